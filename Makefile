@@ -1,0 +1,83 @@
+# Every target is one line that calls Python, Ansible or Fabric; variables such as NODES=2 reach it by the environment.
+# Versions are pinned in pyproject.toml. `make` alone lists the targets.
+
+PYTHON ?= python3
+INVENTORY ?= inventory/hosts.yml
+BIN := .venv/bin
+need = @$(PYTHON) -m launch.bootstrap
+
+export INVENTORY
+.DEFAULT_GOAL := help
+.PHONY: help local demo lab lab-down lab-status trust deploy train status logs stop teardown image \
+	test test-fast lint bench-deploy bench-launch
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+local:  ## train on this machine alone: no root, no inventory, no containers  [NPROC=2 ARGS="--epochs 3"]
+	$(need) train
+	@$(BIN)/python -m launch.local
+
+demo:  ## the main job at once on a bare machine (root): lab of two hosts, trust, deploy, train NODES=2
+	$(need) --root control
+	@$(BIN)/fab demo
+
+lab:  ## containers as hosts on this machine (root)  [HOSTS=3 LAB=lab LINK=1gbit]
+	$(need) --root control
+	@$(BIN)/fab lab
+
+lab-down:  ## remove the lab: hosts, networks, volumes, inventory  [LAB=lab]
+	$(need) control
+	@$(BIN)/fab lab-down
+
+lab-status:  ## show the labs on this machine
+	$(need) control
+	@$(BIN)/fab lab-status
+
+trust:  ## show the hosts' key fingerprints, ask, write known_hosts  [INVENTORY=... YES=1]
+	$(need) control
+	@$(BIN)/fab trust
+
+deploy:  ## provision, detect, choose the network, build and distribute the image; safe to repeat  [INVENTORY=...]
+	$(need) control
+	@$(BIN)/fab deploy
+
+train:  ## run on the first NODES hosts  [NODES=2 ARGS="..." WORKLOAD=dir SCRIPT=main.py DRY_RUN=1]
+	$(need) control
+	@$(BIN)/fab train
+
+status:  ## runs on the hosts now, and the newest results
+	$(need) control
+	@$(BIN)/fab status
+
+logs:  ## output of a run, live while it runs  [RUN=<id>]
+	$(need) control
+	@$(BIN)/fab logs
+
+stop:  ## stop a run on every host  [RUN=<id>]
+	$(need) control
+	@$(BIN)/fab stop
+
+teardown:  ## remove Muster's containers, images and settings from the hosts (packages stay)
+	$(need) control
+	@$(BIN)/fab teardown
+
+test:  ## everything: fast tests, then the lab (real containers, sshd, Ansible, Fabric)
+	$(need) train control test lint
+	@$(BIN)/python -m pytest
+
+test-fast:  ## the tests that need neither root nor containers, under a minute
+	$(need) train control test
+	@$(BIN)/python -m pytest -m "not lab and not slow"
+
+lint:  ## ruff, mypy, ansible-lint
+	$(need) train control test lint
+	@$(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/mypy && PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/ansible-lint --offline -q
+
+bench-deploy:  ## bytes and seconds of a first, a code-only and a no-change deploy on three lab hosts
+	$(need) control
+	@$(BIN)/python -m benchmarks.deploy
+
+bench-launch:  ## from `make train` to the first optimizer step, against ssh and torchrun by hand
+	$(need) control
+	@$(BIN)/python -m benchmarks.launch

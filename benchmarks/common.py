@@ -1,0 +1,50 @@
+"""What the benchmarks share: a lab of their own, commands as a user types them, the closing line of JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+FAB = Path(sys.executable).parent / "fab"
+
+
+def environment(name: str, **variables: object) -> dict[str, str]:
+    """The environment of a command on lab `name`, as make would hand it on."""
+    given = {"INVENTORY": f"inventory/{name}", "LAB": name} | {key: str(value) for key, value in variables.items()}
+    return os.environ | {"PYTHONUNBUFFERED": "1"} | given
+
+
+def fab(name: str, task: str, **variables: object) -> None:
+    """One command on lab `name`, its output shown.
+
+    Raises:
+        SystemExit: when it fails.
+    """
+    done = subprocess.run([FAB, task], env=environment(name, **variables), check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"benchmark: `fab {task}` ended with {done.returncode}")
+
+
+@contextlib.contextmanager
+def lab(name: str, hosts: int) -> Iterator[str]:
+    """A fresh lab with trusted hosts, removed at the end with all that was learned of it."""
+    fab(name, "lab-down")
+    try:
+        fab(name, "lab", HOSTS=hosts)
+        fab(name, "trust", YES=1)
+        yield name
+    finally:
+        fab(name, "lab-down")
+        shutil.rmtree(Path("build") / name, ignore_errors=True)
+
+
+def close(figures: dict[str, Any]) -> None:
+    """Print the figures as the last line, one JSON object."""
+    print(json.dumps(figures), flush=True)

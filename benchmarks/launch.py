@@ -1,0 +1,120 @@
+"""`make bench-launch`: from `make train` to the first optimizer step on two lab hosts, against the same done by hand.
+
+By hand: two `ssh` commands at once, each `podman run` of the same image with `torchrun` and the same trainer, with the
+interface, address and port that Muster had to find typed in. Both in turn, RUNS times after one warm-up; medians.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import statistics
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import close, environment, fab, lab
+
+RUNS = 5
+LIMIT_SECONDS = 120
+MARK = "first optimizer step"
+TRAINER = ["--epochs", "1"]
+
+
+def until_first_step(process: subprocess.Popen[str], begun: float) -> float:
+    """Seconds from `begun` to the line that tells of the first optimizer step.
+
+    Raises:
+        SystemExit: when the process ends without it.
+    """
+    printed = []
+    assert process.stdout is not None
+    for line in process.stdout:
+        printed.append(line)
+        if MARK in line:
+            return time.monotonic() - begun
+        if time.monotonic() - begun > LIMIT_SECONDS:
+            break
+    raise SystemExit(f"benchmark: no `{MARK}` within {LIMIT_SECONDS} s:\n{''.join(printed)}")
+
+
+def start(words: list[str], **more: Any) -> subprocess.Popen[str]:
+    """A command in its own process group, its output to be read."""
+    return subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, **more
+    )
+
+
+def with_muster(name: str) -> float:
+    """`make train NODES=2`, ended after its first step."""
+    begun = time.monotonic()
+    process = start(["make", "-s", "train"], env=environment(name, NODES=2, ARGS=shlex.join(TRAINER)))
+    try:
+        return until_first_step(process, begun)
+    finally:
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate(timeout=60)
+
+
+def by_hand(name: str, port: int) -> float:
+    """Two terminals: ssh, podman run, torchrun; ended after the first step."""
+    cluster = json.loads((Path("build") / name / "cluster.json").read_text())
+    hosts = cluster["hosts"][:2]
+    logins = [
+        [
+            *("ssh", "-i", host["ssh"]["key_file"], "-o", f"UserKnownHostsFile={cluster['known_hosts']}"),
+            f"{host['ssh']['user']}@{host['ssh']['address']}",
+        ]
+        for host in hosts
+    ]
+    commands = []
+    for node_rank, host in enumerate(hosts):
+        commands.append(
+            [
+                *("sudo", "podman", "run", "--rm", "--name", "by-hand", "--network", "host", "--ipc", "host"),
+                *("--env", f"GLOO_SOCKET_IFNAME={host['interface']}", "--env", "OMP_NUM_THREADS=1"),
+                *("--env", "PYTHONUNBUFFERED=1", cluster["image"]["id"]),
+                *("python3", "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(node_rank)),
+                *("--nproc-per-node", "1", "--master-addr", hosts[0]["address"], "--master-port", str(port)),
+                *("-m", "train", "--run-dir", "/tmp/run", *TRAINER),
+            ]
+        )
+    begun = time.monotonic()
+    processes = [start([*login, shlex.join(c)]) for login, c in zip(logins, commands, strict=True)]
+    try:
+        return until_first_step(processes[0], begun)
+    finally:
+        for login in logins:
+            subprocess.run([*login, "sudo podman rm --force --time 2 by-hand"], capture_output=True, check=False)
+        for process in processes:
+            process.communicate(timeout=60)
+
+
+def main() -> None:
+    """Measure both in turn and print the medians."""
+    muster, hand = [], []
+    with lab("bench-launch", 2) as name:
+        fab(name, "deploy")
+        for turn in range(RUNS + 1):
+            ours, theirs = with_muster(name), by_hand(name, 29600 + turn)
+            print(f"turn {turn}{' (warm-up)' if not turn else ''}: make train {ours:.2f} s, by hand {theirs:.2f} s")
+            if turn:
+                muster.append(ours)
+                hand.append(theirs)
+    seconds, by_hand_seconds = statistics.median(muster), statistics.median(hand)
+    close(
+        {
+            "seconds": round(seconds, 2),
+            "by_hand_seconds": round(by_hand_seconds, 2),
+            "ratio": round(seconds / by_hand_seconds, 3),
+            "pairwise_ratios": [round(a / b, 3) for a, b in zip(muster, hand, strict=True)],
+            "reference": "ssh + podman run + torchrun by hand on the same two hosts, same image and trainer",
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Decisions about a lab's networks: subnets, NIC names, cores, link rates, and the `ip` and `tc` lines that make them.
+
+Pure functions; containers/lab.py carries them out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network
+from itertools import pairwise
+
+# Two NICs as different makers of hardware, firmware and bonds name them. {n} differs from host to host.
+NIC_NAMES = (("enp{n}s0", "eno{m}"), ("ens{k}", "bond{z}"), ("eth{z}", "enp65s0f{z}"))
+FIRST_HOST = 11  # last number of the first host's addresses
+MAX_HOSTS = 200
+DOCKER_BRIDGE = "172.17.0.1/16"  # what Docker gives every host
+VETH_ADDRESS = "10.200.0.1/24"  # what a container network gives every host
+DOWN_NETWORK = "10.201.0"
+RESERVED = tuple(map(IPv4Network, ("172.17.0.0/16", "10.200.0.0/24", "10.201.0.0/24")))
+BITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+
+
+@dataclass(frozen=True)
+class Nics:
+    management: str
+    data: str
+    down: str
+
+
+def nics(index: int) -> Nics:
+    """Names of the NICs of the host `index` (from 0): no two neighbours agree."""
+    cycle = index // len(NIC_NAMES)
+    numbers = {"n": 1 + cycle, "m": 2 + cycle, "k": 3 + cycle, "z": cycle}
+    management, data = (name.format(**numbers) for name in NIC_NAMES[index % len(NIC_NAMES)])
+    return Nics(management, data, f"enp{9 + cycle}s0")
+
+
+def free_subnets(taken: Iterable[IPv4Network]) -> Iterable[tuple[IPv4Network, IPv4Network]]:
+    """Pairs (management, data) of /24 that overlap nothing taken and none of the decoys."""
+    busy = [*taken, *RESERVED]
+    for number in range(256):
+        pair = (IPv4Network(f"10.77.{number}.0/24"), IPv4Network(f"10.78.{number}.0/24"))
+        if not any(subnet.overlaps(other) for subnet in pair for other in busy):
+            yield pair
+
+
+def address(subnet: IPv4Network, index: int) -> IPv4Address:
+    """Address of the host `index` (from 0) on a lab network."""
+    return subnet.network_address + FIRST_HOST + index
+
+
+def mac(seed: str) -> str:
+    """A locally administered unicast hardware address, the same for the same seed."""
+    return ":".join(["02", *(f"{byte:02x}" for byte in hashlib.sha256(seed.encode()).digest()[:5])])
+
+
+def cpusets(cores: Sequence[int], hosts: int) -> list[str]:
+    """Cores of each host as Podman writes them: disjoint shares if there are enough, as real hosts share none;
+    else one core each, in turn."""
+    if hosts > len(cores):
+        return [str(cores[index % len(cores)]) for index in range(hosts)]
+    bounds = [len(cores) * index // hosts for index in range(hosts + 1)]
+    return [",".join(map(str, cores[low:high])) for low, high in pairwise(bounds)]
+
+
+def link_rate(text: str) -> int:
+    """Bits per second of a rate as tc writes it, such as 1gbit or 100mbit.
+
+    Raises:
+        ValueError: it is not a rate.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]bit)", text.strip().lower())
+    if match is None or float(match.group(1)) <= 0:
+        raise ValueError(f"{text!r} is not a rate such as 1gbit or 100mbit")
+    return round(float(match.group(1)) * BITS[match.group(2)])
+
+
+def shape_lines(device: str, rate: int | None) -> list[str]:
+    """`tc -batch` lines for one end of a link; run with -force, as there may be nothing to delete."""
+    if rate is None:
+        return [f"qdisc del dev {device} root"]
+    burst = max(256 * 1024, rate // 8 // 1000)  # bytes; a millisecond's worth for fast links
+    return [f"qdisc replace dev {device} root tbf rate {rate}bit burst {burst} latency 50ms"]
+
+
+def decoy_lines(names: Nics, index: int) -> list[str]:
+    """`ip -batch` lines for what a launcher must not choose: Docker's bridge, a container's veth, a NIC that is down.
+
+    All but the down NIC have the same address on every host; the down NIC's would do if it were up.
+    """
+    return [
+        "link add docker0 type bridge",
+        f"addr add {DOCKER_BRIDGE} brd 172.17.255.255 dev docker0",
+        "link set docker0 up",
+        "link add veth7f3a1c0 type veth peer name vethd41e5b2",
+        "link set veth7f3a1c0 master docker0 up",
+        "link set vethd41e5b2 up",
+        "link add veth0a9c2e4 type veth peer name veth5b8d6f1",
+        f"addr add {VETH_ADDRESS} brd 10.200.0.255 dev veth0a9c2e4",
+        "link set veth0a9c2e4 up",
+        "link set veth5b8d6f1 up",
+        f"link add {names.down} type veth peer name vethe2c7a90",
+        f"addr add {DOWN_NETWORK}.{FIRST_HOST + index}/24 brd {DOWN_NETWORK}.255 dev {names.down}",
+    ]

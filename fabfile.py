@@ -1,0 +1,171 @@
+"""The commands of Muster: `fab --list`. Each is one function; `make` targets call them with the same names.
+
+An option that is not given is taken from the environment variable of its name in capitals, which is how make hands on
+`make train NODES=2`. Exit statuses: launch/exits.py.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from invoke.context import Context
+from invoke.tasks import task
+from rich.console import Console
+
+from launch import exits
+from launch.makevars import name_inventory, refuse_unknown_variables
+from launch.refusal import Refusal
+from launch.signals import interrupts_as_exceptions
+
+# Where the output is no terminal (a file, CI), tables get room instead of rich's 80 columns.
+CONSOLE = Console(soft_wrap=True) if sys.stdout.isatty() else Console(soft_wrap=True, width=160)
+
+
+def _given(value: str, name: str, default: str = "") -> str:
+    return value or os.environ.get(name, "") or default
+
+
+def _inventory(value: str) -> Path:
+    return Path(_given(value, "INVENTORY", "inventory/hosts.yml"))
+
+
+def _truth(value: object, name: str) -> bool:
+    return bool(value) or os.environ.get(name, "") not in ("", "0", "no", "false")
+
+
+def _end(command: Callable[[], int], inventory: Path | None = None) -> None:
+    """Run a command; turn its refusal into one message and its exit status."""
+    try:
+        refuse_unknown_variables(os.environ.get("MAKEFLAGS", ""))
+        with interrupts_as_exceptions():
+            status = command()
+    except Refusal as refusal:
+        print(f"muster: refused:\n{name_inventory(str(refusal), inventory)}", file=sys.stderr, flush=True)
+        status = refusal.status
+    except KeyboardInterrupt:
+        print("muster: interrupted; nothing of this command is left running", file=sys.stderr, flush=True)
+        status = exits.INTERRUPTED
+    sys.stdout.flush()
+    raise SystemExit(status)
+
+
+@task
+def trust(context: Context, inventory: str = "", yes: bool = False) -> None:
+    """Collect the hosts' keys, show fingerprints, ask (YES=1: do not), write the inventory's known_hosts."""
+    from launch import trust as trusting
+
+    _end(lambda: trusting.trust(_inventory(inventory), _truth(yes, "YES"), CONSOLE), _inventory(inventory))
+
+
+@task
+def deploy(context: Context, inventory: str = "") -> None:
+    """Provision the hosts, detect, choose the network, build and distribute the image, write the cluster map."""
+    from launch import deploy as deploying
+
+    _end(lambda: deploying.deploy(_inventory(inventory), CONSOLE), _inventory(inventory))
+
+
+@task(
+    help={
+        "nodes": "run on the first N hosts of the inventory; all when not given",
+        "args": "arguments of the trainer (python -m train --help) or of your own script",
+        "workload": "folder of your own script; with its requirements.txt, if it has one",
+        "script": "your script, relative to the workload",
+        "dry-run": "print every host's command and environment, start nothing",
+    }
+)
+def train(
+    context: Context,
+    inventory: str = "",
+    nodes: str = "",
+    args: str = "",
+    workload: str = "",
+    script: str = "",
+    dry_run: bool = False,
+) -> None:
+    """Train on the hosts of a deployed inventory; live output of every rank; results in runs/<id>/."""
+    from launch import run
+
+    request = run.Request(
+        inventory=_inventory(inventory),
+        nodes=_given(nodes, "NODES"),
+        args=_given(args, "ARGS"),
+        workload=_given(workload, "WORKLOAD"),
+        script=_given(script, "SCRIPT"),
+        dry_run=_truth(dry_run, "DRY_RUN"),
+    )
+    _end(lambda: run.train(request, CONSOLE), request.inventory)
+
+
+@task
+def status(context: Context, inventory: str = "") -> None:
+    """Show every run on every host, and the newest runs gathered here."""
+    from launch import manage
+
+    _end(lambda: manage.status(_inventory(inventory), CONSOLE), _inventory(inventory))
+
+
+@task
+def logs(context: Context, inventory: str = "", run: str = "") -> None:
+    """Print the output of RUN=<id>, labelled by host and rank; live while it runs."""
+    from launch import manage
+
+    _end(lambda: manage.logs(_inventory(inventory), _given(run, "RUN"), CONSOLE), _inventory(inventory))
+
+
+@task
+def stop(context: Context, inventory: str = "", run: str = "") -> None:
+    """Stop RUN=<id> on every host, by its label."""
+    from launch import manage
+
+    _end(lambda: manage.stop(_inventory(inventory), _given(run, "RUN"), CONSOLE), _inventory(inventory))
+
+
+@task
+def teardown(context: Context, inventory: str = "") -> None:
+    """Remove Muster's containers, images and settings from every host; packages stay."""
+    from launch import deploy as deploying
+
+    _end(lambda: deploying.teardown(_inventory(inventory), CONSOLE), _inventory(inventory))
+
+
+def _lab(*arguments: str) -> None:
+    from containers import lab as labs
+    from launch import control
+
+    def command() -> int:
+        control.ensure_ready(CONSOLE)
+        return labs.main(list(arguments))
+
+    _end(command)
+
+
+@task(help={"hosts": "how many (2)", "name": "name of the lab (lab)", "link": "rate of the data NICs, such as 1gbit"})
+def lab(context: Context, hosts: str = "", name: str = "", link: str = "") -> None:
+    """Containers as hosts on this machine, bare, as a cluster to play with; writes inventory/<name>."""
+    rate = _given(link, "LINK")
+    size = _given(hosts, "HOSTS", "2")
+    _lab("up", "--name", _given(name, "LAB", "lab"), "--hosts", size, *(("--link", rate) if rate else ()))
+
+
+@task
+def lab_down(context: Context, name: str = "") -> None:
+    """Remove a lab: its hosts, networks, volumes and inventory."""
+    _lab("down", "--name", _given(name, "LAB", "lab"))
+
+
+@task
+def lab_status(context: Context) -> None:
+    """Show the labs on this machine."""
+    _lab("status")
+
+
+@task
+def demo(context: Context) -> None:
+    """The main job at once: a lab of two hosts, trust, deploy, a two-host run. The lab stays up."""
+    from launch import demo as demonstration
+
+    _end(lambda: demonstration.demo(CONSOLE))

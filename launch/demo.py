@@ -1,0 +1,77 @@
+"""`make demo`: a lab of two hosts on this machine, trust, deploy, a two-host run, and where to look. The lab stays up.
+
+Calls the same functions as the make targets; nothing here is special to the demo but the closing table.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from containers import lab as labs
+from launch import clustermap, control, deploy, exits, run, trust
+from launch.outcome import read_json
+from launch.refusal import refuse
+
+LAB = "lab"
+HOSTS = 2
+
+
+def demo(console: Console) -> int:
+    """The main job from nothing; returns the run's exit status.
+
+    Raises:
+        Refusal: without root, or when a step fails.
+    """
+    if not control.has_root():
+        mend = "run it as root (or with passwordless sudo); `make local` trains on this machine without root"
+        raise refuse("make demo", "it makes container hosts on this machine, which needs root", mend)
+    path, began, steps = Path("inventory") / LAB, time.monotonic(), Table(title="What the demo did", show_lines=False)
+    for column in ("step", "command", "seconds"):
+        steps.add_column(column, justify="right" if column == "seconds" else "left")
+
+    def step(title: str, command: str, work: Callable[[], int]) -> None:
+        console.rule(f"{title}: {command}")
+        begun = time.monotonic()
+        status = work()
+        steps.add_row(title, command, f"{time.monotonic() - begun:.1f}")
+        if status != exits.SUCCEEDED:
+            raise refuse(command, f"ended with exit status {status}", "see its own words above", status)
+
+    control.ensure_ready(console)
+    hosts = max(HOSTS, len(labs.labs().get(LAB, [])))
+    step("two hosts", f"make lab HOSTS={hosts}", lambda: labs.main(["up", "--name", LAB, "--hosts", str(hosts)]))
+    step("trust their keys", f"make trust INVENTORY={path} YES=1", lambda: trust.trust(path, True, console))
+    step("deploy", f"make deploy INVENTORY={path}", lambda: deploy.deploy(path, console))
+    request = run.Request(inventory=path, nodes=str(HOSTS))
+    before = set(Path("runs").glob("*/plan.json"))
+    step("train", f"make train NODES={HOSTS} INVENTORY={path}", lambda: run.train(request, console))
+    console.rule()
+    console.print(steps)
+    console.print(_closing(path, max(set(Path("runs").glob("*/plan.json")) - before)))
+    console.print(f"Done in {time.monotonic() - began:.0f} s. The lab stays up; `make lab-down` removes it.")
+    return exits.SUCCEEDED
+
+
+def _closing(path: Path, plan: Path) -> Table:
+    """The result, and where to look."""
+    folder = plan.parent
+    known = read_json(folder / "summary.json")
+    network = clustermap.read(path).network
+    table = Table(title="The run", show_header=False)
+    table.add_row("test accuracy", f"{known['test_accuracy']:.2%}")
+    table.add_row("speed", f"{known['images_per_second']:.0f} images/s on {known['world_size']} ranks")
+    table.add_row("network", f"{network.name}: {network.reason}")
+    table.add_row("curves", str(folder / "curves.png"))
+    table.add_row("checkpoint", str(folder / "checkpoints"))
+    table.add_row("every rank's output", str(folder / "logs"))
+    table.add_row("the plan: what ran where", str(plan))
+    table.add_row("again", f"make train NODES=2 INVENTORY={path} ARGS='--epochs 3'")
+    table.add_row(
+        "log in to a host", f"ssh -i {path}/id_ed25519 -o UserKnownHostsFile={path}/known_hosts muster@<address>"
+    )
+    return table

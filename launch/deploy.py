@@ -1,0 +1,339 @@
+"""`make deploy`: validate, look, provision and detect (Ansible), choose the network, build, distribute, write the map.
+
+The order is: nothing is touched before the inventory is valid and every host lets us in; the image is built while
+the hosts are provisioned; the cluster map is written last, so an interrupted deploy leaves the old one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from containers import image as images
+from containers.engine import ContainersError
+from launch import clustermap, control, exits, inventory, network, preflight, ssh
+from launch.inventory import Host, Inventory
+from launch.refusal import Problem, Refusal, refuse
+
+PLAYBOOK_SECONDS = 3600
+
+
+class Phases:
+    """Names, times and announces the phases of a deploy."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def phase(self, name: str, what: str) -> Iterator[None]:
+        self.console.print(f"[bold]==> {what}[/bold]", highlight=False)
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = round(time.monotonic() - begun, 2)
+
+
+class ImageBuild:
+    """The training image, built in a thread while Ansible works on the hosts."""
+
+    def __init__(self, progress: Callable[[str], None]) -> None:
+        self._progress = progress
+        self._result: tuple[images.Image, images.OciExport] | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        try:
+            image = images.build_training_image(self._progress)
+            self._result = image, images.export_oci(image, self._progress)
+        except BaseException as error:  # handed to the main thread by wait()
+            self._error = error
+
+    def wait(self) -> tuple[images.Image, images.OciExport]:
+        """The image and its export.
+
+        Raises:
+            Refusal: when the build failed.
+        """
+        self._thread.join()
+        if isinstance(self._error, ContainersError):
+            raise image_refusal(self._error)
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+
+def image_refusal(error: ContainersError) -> Refusal:
+    """An image that could not be built, as a refusal."""
+    return refuse(error.where, error.what, error.mend, exits.DEPLOY_FAILED)
+
+
+def deploy(path: Path, console: Console) -> int:
+    """Bring every host of an inventory to the state that `make train` needs; safe to repeat.
+
+    Raises:
+        Refusal: when something stands in the way; the cluster map is then left as it was.
+    """
+    begun = time.monotonic()
+    phases = Phases(console)
+    with phases.phase("inventory", f"Reading {path}"):
+        inv = inventory.read(path)
+        console.print(f"    {len(inv.hosts)} hosts: {', '.join(host.name for host in inv.hosts)}")
+    with phases.phase("control", "This machine"):
+        control.ensure_ready(console)
+    known_hosts = inventory.known_hosts_path(path)
+    with phases.phase("look", "Logging in to every host"):
+        preflight.check([host.target for host in inv.hosts], known_hosts)
+    build = ImageBuild(lambda line: console.print(f"    image: {line}", style="dim", highlight=False))
+    with phases.phase("prepare", "Provisioning and detecting (Ansible)"):
+        found = run_playbook("prepare", inv, {})
+    facts: dict[str, Any] = {host.name: found["hosts"][host.name] for host in inv.hosts}
+    check_facts(inv.hosts, facts)
+    choice = network.choose(
+        facts,
+        {host.name: host.settings for host in inv.hosts},
+        {host.name: host.target.address for host in inv.hosts},
+        found["reach"],
+    )
+    with phases.phase("image", "Waiting for the training image"):
+        image, export = build.wait()
+    with phases.phase("distribute", "Distributing the image (Ansible and rsync)"):
+        placed = distribute(inv, image, export)
+    cluster = _cluster_map(inv, known_hosts, facts, choice, image, export, found["reach"])
+    clustermap.write(clustermap.path_of(path), cluster)
+    phases.seconds["total"] = round(time.monotonic() - begun, 2)
+    _write_record(path, phases.seconds, placed)
+    console.print(_table(cluster, placed))
+    console.print(f"Network [bold]{cluster.network.name}[/bold]: {cluster.network.reason}", highlight=False)
+    for entry in cluster.network.refused:
+        console.print(f"    not {entry['network']}: {entry['reason']}", style="dim", highlight=False)
+    console.print(
+        f"Deployed in {phases.seconds['total']:.1f} s. Next: `make train NODES={len(inv.hosts)} INVENTORY={path}`.",
+        highlight=False,
+    )
+    return exits.SUCCEEDED
+
+
+def teardown(path: Path, console: Console) -> int:
+    """Remove what Muster left on the hosts, runs in progress included; packages stay.
+
+    Raises:
+        Refusal: when a host cannot be reached or the playbook fails.
+    """
+    inv = inventory.read(path)
+    preflight.check([host.target for host in inv.hosts], inventory.known_hosts_path(path))
+    words = ["ansible-playbook", "playbooks/teardown.yml", "-i", str(path)]
+    if _run_bounded(words, playbook_environment(inv)) != 0:
+        mend = "mend what it names and run `make teardown` again"
+        raise refuse("playbooks/teardown.yml", "failed; the task and the host stand above", mend, exits.DEPLOY_FAILED)
+    clustermap.path_of(path).unlink(missing_ok=True)
+    console.print(f"Removed Muster from {len(inv.hosts)} hosts; `make deploy INVENTORY={path}` brings it back.")
+    return exits.SUCCEEDED
+
+
+def distribute(
+    inv: Inventory, image: images.Image, export: images.OciExport, hosts: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Bring an image to the hosts (all, or those named); only missing layers travel. Returns host -> record.
+
+    Raises:
+        Refusal: when a host does not end up with this very image.
+    """
+    described = {
+        "ref": image.ref,
+        "id": image.id,
+        "oci_dir": str(export.path.resolve()),
+        "index": export.index,
+        "bytes": export.bytes,
+    }
+    placed: dict[str, Any] = run_playbook("distribute", inv, {"muster_image": described}, hosts)["hosts"]
+    wanted = hosts or [host.name for host in inv.hosts]
+    wrong = [name for name in wanted if placed.get(name, {}).get("id") != image.id]
+    if wrong:
+        raise Refusal(
+            (
+                Problem(
+                    f"host {name}",
+                    f"holds image {placed.get(name, {}).get('id', 'none')}, not {image.id}",
+                    "run `make deploy` again",
+                )
+                for name in wrong
+            ),
+            exits.DEPLOY_FAILED,
+        )
+    return placed
+
+
+def run_playbook(name: str, inv: Inventory, variables: Mapping[str, Any], hosts: Sequence[str] = ()) -> Any:
+    """Run playbooks/<name>.yml on the inventory and return the JSON document that it writes.
+
+    Raises:
+        Refusal: when it fails; Ansible's own output, shown above, says on which host and why.
+    """
+    folder = clustermap.path_of(inv.path).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    output = (folder / f"{name}.json").resolve()
+    output.unlink(missing_ok=True)
+    words = ["ansible-playbook", f"playbooks/{name}.yml", "-i", str(inv.path)]
+    words += ["--extra-vars", json.dumps({"muster_output": str(output), **variables})]
+    words += ["--limit", ",".join([*hosts, "localhost"])] if hosts else []
+    status = _run_bounded(words, playbook_environment(inv))
+    if status != 0:
+        unreachable = status == 4
+        raise refuse(
+            f"playbooks/{name}.yml",
+            "a host became unreachable" if unreachable else "failed; the task and the host stand above",
+            "mend what it names and run the same command again: it goes on where it stopped",
+            exits.UNREACHABLE if unreachable else exits.DEPLOY_FAILED,
+        )
+    return json.loads(output.read_text())
+
+
+def playbook_environment(inv: Inventory) -> dict[str, str]:
+    """Ansible's environment: host keys checked against the inventory's known_hosts, all hosts at once."""
+    options = " ".join(ssh.openssh_options(inventory.known_hosts_path(inv.path)))
+    return inventory.ansible_environment() | {
+        "ANSIBLE_SSH_ARGS": f"-o ControlMaster=auto -o ControlPersist=60s {options}",
+        "ANSIBLE_FORKS": str(max(5, len(inv.hosts))),
+    }
+
+
+def _run_bounded(words: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a command in its own process group; on Ctrl-C or past the limit, that group is ended and awaited."""
+    process = subprocess.Popen(words, env=dict(environment), start_new_session=True)
+    try:
+        return process.wait(PLAYBOOK_SECONDS)
+    except BaseException:
+        for number, patience in ((signal.SIGINT, 5), (signal.SIGTERM, 3), (signal.SIGKILL, 5)):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(patience)
+                break
+        raise
+
+
+def check_facts(hosts: Sequence[Host], facts: Mapping[str, Mapping[str, Any]]) -> None:
+    """What the facts forbid: one machine under two names, GPUs that are not there, a broken driver. Pure.
+
+    Raises:
+        Refusal: naming every such host.
+    """
+    problems: list[Problem] = []
+    owners: dict[str, str] = {}
+    for host in hosts:
+        where, known = f"host {host.name}", facts[host.name]
+        for mac in _own_macs(known):
+            if owners.setdefault(mac, host.name) != host.name:
+                what = f"is the same machine as {owners[mac]} (both have the NIC with MAC address {mac})"
+                problems.append(Problem(where, what, "list each machine once"))
+                break
+        wanted = host.settings.get("gpus")
+        have = {gpu["index"] for gpu in known["gpus"]}
+        absent = sorted(set(wanted or []) - have)
+        if absent:
+            mend = "correct `gpus` in the inventory"
+            problems.append(Problem(where, f"has no GPU {absent}; it has {sorted(have) or 'none'}", mend))
+        if known["gpu_problem"] and wanted != []:
+            mend = "mend that, or set `gpus: []` to train on its CPU"
+            problems.append(Problem(where, known["gpu_problem"], mend))
+    if problems:
+        raise Refusal(problems)
+
+
+def _own_macs(facts: Mapping[str, Any]) -> list[str]:
+    return [nic["mac"] for nic in facts["nics"] if not nic["refused"] and nic["mac"]]
+
+
+def ranks_and_gpus(host: Host, facts: Mapping[str, Any]) -> tuple[int, list[int]]:
+    """Ranks on a host, and the GPUs they use: one rank per GPU, or nproc_per_node on the CPU. Pure."""
+    gpus = [gpu["index"] for gpu in facts["gpus"]]
+    gpus = [index for index in gpus if index in host.settings.get("gpus", gpus)]
+    return host.settings.get("nproc_per_node", len(gpus) or 1), gpus
+
+
+def _cluster_map(
+    inv: Inventory,
+    known_hosts: Path,
+    facts: Mapping[str, Any],
+    choice: network.Choice,
+    image: images.Image,
+    export: images.OciExport,
+    reach: dict[str, Any],
+) -> clustermap.ClusterMap:
+    hosts = []
+    for host in inv.hosts:
+        nproc, gpus = ranks_and_gpus(host, facts[host.name])
+        end = choice.endpoints[host.name]
+        hosts.append(
+            clustermap.MapHost(
+                name=host.name,
+                ssh=clustermap.ssh_fields(host.target),
+                address=end.address,
+                interface=end.interface,
+                nproc_per_node=nproc,
+                gpus=gpus,
+                cpus=facts[host.name]["cpus"],
+                data_dir=host.settings.get("data_dir"),
+                facts=facts[host.name],
+            )
+        )
+    return clustermap.ClusterMap(
+        schema=clustermap.SCHEMA,
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        inventory=str(inv.path),
+        inventory_sha256=inv.sha256,
+        known_hosts=str(known_hosts),
+        hosts=hosts,
+        network=choice.network,
+        image=clustermap.MapImage(image.ref, image.id, export.bytes, images.code_hash(Path("train"))),
+        reach=reach,
+    )
+
+
+def _write_record(path: Path, seconds: Mapping[str, float], placed: Mapping[str, Any]) -> None:
+    """Where the time and the bytes of this deploy went; benchmarks/deploy.py reads it."""
+    record = {"seconds": seconds, "hosts": placed}
+    (clustermap.path_of(path).parent / "deploy.json").write_text(json.dumps(record, indent=2) + "\n")
+
+
+def _table(cluster: clustermap.ClusterMap, placed: Mapping[str, Any]) -> Table:
+    table = Table(title=f"{len(cluster.hosts)} hosts, image {cluster.image.id[:12]} on all of them")
+    columns = ("host", "training address", "ranks", "GPUs", "cores", "memory", "free disk", "system", "sent")
+    for column in columns:
+        table.add_column(column, justify="right" if column in ("ranks", "cores", "memory", "sent") else "left")
+    for host in cluster.hosts:
+        facts = host.facts
+        names = [gpu["name"] for gpu in facts["gpus"] if gpu["index"] in host.gpus]
+        table.add_row(
+            host.name,
+            f"{host.address} ({host.interface})",
+            str(host.nproc_per_node),
+            ", ".join(f"{names.count(n)} x {n}" for n in dict.fromkeys(names)) or "none",
+            str(host.cpus),
+            _gib(facts["memory_bytes"]),
+            _gib(facts["disk_free_bytes"]),
+            f"{facts['os']['id']} {facts['os']['version']}, {facts['engine']['name']} {facts['engine']['version']}",
+            f"{placed[host.name]['bytes_sent'] / 1e6:.1f} MB",
+        )
+    return table
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.0f} GiB"

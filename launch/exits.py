@@ -1,0 +1,8 @@
+"""Exit statuses of every Muster command; the README lists the same table."""
+
+SUCCEEDED = 0
+FAILED = 1  # the run started and a rank failed
+REFUSED = 2  # bad input or a failed check: nothing was started
+UNREACHABLE = 3  # a host did not answer, or would not let us in
+DEPLOY_FAILED = 4  # provisioning, building or distributing failed
+INTERRUPTED = 130  # Ctrl-C, SIGTERM or `make stop`

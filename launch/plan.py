@@ -1,0 +1,210 @@
+"""The plan of a run, runs/<id>/plan.json: a pure function of the cluster map and the options. No I/O here.
+
+Rank order is inventory order, host by host, GPU by GPU. The same plan reaches every host; only a host's own
+interface, node rank and GPUs differ in its command.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from launch.clustermap import ClusterMap, MapHost
+from launch.refusal import refuse
+
+SCHEMA = "muster.plan/1"
+CONTAINER_RUN_DIR = "/muster/run"
+HOST_RUNS_DIR = "/var/lib/muster/runs"
+CONTAINER_DATA_DIR = "/data"
+
+#: Hosts start within seconds of each other; torchrun's own patience is a quarter of an hour.
+RENDEZVOUS_SECONDS = 120
+
+#: torchrun puts this before each line of a rank; launch.follow cuts it off again and writes host and rank.
+LINE_PREFIX = "[rank${rank}]:"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked for with `make train`."""
+
+    nodes: int | None = None  # None: all hosts
+    args: tuple[str, ...] = ()  # for the trainer, or for the user's script
+    script: str | None = None  # a file of the workload; None: our trainer
+    image: str | None = None  # image id of a workload; None: the cluster map's training image
+
+
+@dataclass(frozen=True)
+class Part:
+    """One host's share of a run."""
+
+    host: str
+    node_rank: int
+    nproc_per_node: int
+    ranks: list[int]
+    address: str
+    interface: str
+    run_dir: str  # on the host
+    container: str
+    environment: dict[str, str]
+    command: list[str]  # run on the host as root
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything about a run that is known before it starts; parts in rank order."""
+
+    schema: str
+    run: str
+    owner: str
+    created: str
+    world_size: int
+    master_host: str
+    master_addr: str
+    master_port: int
+    image: str
+    script: str | None
+    args: list[str]
+    parts: list[Part]
+
+
+def chosen_hosts(cluster: ClusterMap, nodes: int | None) -> list[MapHost]:
+    """The first `nodes` hosts of the inventory.
+
+    Raises:
+        Refusal: when that is not 1 to the number of hosts.
+    """
+    have = len(cluster.hosts)
+    wanted = have if nodes is None else nodes
+    if wanted < 1:
+        raise refuse("NODES", f"NODES={nodes} leaves no host to run on", f"give a number from 1 to {have}")
+    if wanted > have:
+        names = ", ".join(host.name for host in cluster.hosts)
+        what = f"NODES={nodes}, but {cluster.inventory} has {have} host{'s' if have > 1 else ''}: {names}"
+        raise refuse("NODES", what, f"give a number from 1 to {have}, or add hosts and run `make deploy`")
+    return cluster.hosts[:wanted]
+
+
+def parse_nodes(text: str) -> int | None:
+    """NODES as the user typed it; empty means all hosts.
+
+    Raises:
+        Refusal: when it is no whole number.
+    """
+    if not text.strip():
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise refuse("NODES", f"NODES={text} is not a whole number", "give one, such as NODES=2") from None
+
+
+def make_plan(cluster: ClusterMap, options: Options, run: str, master_port: int, owner: str, created: str) -> Plan:
+    """The plan of run `run`, rendezvous at `master_port` of the first host."""
+    hosts = chosen_hosts(cluster, options.nodes)
+    world_size = sum(host.nproc_per_node for host in hosts)
+    image = options.image or cluster.image.id
+    parts, first_rank = [], 0
+    for node_rank, host in enumerate(hosts):
+        ranks = list(range(first_rank, first_rank + host.nproc_per_node))
+        first_rank += host.nproc_per_node
+        environment = _environment(host, run)
+        container = f"muster-{run}-{node_rank}"
+        run_dir = str(PurePosixPath(HOST_RUNS_DIR) / run)
+        engine = _engine_arguments(host, run, node_rank, owner, container, run_dir, environment)
+        torchrun = _torchrun_arguments(len(hosts), node_rank, host, hosts[0].address, master_port)
+        program = [options.script] if options.script else ["-m", "train"]
+        command = [*engine, image, "python3", "-P", "-m", "train.agent", *torchrun, *program, *options.args]
+        parts.append(
+            Part(
+                host=host.name,
+                node_rank=node_rank,
+                nproc_per_node=host.nproc_per_node,
+                ranks=ranks,
+                address=host.address,
+                interface=host.interface,
+                run_dir=run_dir,
+                container=container,
+                environment=environment,
+                command=command,
+            )
+        )
+    return Plan(
+        schema=SCHEMA,
+        run=run,
+        owner=owner,
+        created=created,
+        world_size=world_size,
+        master_host=hosts[0].name,
+        master_addr=hosts[0].address,
+        master_port=master_port,
+        image=image,
+        script=options.script,
+        args=list(options.args),
+        parts=parts,
+    )
+
+
+def _environment(host: MapHost, run: str) -> dict[str, str]:
+    """What every rank of a host finds in its environment, beside what torchrun sets."""
+    family = "AF_INET6" if ":" in host.address else "AF_INET"
+    return {
+        "MUSTER_RUN_ID": run,
+        "MUSTER_HOST": host.name,
+        "MUSTER_RUN_DIR": CONTAINER_RUN_DIR,
+        "GLOO_SOCKET_IFNAME": host.interface,
+        "NCCL_SOCKET_IFNAME": f"={host.interface}",
+        "NCCL_SOCKET_FAMILY": family,
+        "OMP_NUM_THREADS": str(max(1, host.cpus // host.nproc_per_node)),
+        "PYTHONUNBUFFERED": "1",
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": LINE_PREFIX,
+    }
+
+
+def _engine_arguments(
+    host: MapHost,
+    run: str,
+    node_rank: int,
+    owner: str,
+    container: str,
+    run_dir: str,
+    environment: dict[str, str],
+) -> list[str]:
+    labels = {"muster.run": run, "muster.node_rank": str(node_rank), "muster.owner": owner}
+    mounts = [f"{run_dir}:{CONTAINER_RUN_DIR}"]
+    if host.data_dir:
+        mounts.append(f"{host.data_dir}:{CONTAINER_DATA_DIR}:ro")
+    return [
+        *("podman", "run", "--detach", "--name", container),
+        *(word for key, value in labels.items() for word in ("--label", f"{key}={value}")),
+        # The host's network: ranks bind to the NIC itself. The host's /dev/shm: data workers and NCCL need room.
+        *("--network", "host", "--ipc", "host", "--log-driver", "k8s-file", "--stop-timeout", "5"),
+        *(word for gpu in host.gpus for word in ("--device", f"nvidia.com/gpu={gpu}")),
+        *(word for mount in mounts for word in ("--volume", mount)),
+        *(word for key, value in environment.items() for word in ("--env", f"{key}={value}")),
+    ]
+
+
+def _torchrun_arguments(nnodes: int, node_rank: int, host: MapHost, master_addr: str, master_port: int) -> list[str]:
+    return [
+        *("--nnodes", str(nnodes), "--node-rank", str(node_rank)),
+        *("--nproc-per-node", str(host.nproc_per_node)),
+        *("--master-addr", master_addr, "--master-port", str(master_port)),
+        *("--max-restarts", "0", "--rdzv-conf", f"timeout={RENDEZVOUS_SECONDS}"),
+        *("--log-dir", f"{CONTAINER_RUN_DIR}/logs", "--tee", "3"),
+    ]
+
+
+def describe(plan: Plan) -> str:
+    """The plan for a person: each host's exact command, ready to paste into a shell on that host."""
+    lines = [
+        f"run {plan.run}: {plan.world_size} ranks on {len(plan.parts)} hosts, "
+        f"master {plan.master_host} at {plan.master_addr}:{plan.master_port}, image {plan.image[:12]}"
+    ]
+    for part in plan.parts:
+        ranks = ", ".join(map(str, part.ranks))
+        lines.append(f"\n{part.host} (node rank {part.node_rank}, ranks {ranks}, {part.interface} {part.address})")
+        lines += [f"  {key}={value}" for key, value in part.environment.items()]
+        lines.append(f"  $ sudo mkdir -p {part.run_dir} && sudo {shlex.join(part.command)}")
+    return "\n".join(lines)

@@ -1,0 +1,334 @@
+#!/usr/bin/python3
+"""Makes Podman run on this machine: which packages are missing, which settings it needs here; writes only those.
+
+The answer comes from really running a container (`podman run --rootfs` on a tree of empty folders with the
+machine's own /usr mounted read-only: no image is needed). A machine whose Podman works as it is gets no setting.
+Not for installing packages (the role `engine` does, with apt) and not for images (muster_image).
+
+The part for NVIDIA GPUs (CDI through nvidia-ctk) follows the tool's documentation and was not tried on a real GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import resource
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.muster_gpus import nvidia_pci_devices
+from ansible.module_utils.muster_host import (
+    Result,
+    find_command,
+    parse_os_release,
+    read,
+    run,
+    write_atomically,
+)
+
+DOCUMENTATION = r"""
+module: muster_engine
+short_description: Make Podman work on this machine, or remove what Muster left on it
+options:
+  state:
+    description:
+      - V(present) probes the engine and writes what it needs. If packages are missing it only returns their names.
+      - V(absent) removes Muster's containers, images, folders and settings. Packages stay.
+    type: str
+    choices: [present, absent]
+    default: present
+  packages:
+    description: What must be there, as Debian package and the command that proves it, whatever installed it.
+    type: dict
+    default: {}
+  strict:
+    description: Fail when a package is missing instead of returning its name.
+    type: bool
+    default: false
+  root:
+    description: Muster's folder on this machine.
+    type: path
+    default: /var/lib/muster
+  owner:
+    description: User who gets the folders, so that rsync needs no sudo. The user who called sudo, if not given.
+    type: str
+author: [Muster]
+"""
+
+RETURN = r"""
+missing:
+  description: Debian packages to be installed first. Nothing was probed if there are any.
+  returned: always
+  type: list
+config:
+  description: Text of the drop-in that Podman needs here; null if it works as installed.
+  returned: when state is present and nothing is missing
+  type: str
+removed:
+  description: What was removed.
+  returned: when state is absent
+  type: list
+"""
+
+DROP_IN = Path("/etc/containers/containers.conf.d/50-muster.conf")
+CDI = Path("/etc/cdi/nvidia.yaml")
+CDI_HEADER = "# Written by Muster (make deploy) with nvidia-ctk; make teardown removes it.\n"
+# Far more than a training process needs, and low enough that a session with lower limits can still grant them.
+ULIMIT_CAPS = {"nofile": 65536, "nproc": 32768}
+PROBE_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What Podman may need to be told on a machine. Nothing, on most."""
+
+    runtime: str | None = None
+    ulimits: tuple[tuple[str, int], ...] = ()
+
+
+def candidates(hard_limits: dict[str, int], runtimes: list[str]) -> list[Settings]:
+    """Settings to try, from none to all: a machine shall not be given what it can do without.
+
+    hard_limits: hard limit by name (nofile, nproc) of this session, -1 for unlimited.
+    """
+    ulimits = tuple(
+        (name, cap if hard < 0 else min(hard, cap)) for name, cap in ULIMIT_CAPS.items() for hard in [hard_limits[name]]
+    )
+    found: list[Settings] = []
+    for limits in ((), ulimits):
+        found += [Settings(runtime, limits) for runtime in [None, *runtimes]]
+    return found
+
+
+def render(settings: Settings, complaint: str) -> str | None:
+    """The drop-in for containers.conf.d; None if there is nothing to set. `complaint`: what Podman said without it."""
+    if settings == Settings():
+        return None
+    lines = [
+        "# Written by Muster (make deploy) because Podman could not run a container on this machine without it:",
+        f"#   {complaint}",
+        "# make teardown removes this file.",
+    ]
+    if settings.ulimits:
+        values = ", ".join(f'"{name}={value}:{value}"' for name, value in settings.ulimits)
+        lines += ["[containers]", f"default_ulimits = [{values}]"]
+    if settings.runtime:
+        lines += ["[engine]", f'runtime = "{settings.runtime}"']
+    return "\n".join(lines) + "\n"
+
+
+def mend(complaint: str) -> str:
+    """What to do about a complaint that no setting of ours answers."""
+    text = complaint.lower()
+    if "overlay" in text:
+        return (
+            "Podman's storage needs overlay: put /var/lib/containers on ext4, xfs or btrfs (not on another overlay), "
+            "or install fuse-overlayfs"
+        )
+    if "no space left" in text:
+        return "free disk space under /var/lib/containers and /run"
+    if "cgroup" in text:
+        return "install runc (crun refuses a hybrid cgroup mount), or boot with one cgroup version"
+    if "operation not permitted" in text or "permission denied" in text:
+        return "the machine forbids root to make containers; if it is a container itself, it must be privileged"
+    return "try `sudo podman run` by hand on that machine; Muster needs it to work"
+
+
+def probe_tree(folder: Path, root: Path = Path("/")) -> list[str]:
+    """Makes a root file system out of the machine's own programs in `folder`; returns podman's options for it."""
+    options = []
+    for name in ("usr", "bin", "sbin", "lib", "lib64"):
+        source = root / name
+        if source.is_symlink():
+            (folder / name).symlink_to(os.readlink(source))
+        elif source.is_dir():
+            (folder / name).mkdir()
+            options += ["--volume", f"{source}:/{name}:ro"]
+    for name in ("dev", "etc", "proc", "run", "sys", "tmp", "var"):
+        (folder / name).mkdir()
+    return options
+
+
+def probe() -> Result:
+    """Runs /bin/true in a container with the settings that Podman has now."""
+    with tempfile.TemporaryDirectory(prefix="muster-probe-") as name:
+        mounts = probe_tree(Path(name))
+        return run(
+            ["podman", "run", "--rm", "--network", "host", *mounts, "--rootfs", name, "/bin/true"],
+            timeout=PROBE_SECONDS,
+        )
+
+
+def settle(check_mode: bool) -> tuple[bool, str | None]:
+    """Finds settings with which a container runs and leaves them written. Returns (changed, text of the drop-in).
+
+    Raises RuntimeError with every attempt's complaint if there are none; the drop-in is then as it was before.
+    """
+    before = DROP_IN.read_text(encoding="utf-8") if DROP_IN.exists() else None
+    first = probe()
+    if first.rc == 0:
+        return False, before
+    if check_mode:
+        return True, before
+    hard = {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))[1] for name in ULIMIT_CAPS}
+    complaints = [first.complaint]
+    plain_complaint = first.complaint
+    for settings in candidates(hard, [name for name in ("runc", "crun") if find_command(name)]):
+        text = render(settings, plain_complaint)
+        if text == before:
+            continue
+        put_drop_in(text)
+        result = probe()
+        if result.rc == 0:
+            return True, text
+        complaints.append(result.complaint)
+        if settings == Settings():
+            plain_complaint = result.complaint
+    put_drop_in(before)
+    said = "; ".join(dict.fromkeys(complaints))
+    raise RuntimeError(f"Podman cannot run a container on this host. It said: {said}. Mend: {mend(said)}")
+
+
+def put_drop_in(text: str | None) -> None:
+    """Writes the drop-in, or removes it."""
+    if text is None:
+        DROP_IN.unlink(missing_ok=True)
+        return
+    DROP_IN.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(DROP_IN, text)
+
+
+def missing_packages(packages: dict[str, str]) -> list[str]:
+    """Packages whose command is not there. Asking for commands leaves a host's own builds (Docker's runc) in place."""
+    return [package for package, command in packages.items() if find_command(command) is None]
+
+
+def make_folders(root: Path, owner: str, check_mode: bool) -> bool:
+    """Makes Muster's folders for the SSH user, who then sends files without sudo. Returns whether it changed any."""
+    user = pwd.getpwnam(owner)
+    changed = False
+    for folder in (
+        root,
+        root / "images",
+        root / "images" / "oci",
+        root / "images" / "oci" / "blobs" / "sha256",
+        root / "runs",
+    ):
+        state = folder.stat() if folder.exists() else None
+        if state is not None and (state.st_uid, state.st_gid) == (user.pw_uid, user.pw_gid):
+            continue
+        changed = True
+        if not check_mode:
+            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            for made in (folder, *folder.parents):
+                if made == root.parent:
+                    break
+                os.chown(made, user.pw_uid, user.pw_gid)
+    return changed
+
+
+def make_cdi(check_mode: bool) -> bool:
+    """Describes NVIDIA GPUs to Podman (CDI), where there are some and nvidia-ctk is. Returns whether it changed."""
+    before = CDI.read_text(encoding="utf-8") if CDI.exists() else None
+    if not nvidia_pci_devices() or (before is not None and not before.startswith(CDI_HEADER)):
+        return False
+    result = run(["nvidia-ctk", "cdi", "generate"], timeout=60.0)
+    if result.rc != 0 or CDI_HEADER + result.out == before:
+        return False
+    if not check_mode:
+        CDI.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(CDI, CDI_HEADER + result.out)
+    return True
+
+
+def remove(root: Path, check_mode: bool) -> list[str]:
+    """Removes Muster's containers (by label), images (by name), folders and settings. Returns what it removed."""
+    removed = []
+    if find_command("podman"):
+        containers = run(["podman", "ps", "--all", "--quiet", "--filter", "label=muster.run"]).out.split()
+        images = run(
+            ["podman", "images", "--quiet", "--no-trunc", "--filter", "reference=localhost/muster/*"]
+        ).out.split()
+        ledger = json.loads(read(root / "images" / "ledger.json") or "{}")
+        images += [image for image in ledger.get("stale", []) if run(["podman", "image", "exists", image]).rc == 0]
+        for what, command, names in (
+            ("container", ["podman", "rm", "--force", "--time", "5"], containers),
+            ("image", ["podman", "rmi", "--force"], list(dict.fromkeys(images))),
+        ):
+            for name in names:
+                if not check_mode:
+                    result = run([*command, name], timeout=120.0)
+                    if result.rc != 0:
+                        raise RuntimeError(
+                            f"{what} {name} cannot be removed: {result.complaint}. Mend: stop what uses it, then again"
+                        )
+                removed.append(f"{what} {name}")
+    ours = CDI.exists() and CDI.read_text(encoding="utf-8").startswith(CDI_HEADER)
+    for path in (root, DROP_IN, *([CDI] if ours else [])):
+        if path.is_file() or (path.is_dir() and (any(path.iterdir()) or not os.path.ismount(path))):
+            removed.append(str(path))
+            if not check_mode:
+                _remove_tree(path) if path.is_dir() else path.unlink()
+    return removed
+
+
+def _remove_tree(path: Path) -> None:
+    """Remove a folder; one on which a disk of its own is mounted stays, empty."""
+    for entry in path.iterdir():
+        _remove_tree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+    if not os.path.ismount(path):
+        path.rmdir()
+
+
+def ensure(module: AnsibleModule) -> dict[str, Any]:
+    """state: present. Returns the module's result; raises RuntimeError with a message for the user."""
+    missing = missing_packages(module.params["packages"])
+    if missing:
+        system = parse_os_release(read("/etc/os-release") or "")
+        names = ", ".join(missing)
+        if system["id"] != "debian" and "debian" not in system["like"]:
+            raise RuntimeError(
+                f"This host runs {system['id'] or 'an unknown system'} {system['version']}, and Muster installs "
+                f"packages on Debian and Ubuntu only. Mend: install by hand what those call {names}, then make deploy"
+            )
+        if module.params["strict"]:
+            by_hand = f"`apt-get install {' '.join(missing)}` by hand"
+            raise RuntimeError(f"Still missing after packages were installed: {names}. Mend: {by_hand}")
+        return {"changed": False, "missing": missing}
+    owner = module.params["owner"] or os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
+    changed, config = settle(module.check_mode)
+    changed = make_folders(Path(module.params["root"]), owner, module.check_mode) or changed
+    changed = make_cdi(module.check_mode) or changed
+    return {"changed": changed, "missing": [], "config": config}
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "packages": {"type": "dict", "default": {}},
+            "strict": {"type": "bool", "default": False},
+            "root": {"type": "path", "default": "/var/lib/muster"},
+            "owner": {"type": "str"},
+        },
+        supports_check_mode=True,
+    )
+    if os.getuid() != 0:
+        module.fail_json(
+            msg="The container engine needs root on this host. Mend: give the SSH user sudo (become) in the inventory"
+        )
+    try:
+        if module.params["state"] == "absent":
+            removed = remove(Path(module.params["root"]), module.check_mode)
+            module.exit_json(changed=bool(removed), missing=[], removed=removed)
+        module.exit_json(**ensure(module))
+    except RuntimeError as error:
+        module.fail_json(msg=str(error))
+
+
+if __name__ == "__main__":
+    main()

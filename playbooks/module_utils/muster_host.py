@@ -1,0 +1,170 @@
+"""What Muster's modules share about the machine they run on: commands with a time limit, and limits of cgroups.
+
+Runs on bare hosts: standard library alone, Python 3.8 and later. NICs are in muster_nics, GPUs in muster_gpus.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+# sudo's secure_path and a bare sshd both may leave these out; Podman keeps helpers in the last two.
+SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/libexec/podman:/usr/lib/podman"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command said. rc 127: it is not installed; rc 124: it was ended after its time limit."""
+
+    rc: int
+    out: str
+    err: str
+
+    @property
+    def complaint(self) -> str:
+        """The last line of what it said in anger, for messages."""
+        lines = [line.strip() for line in (self.err or self.out).splitlines() if line.strip()]
+        return lines[-1] if lines else f"exit status {self.rc}"
+
+
+def find_command(name: str) -> str | None:
+    """The path of a command, also where root's PATH is short."""
+    return shutil.which(name, path=os.environ.get("PATH", "") + ":" + SEARCH_PATH)
+
+
+def run(command: list[str], timeout: float = 30.0, cwd: str = "/") -> Result:
+    """Runs a command in the C locale and waits for at most `timeout` seconds. Never raises."""
+    path = find_command(command[0])
+    if path is None:
+        return Result(127, "", f"{command[0]}: not installed")
+    environment = {**os.environ, "LC_ALL": "C", "PATH": os.environ.get("PATH", "") + ":" + SEARCH_PATH}
+    try:
+        done = subprocess.run(
+            [path, *command[1:]],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=timeout,
+            env=environment,
+            cwd=cwd,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Result(124, "", f"{' '.join(command)}: no answer within {timeout:.0f} s")
+    except OSError as error:
+        return Result(126, "", f"{command[0]}: {error}")
+    return Result(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+
+
+def read(path: str | Path) -> str | None:
+    """A file's text without the white space around it; None if it cannot be read (sysfs answers EINVAL for much)."""
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return None
+
+
+def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
+    """Writes through a temporary name, so that a reader sees the old text or the new one."""
+    temporary = path.with_name(f".{path.name}.muster-{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.chmod(mode)
+    os.replace(temporary, path)
+
+
+def parse_os_release(text: str) -> dict[str, str]:
+    """/etc/os-release as {"id", "version"}; empty strings for what it does not say."""
+    values = {}
+    for line in text.splitlines():
+        key, separator, value = line.partition("=")
+        if separator:
+            values[key.strip()] = value.strip().strip("\"'")
+    return {
+        "id": values.get("ID", ""),
+        "version": values.get("VERSION_ID", ""),
+        "like": values.get("ID_LIKE", ""),
+    }
+
+
+def parse_cgroup_paths(text: str) -> dict[str, str]:
+    """/proc/self/cgroup as {controller: path}; the unified hierarchy has the key ""."""
+    paths = {}
+    for line in text.splitlines():
+        parts = line.split(":", 2)
+        if len(parts) == 3:
+            for controller in parts[1].split(","):
+                paths[controller] = parts[2]
+    return paths
+
+
+def parse_cpu_quota(cpu_max: str | None, cfs_quota: str | None, cfs_period: str | None) -> float | None:
+    """Cores that one cgroup allows, from cpu.max (version 2) or cpu.cfs_* (version 1); None is no limit."""
+    if cpu_max:
+        parts = cpu_max.split()
+        if len(parts) == 2 and parts[0] != "max":
+            return int(parts[0]) / int(parts[1])
+        return None
+    if cfs_quota and cfs_period and int(cfs_quota) > 0 and int(cfs_period) > 0:
+        return int(cfs_quota) / int(cfs_period)
+    return None
+
+
+def parse_memory_limit(text: str | None) -> int | None:
+    """Bytes from memory.max or memory.limit_in_bytes; None is no limit (version 1 writes about 2**63)."""
+    if text is None or not text.isdigit() or int(text) >= 1 << 60:
+        return None
+    return int(text)
+
+
+def _cgroup_folders(mount: str, path: str) -> list[Path]:
+    """The cgroup's folder and all above it; in a container the host's path may not exist: then the mount alone."""
+    folders = [Path(mount)]
+    for part in Path(path).parts[1:]:
+        folders.append(folders[-1] / part)
+    return [folder for folder in folders if folder.is_dir()]
+
+
+def _limits(controller: str, version_1: str, version_2: str) -> list[Path]:
+    paths = parse_cgroup_paths(read("/proc/self/cgroup") or "")
+    folders = (
+        _cgroup_folders("/sys/fs/cgroup", paths.get("", "/"))
+        if Path("/sys/fs/cgroup/cgroup.controllers").exists()
+        else []
+    )
+    if controller in paths:
+        for mount in (f"/sys/fs/cgroup/{controller}", "/sys/fs/cgroup/cpu,cpuacct"):
+            if Path(mount, version_1).exists():
+                folders += _cgroup_folders(mount, paths[controller])
+                break
+    return [folder / name for folder in folders for name in (version_1, version_2) if (folder / name).exists()]
+
+
+def usable_cores() -> int:
+    """Cores that a process started here may use: by CPU affinity and by quotas of cgroups; whole, at least 1."""
+    quotas = []
+    for path in _limits("cpu", "cpu.cfs_quota_us", "cpu.max"):
+        text = read(path)
+        if path.name == "cpu.max":
+            quotas.append(parse_cpu_quota(text, None, None))
+        else:
+            quotas.append(parse_cpu_quota(None, text, read(path.with_name("cpu.cfs_period_us"))))
+    cores = [float(len(os.sched_getaffinity(0)))] + [quota for quota in quotas if quota is not None]
+    return max(1, int(min(cores)))
+
+
+def usable_memory() -> int:
+    """Bytes of memory: what the machine has, or what its cgroups allow if that is less."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limits = [parse_memory_limit(read(path)) for path in _limits("memory", "memory.limit_in_bytes", "memory.max")]
+    return min([total, *(limit for limit in limits if limit is not None)])
+
+
+def disk(path: str | Path) -> tuple[int, int]:
+    """(free, total) bytes of the file system that holds a path, or would hold it: the nearest parent that exists."""
+    existing = Path(path)
+    while not existing.exists():
+        existing = existing.parent
+    state = os.statvfs(existing)
+    return state.f_bavail * state.f_frsize, state.f_blocks * state.f_frsize

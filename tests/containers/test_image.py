@@ -1,0 +1,255 @@
+"""The training image, a workload's image and their export: names without Podman, then the real thing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from containers import engine, image
+from containers.image import Image, ImageError, OciExport
+from tests.conftest import cannot_run
+
+QUIET = lambda line: None  # noqa: E731
+
+
+def test_the_code_hash_sees_names_and_contents_but_no_caches(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("x = 1\n")
+    before = image.code_hash(tmp_path)
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__" / "model.cpython-311.pyc").write_bytes(b"cache")
+    assert image.code_hash(tmp_path) == before
+    (tmp_path / "model.py").rename(tmp_path / "net.py")
+    renamed = image.code_hash(tmp_path)
+    (tmp_path / "net.py").write_text("x = 2\n")
+    assert len({before, renamed, image.code_hash(tmp_path)}) == 3
+
+
+@pytest.mark.parametrize(("folder", "name"), [("My Project_2", "my-project-2"), ("gpt", "gpt"), ("日本", "workload")])
+def test_a_folders_name_makes_a_valid_reference(folder: str, name: str) -> None:
+    assert image.image_name(folder) == name
+
+
+def test_the_blobs_of_an_entry_are_its_manifest_config_and_layers() -> None:
+    manifest = {
+        "config": {"digest": "sha256:c", "size": 2},
+        "layers": [{"digest": "sha256:l1", "size": 30}, {"digest": "sha256:l2", "size": 4}],
+    }
+    sizes = image.blob_sizes({"digest": "sha256:m", "size": 1}, {"m": json.dumps(manifest).encode()}.__getitem__)
+    assert sizes == {"m": 1, "c": 2, "l1": 30, "l2": 4}
+
+
+def test_a_full_disk_is_named_as_such() -> None:
+    failure = engine.CommandFailed(["podman"], 125, "write /var/tmp/x: no space left on device")
+    assert "disk is full" in image._mend(failure, "mend the Containerfile")
+
+
+def test_without_root_there_is_one_clear_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine.as_root.cache_clear()
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(shutil, "which", lambda name, **_: None)
+    try:
+        with pytest.raises(engine.ContainersError, match=r"need root.*\n.*\n.*make local"):
+            engine.as_root()
+    finally:
+        engine.as_root.cache_clear()
+
+
+def test_a_workload_that_is_no_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ImageError, match="not a folder"):
+        image.build_workload_image(Image("x", "0" * 64, 0), tmp_path / "missing", QUIET)
+
+
+# From here on with Podman.
+
+
+@pytest.fixture(scope="session")
+def training() -> Image:
+    if shutil.which("podman") is None:
+        cannot_run("Podman is not installed")
+    try:
+        engine.as_root()
+    except engine.ContainersError as error:
+        cannot_run(error.what)
+    return image.build_training_image(QUIET)
+
+
+@pytest.fixture
+def changed_code(training: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Image]:
+    """The training image under another name, with one file of train/ changed."""
+    shutil.copytree(engine.REPOSITORY / "train", tmp_path / "train")
+    shutil.copy(engine.REPOSITORY / "pyproject.toml", tmp_path)
+    with (tmp_path / "train" / "settings.py").open("a") as file:
+        file.write(f"\n# {time.time()}\n")
+    monkeypatch.setattr(image, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(image, "TRAIN_REFERENCE", f"localhost/muster/train-test-{os.getpid()}:latest")
+    changed = image.build_training_image(QUIET)
+    yield changed
+    engine.podman("rmi", "--force", changed.id)
+    image.export_oci(training, QUIET)  # prunes what the test added
+
+
+def run_in(ref: str, *command: str) -> str:
+    return engine.podman("run", "--rm", "--network=none", ref, *command)
+
+
+def blobs_of(export: OciExport) -> set[str]:
+    entry = json.loads(export.index)["manifests"][0]
+    return set(image.blob_sizes(entry, lambda digest: (export.path / "blobs" / "sha256" / digest).read_bytes()))
+
+
+def layers(ref: str) -> list[str]:
+    found: list[str] = json.loads(engine.podman("image", "inspect", ref))[0]["RootFS"]["Layers"]
+    return found
+
+
+@pytest.mark.lab
+def test_the_same_sources_give_the_same_image_at_once(training: Image) -> None:
+    first = image.build_training_image(QUIET)
+    started = time.monotonic()
+    assert image.build_training_image(QUIET) == first
+    assert time.monotonic() - started < 5  # no step is done again
+
+
+@pytest.mark.lab
+def test_a_code_change_makes_one_new_small_layer(training: Image, changed_code: Image) -> None:
+    old, new = layers(training.id), layers(changed_code.id)
+    assert len(old) == len(new)
+    assert [one == other for one, other in zip(old, new, strict=True)] == [True] * (len(old) - 1) + [False]
+    known = blobs_of(image.export_oci(training, QUIET))
+    export = image.export_oci(changed_code, QUIET)
+    pool = export.path / "blobs" / "sha256"
+    assert sum((pool / name).stat().st_size for name in blobs_of(export) - known) < 3e6
+
+
+@pytest.mark.lab
+def test_the_pool_forgets_an_image_that_is_gone(training: Image, changed_code: Image) -> None:
+    kept, changed = (blobs_of(image.export_oci(one, QUIET)) for one in (training, changed_code))
+    own = changed - kept
+    assert len(own) == 3  # manifest, config, one layer
+    pool = image.POOL / "blobs" / "sha256"
+    engine.podman("untag", changed_code.ref)
+    image.export_oci(training, QUIET)
+    assert own <= set(os.listdir(pool))  # they may be on their way to a host
+    for name in own:
+        os.utime(pool / name, (0, 0))
+    image.export_oci(training, QUIET)
+    assert own.isdisjoint(os.listdir(pool))
+    assert kept <= set(os.listdir(pool))
+
+
+@pytest.mark.lab
+def test_an_export_survives_a_kill_and_a_torn_blob(training: Image) -> None:
+    export = image.export_oci(training, QUIET)
+    (image.IMAGES / "export-killed" / "blobs").mkdir(parents=True)
+    blobs = export.path / "blobs" / "sha256"
+    whole = {name: (blobs / name).stat().st_size for name in blobs_of(export)}
+    base_layer = layers(training.id)[0].removeprefix("sha256:")
+    for name in (training.id, base_layer):
+        os.truncate(blobs / name, whole[name] - 1)
+    again = image.export_oci(training, QUIET)
+    assert again.index == export.index
+    assert {name: (blobs / name).stat().st_size for name in whole} == whole
+    assert not list(image.IMAGES.glob("export-*"))
+
+
+@pytest.mark.lab
+@pytest.mark.slow
+def test_a_host_that_pulls_the_export_has_the_same_image(training: Image, tmp_path: Path) -> None:
+    export = image.export_oci(training, QUIET)
+    layout = tmp_path / "layout"
+    layout.mkdir()
+    (layout / "blobs").symlink_to(export.path / "blobs")
+    shutil.copy(export.path / "oci-layout", layout)
+    (layout / "index.json").write_text(export.index)
+    # Beside the engine's own storage, whose file system is known to do; and Podman wants short paths here.
+    beside = Path(engine.podman("info", "--format={{.Store.GraphRoot}}").strip()).parent
+    with tempfile.TemporaryDirectory(prefix="muster-") as run, tempfile.TemporaryDirectory(dir=beside) as storage:
+        other = [f"--root={storage}/storage", f"--runroot={run}"]
+        assert engine.podman(*other, "pull", "--quiet", f"oci:{layout}").strip() == training.id
+        engine.podman(*other, "rmi", "--all", "--force")
+
+
+@pytest.mark.lab
+def test_python_starts_from_compiled_files(training: Image) -> None:
+    modules = "torch, torchvision, matplotlib.pyplot, sklearn.datasets, train.settings"
+    said = engine.podman(
+        "run", "--rm", "--network=none", training.ref, "sh", "-c", f"python3 -v -c 'import {modules}' 2>&1"
+    )
+    assert "wrote '" not in said
+    assert ".pyc" in said
+
+
+@pytest.mark.lab
+def test_the_image_carries_its_codes_hash_and_runs_torchrun(training: Image) -> None:
+    fresh = image.build_training_image(QUIET)
+    assert engine.image_label(fresh.id, "muster.code") == image.code_hash(engine.REPOSITORY / "train")
+    assert "usage: torchrun" in run_in(training.ref, "torchrun", "--help")
+
+
+@pytest.fixture
+def workload(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / f"Project {os.getpid()}"
+    folder.mkdir()
+    yield folder
+    reference = f"{image.WORKLOAD_REPOSITORY}{image.image_name(folder.name)}:latest"
+    subprocess.run(["podman", "rmi", "--force", reference], capture_output=True, check=False)
+
+
+@pytest.mark.lab
+def test_a_workload_needs_nothing_of_ours(training: Image, workload: Path) -> None:
+    (workload / "main.py").write_text("import helper, torchvision; print(torchvision.models.resnet18().fc)\n")
+    (workload / "helper.py").write_text("")
+    (workload / ".git").mkdir()
+    (workload / ".git" / "secret").write_text("")
+    (workload / "data.bin").write_text("")
+    (workload / ".dockerignore").write_text("data.bin\n")
+    built = image.build_workload_image(training, workload, QUIET)
+    assert "Linear(in_features=512" in run_in(built.ref, "python", "main.py")
+    assert sorted(run_in(built.ref, "ls", "-A").split()) == [".dockerignore", "helper.py", "main.py"]
+
+
+@pytest.mark.lab
+def test_a_workloads_requirements_are_added_and_torch_stays(training: Image, workload: Path) -> None:
+    (workload / "requirements.txt").write_text("torch>=2.0\nnumpy\ntorchvision\neinops\n")
+    (workload / "main.py").write_text("import einops, torch, torchvision; print(torch.__version__)\n")
+    built = image.build_workload_image(training, workload, QUIET)
+    assert layers(built.id)[: len(layers(training.id))] == layers(training.id)
+    assert run_in(built.ref, "python", "main.py") == run_in(
+        training.ref, "python", "-c", "import torch; print(torch.__version__)"
+    )
+    assert built.layers - training.layers < 5e6  # no second numpy
+    assert image.build_workload_image(training, workload, QUIET).id == built.id
+
+
+@pytest.mark.lab
+def test_a_workload_that_wants_another_torch_is_told_so(training: Image, workload: Path) -> None:
+    (workload / "requirements.txt").write_text("torch==2.1.0\n")
+    with pytest.raises(ImageError) as caught:
+        image.build_workload_image(training, workload, QUIET)
+    assert str(workload / "requirements.txt") in caught.value.where
+    assert "torch 2.13.0" in caught.value.mend
+    assert not list(engine.BUILD.glob(".wheels-*"))
+
+
+@pytest.mark.lab
+def test_a_failing_build_gives_its_last_lines_and_leaves_nothing(
+    training: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "Containerfile").write_text("ARG BASE\nFROM ${BASE}\nRUN echo about to fail; exit 3\n")
+    monkeypatch.setattr(image, "ROOM", tmp_path)
+    monkeypatch.setattr(image, "TRAIN_REFERENCE", f"localhost/muster/broken-{os.getpid()}:latest")
+    with pytest.raises(ImageError) as caught:
+        image.build_training_image(QUIET)
+    assert "about to fail" in caught.value.what
+    assert "Containerfile" in caught.value.where
+    assert image._image_id(image.TRAIN_REFERENCE) is None
+    assert not list(image.IMAGES.glob("build-*"))

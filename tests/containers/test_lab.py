@@ -1,0 +1,322 @@
+"""The lab: its inventory and command line, then real hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from ipaddress import IPv4Network
+from pathlib import Path
+
+import pytest
+
+from containers import engine, lab, net
+from tests.conftest import cannot_run
+
+FIRST, SECOND = (f"test-{letter}{os.getpid()}" for letter in "ab")
+
+
+def hosts_of(name: str, count: int) -> list[lab.Host]:
+    return [lab.Host(name, index, f"10.77.0.{11 + index}", f"10.78.0.{11 + index}", "0") for index in range(count)]
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "containers.lab", *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def test_ansible_reads_the_inventory_in_order(tmp_path: Path) -> None:
+    (tmp_path / "hosts.yml").write_text(lab.inventory_text(hosts_of("lab", 12)))
+    ansible = Path(sys.executable).with_name("ansible-inventory")
+    said = subprocess.run([ansible, "-i", tmp_path / "hosts.yml", "--list"], capture_output=True, text=True, check=True)
+    read = json.loads(said.stdout)
+    assert list(read["ungrouped"]["hosts"]) == [f"h{number}" for number in range(1, 13)]
+    assert read["_meta"]["hostvars"]["h2"] == {
+        "ansible_host": "10.77.0.12",
+        "ansible_user": "muster",
+        "ansible_ssh_private_key_file": "{{ inventory_dir }}/id_ed25519",
+    }
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--hosts", "0"),
+        ("--hosts", "two"),
+        ("--hosts", "-1"),
+        ("--hosts", "1000"),
+        ("--link", "fast"),
+        ("--name", "My Lab"),
+        ("--name", "../etc"),
+        ("--speed", "1"),
+    ],
+)
+def test_a_bad_argument_gives_one_message_and_status_2(arguments: tuple[str, str]) -> None:
+    done = command("up", *arguments)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert arguments[1] in done.stderr
+    assert done.stdout == ""
+
+
+def test_an_inventory_that_is_not_a_labs_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab, "INVENTORIES", tmp_path / "inventory")
+    monkeypatch.setattr(lab, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(lab, "as_root", lambda: ())
+    mine = tmp_path / "inventory" / "rack" / "hosts.yml"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("all: {hosts: {a: {}}}\n")
+    with pytest.raises(lab.LabError, match="not made by `make lab`"):
+        lab.up("rack", 1)
+    assert mine.read_text() == "all: {hosts: {a: {}}}\n"
+
+
+# From here on with containers.
+
+
+def left_of(*names: str) -> list[str]:
+    """Whatever Podman and the inventory still hold of labs."""
+    found = []
+    for name in names:
+        found += engine.podman("ps", "--all", "--quiet", f"--filter=label={lab.LABEL}={name}").split()
+        for kind in ("volume", "network"):
+            found += [entry for entry in engine.podman(kind, "ls", "--quiet").split() if f"muster-{name}-" in entry]
+        found += [str(path) for path in (lab.INVENTORIES / name,) if path.exists()]
+    return found
+
+
+def on(host: lab.Host, script: str) -> str:
+    """Output of a shell line on a host, over SSH, as its user."""
+    key = lab.INVENTORIES / host.lab / "id_ed25519"
+    trust = [f"-oUserKnownHostsFile={key.with_name('known_hosts')}", "-oStrictHostKeyChecking=accept-new"]
+    return engine.output(["ssh", "-oBatchMode=yes", *trust, f"-i{key}", f"muster@{host.management}", script])
+
+
+def inside(host: lab.Host, *arguments: str) -> str:
+    """Output of this machine's own command in the network namespace of a host."""
+    pid = engine.podman("inspect", "--format={{.State.Pid}}", host.container).strip()
+    return engine.output(engine.root_command("nsenter", f"--net=/proc/{pid}/ns/net", *arguments))
+
+
+def addresses(host: lab.Host) -> dict[str, tuple[str, str]]:
+    """NIC -> (state, first IPv4 address)."""
+    entries = json.loads(inside(host, "ip", "-json", "-4", "addr"))
+    return {entry["ifname"]: (entry["operstate"], entry["addr_info"][0]["local"]) for entry in entries}
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[list[lab.Host]]:
+    """A lab of two hosts; nothing is left of it afterwards."""
+    if shutil.which("podman") is None:
+        cannot_run("Podman is not installed")
+    try:
+        engine.as_root()
+    except engine.ContainersError as error:
+        cannot_run(error.what)
+    try:
+        hosts = lab.up(FIRST, 2)
+        yield hosts
+    finally:
+        lab.down(FIRST)
+        lab.down(SECOND)
+    assert left_of(FIRST, SECOND) == []
+    gone = {IPv4Network(f"{address}/24", strict=False) for address in (hosts[0].management, hosts[0].data)}
+    assert gone.isdisjoint(lab._routes())
+
+
+@pytest.mark.lab
+def test_a_host_is_bare(pair: list[lab.Host]) -> None:
+    for tool in ("podman", "runc", "rsync", "ip", "pip", "gcc", "curl"):
+        assert on(pair[0], f"command -v {tool} || true") == "", tool
+    assert on(pair[0], "python3 -c 'import sys; print(sys.version_info[:2])'").strip() == "(3, 11)"
+
+
+@pytest.mark.lab
+def test_the_user_is_not_root_but_may_become_it(pair: list[lab.Host]) -> None:
+    assert on(pair[0], "id -un; sudo -n id -un").split() == ["muster", "root"]
+
+
+@pytest.mark.lab
+def test_passwords_do_not_open_the_door(pair: list[lab.Host]) -> None:
+    with pytest.raises(engine.CommandFailed, match=r"Permission denied \(publickey\)"):
+        engine.output(
+            [
+                "ssh",
+                "-oPubkeyAuthentication=no",
+                "-oPreferredAuthentications=password,keyboard-interactive",
+                "-oBatchMode=yes",
+                f"-oUserKnownHostsFile={lab.INVENTORIES / FIRST / 'known_hosts'}",
+                "-oStrictHostKeyChecking=accept-new",
+                f"muster@{pair[0].management}",
+                "true",
+            ]
+        )
+
+
+@pytest.mark.lab
+def test_each_host_has_its_own_name_keys_and_machine_id(pair: list[lab.Host]) -> None:
+    assert [on(host, "hostname").strip() for host in pair] == ["h1", "h2"]
+    for file in ("/etc/machine-id", "/etc/ssh/ssh_host_ed25519_key.pub"):
+        contents = [on(host, f"cat {file}") for host in pair]
+        assert all(contents)
+        assert contents[0] != contents[1], file
+
+
+@pytest.mark.lab
+def test_a_hosts_own_name_means_loopback_as_on_debian(pair: list[lab.Host]) -> None:
+    look_up = "python3 -c 'import socket; print(socket.gethostbyname(socket.gethostname()))'"
+    assert {on(host, look_up).strip() for host in pair} == {"127.0.1.1"}
+
+
+@pytest.mark.lab
+def test_nics_are_named_differently_and_only_management_leads_out(pair: list[lab.Host]) -> None:
+    for host in pair:
+        found = addresses(host)
+        assert found[host.nics.management] == ("UP", host.management)
+        assert found[host.nics.data] == ("UP", host.data)
+        routes = json.loads(inside(host, "ip", "-json", "route", "show", "default"))
+        assert [route["dev"] for route in routes] == [host.nics.management]
+    assert not {pair[0].nics.management, pair[0].nics.data} & {pair[1].nics.management, pair[1].nics.data}
+
+
+@pytest.mark.lab
+def test_every_host_has_the_decoys(pair: list[lab.Host]) -> None:
+    first, second = (addresses(host) for host in pair)
+    assert first["docker0"] == second["docker0"] == ("UP", "172.17.0.1")
+    assert ("UP", "10.200.0.1") in first.values()
+    assert ("UP", "10.200.0.1") in second.values()
+    assert first[pair[0].nics.down] == ("DOWN", "10.201.0.11")
+    assert second[pair[1].nics.down] == ("DOWN", "10.201.0.12")
+
+
+@pytest.mark.lab
+def test_hosts_reach_each_other_over_the_data_network(pair: list[lab.Host]) -> None:
+    reach = f"import socket; socket.create_connection(('{pair[1].data}', 22), 5, ('{pair[0].data}', 0)); print('ok')"
+    assert on(pair[0], f'python3 -c "{reach}"').strip() == "ok"
+
+
+@pytest.mark.lab
+def test_hosts_have_cores_of_their_own(pair: list[lab.Host]) -> None:
+    affinity = "python3 -c 'import os; print(*os.sched_getaffinity(0))'"
+    shares = [set(map(int, on(host, affinity).split())) for host in pair]
+    assert [",".join(map(str, sorted(share))) for share in shares] == net.cpusets(sorted(os.sched_getaffinity(0)), 2)
+
+
+@pytest.mark.lab
+def test_packages_can_be_installed(pair: list[lab.Host]) -> None:
+    on(pair[0], "sudo apt-get update -qq")
+    assert "rsync" in on(pair[0], "apt-cache show rsync")
+
+
+@pytest.mark.lab
+def test_orphans_are_reaped(pair: list[lab.Host]) -> None:
+    on(pair[0], "sh -c '(sleep 0.2 &)'; sleep 0.5")
+    assert "defunct" not in on(pair[0], "ps ax")
+
+
+@pytest.mark.lab
+def test_up_again_is_quick_and_mends_what_was_stopped(pair: list[lab.Host]) -> None:
+    identity = on(pair[1], "cat /etc/machine-id")
+    engine.podman("stop", "--time=0", pair[1].container)
+    inventory = lab.INVENTORIES / FIRST / "hosts.yml"
+    written = inventory.stat().st_mtime_ns
+    started = time.monotonic()
+    assert lab.up(FIRST, 2) == pair
+    assert inventory.stat().st_mtime_ns == written
+    assert time.monotonic() - started < 10  # 1.5 s on an idle machine
+    assert on(pair[1], "cat /etc/machine-id") == identity
+    deadline = time.monotonic() + 10  # the kernel tells a new bridge's state a moment later
+    while addresses(pair[1])["docker0"] != ("UP", "172.17.0.1") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert addresses(pair[1])["docker0"] == ("UP", "172.17.0.1")
+
+
+@pytest.mark.lab
+def test_link_shapes_the_data_nic_both_ways_and_no_other(pair: list[lab.Host]) -> None:
+    def shaped(said: str) -> list[str]:
+        return [entry["dev"] for entry in json.loads(said) if entry["kind"] == "tbf"]
+
+    def on_this_machine() -> set[str]:
+        return set(shaped(engine.output(engine.root_command("tc", "-json", "qdisc"))))
+
+    before = on_this_machine()
+    lab.up(FIRST, 2, "100mbit")
+    try:
+        assert [shaped(inside(host, "tc", "-json", "qdisc")) for host in pair] == [[host.nics.data] for host in pair]
+        assert len(on_this_machine() - before) == 2
+    finally:
+        lab.up(FIRST, 2)
+    assert [shaped(inside(host, "tc", "-json", "qdisc")) for host in pair] == [[], []]
+    assert on_this_machine() == before
+
+
+@pytest.mark.lab
+def test_another_number_of_hosts_adds_and_removes(pair: list[lab.Host]) -> None:
+    identity = on(pair[0], "cat /etc/machine-id")
+    try:
+        three = lab.up(FIRST, 3)
+        assert on(three[2], "hostname").strip() == "h3"
+        one = lab.up(FIRST, 1)
+        assert on(one[0], "cat /etc/machine-id") == identity
+        assert on(one[0], "nproc").strip() == str(len(os.sched_getaffinity(0)))
+        assert "h2" not in (lab.INVENTORIES / FIRST / "hosts.yml").read_text()
+        assert not [volume for volume in lab._labelled("volume", FIRST) if "-h1-" not in volume]
+    finally:
+        lab.up(FIRST, 2)
+
+
+@pytest.mark.lab
+def test_two_labs_stand_side_by_side(pair: list[lab.Host]) -> None:
+    other = lab.up(SECOND, 1)
+    assert {other[0].management, other[0].data}.isdisjoint(
+        {found for host in pair for _, found in addresses(host).values()}
+    )
+    assert on(other[0], "hostname").strip() == "h1"
+    assert lab.down(SECOND)
+    assert left_of(SECOND) == []
+    assert on(pair[0], "hostname").strip() == "h1"
+    assert not lab.down(SECOND)
+
+
+@pytest.mark.lab
+def test_a_failure_on_the_way_up_takes_away_what_it_created(
+    pair: list[lab.Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(host: lab.Host, deadline: float) -> None:
+        raise lab.LabError(f"sshd of {host.name} did not answer", host.management, "look")
+
+    monkeypatch.setattr(lab, "_wait_for_ssh", refuse)
+    with pytest.raises(lab.LabError, match="did not answer"):
+        lab.up(SECOND, 1)
+    assert left_of(SECOND) == []
+    with pytest.raises(lab.LabError):
+        lab.up(FIRST, 3)
+    assert [entry["State"] for entry in lab._containers(FIRST)] == ["running", "running"]
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_on_the_way_up_takes_away_what_it_created(pair: list[lab.Host], number: int) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "containers.lab", "up", "--name", SECOND, "--hosts", "2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "creating" in line:
+            break
+    os.killpg(process.pid, number)
+    rest = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert "interrupted" in rest
+    assert "Traceback" not in rest
+    assert left_of(SECOND) == []

@@ -1,0 +1,79 @@
+"""A lab's networks, NIC names, cores and link rates: decisions, without a container."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Network
+from itertools import islice
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from containers import net
+
+
+@given(st.integers(0, net.MAX_HOSTS - 1))
+def test_a_nic_name_fits_the_kernel_and_differs_from_the_next_hosts(index: int) -> None:
+    mine, next_one = net.nics(index), net.nics(index + 1)
+    names = (mine.management, mine.data, mine.down)
+    assert len(set(names)) == 3
+    assert all(len(name) <= 15 for name in names)
+    assert mine.management != next_one.management
+    assert mine.data != next_one.data
+
+
+def test_the_first_free_subnets_avoid_what_is_there() -> None:
+    taken = [IPv4Network("10.77.0.0/23"), IPv4Network("10.78.2.128/25")]
+    assert next(iter(net.free_subnets(taken))) == (IPv4Network("10.77.3.0/24"), IPv4Network("10.78.3.0/24"))
+
+
+def test_no_subnet_is_free_when_a_vpn_takes_all() -> None:
+    assert list(net.free_subnets([IPv4Network("10.0.0.0/8")])) == []
+
+
+def test_no_lab_network_overlaps_a_decoy() -> None:
+    for pair in net.free_subnets([]):
+        assert not any(subnet.overlaps(decoy) for subnet in pair for decoy in net.RESERVED)
+
+
+def test_two_labs_side_by_side_share_no_address() -> None:
+    first, second = islice(net.free_subnets([]), 2)
+    assert not {net.address(subnet, 0) for subnet in first} & {net.address(subnet, 0) for subnet in second}
+
+
+def test_every_host_has_an_address_inside_its_subnet() -> None:
+    subnet = IPv4Network("10.77.0.0/24")
+    assert all(net.address(subnet, index) in list(subnet.hosts()) for index in range(net.MAX_HOSTS))
+
+
+@given(st.integers(1, 64), st.integers(1, 64))
+def test_hosts_share_no_core_as_long_as_there_are_enough(cores: int, hosts: int) -> None:
+    shares = [share.split(",") for share in net.cpusets(range(cores), hosts)]
+    assert len(shares) == hosts
+    used = [core for share in shares for core in share]
+    if hosts <= cores:
+        assert sorted(used, key=int) == [str(core) for core in range(cores)]
+    else:
+        assert all(len(share) == 1 for share in shares)
+        assert len(set(used)) == cores
+
+
+@pytest.mark.parametrize(("text", "bits"), [("1gbit", 10**9), ("100Mbit", 10**8), ("2.5gbit", 2_500_000_000)])
+def test_a_link_rate_is_read_as_tc_writes_it(text: str, bits: int) -> None:
+    assert net.link_rate(text) == bits
+
+
+@pytest.mark.parametrize("text", ["fast", "", "0gbit", "-1gbit", "1 gbit", "1gbps", "1gbit; reboot"])
+def test_what_is_no_rate_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a rate"):
+        net.link_rate(text)
+
+
+def test_an_unshaped_link_loses_the_rate_of_an_earlier_call() -> None:
+    assert net.shape_lines("eno2", None) == ["qdisc del dev eno2 root"]
+    assert "rate 1000000000bit" in net.shape_lines("eno2", 10**9)[0]
+
+
+def test_hardware_addresses_are_fixed_local_and_unicast() -> None:
+    assert net.mac("lab/h1/0") == net.mac("lab/h1/0") != net.mac("lab/h2/0")
+    assert int(net.mac("lab/h1/0").split(":")[0], 16) & 3 == 2

@@ -1,0 +1,165 @@
+"""A deployed lab of three real container hosts, shared by the tests of this room, and removed at the end.
+
+h2 has two ranks, so that hosts differ. A test leaves the lab as it found it: deployed, with no run in progress.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT, cannot_run
+
+FAB = Path(sys.executable).parent / "fab"
+WORKLOAD = "tests/lab/test_jobs"
+HOSTS = ("h1", "h2", "h3")
+
+
+@dataclass
+class Lab:
+    """A lab and the commands that a user would type on it."""
+
+    name: str
+    first_deploy: str = ""
+    runs: list[str] = field(default_factory=list)
+
+    @property
+    def inventory(self) -> Path:
+        return Path("inventory") / self.name
+
+    @property
+    def cluster(self) -> dict[str, Any]:
+        """The cluster map."""
+        loaded: dict[str, Any] = json.loads((Path("build") / self.name / "cluster.json").read_text())
+        return loaded
+
+    def environment(self, **variables: object) -> dict[str, str]:
+        given = {"INVENTORY": str(self.inventory)} | {name: str(value) for name, value in variables.items()}
+        return os.environ | {"PYTHONUNBUFFERED": "1"} | given
+
+    def fab(self, task: str, timeout: float = 300, **variables: object) -> subprocess.CompletedProcess[str]:
+        """A command to its end; stdout and stderr together."""
+        process = self.start(task, **variables)
+        try:
+            out, _ = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGINT)
+            out, _ = process.communicate(timeout=60)
+            pytest.fail(f"fab {task} took longer than {timeout} s; it printed:\n{out}")
+        return subprocess.CompletedProcess([task], process.returncode, out)
+
+    def start(self, task: str, **variables: object) -> subprocess.Popen[str]:
+        """A command in the background, in its own process group, as a terminal starts it."""
+        return subprocess.Popen(
+            [FAB, task],
+            env=self.environment(**variables),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+
+    def train(self, script: str, arguments: str = "", **variables: Any) -> subprocess.CompletedProcess[str]:
+        """The workload of this room, with one of its scripts."""
+        return self.fab("train", WORKLOAD=WORKLOAD, SCRIPT=script, ARGS=arguments, **variables)
+
+    def on(self, host: str, command: str, check: bool = True) -> str:
+        """Run a shell command as root inside a host, past SSH (the tests' own hand, not Muster's)."""
+        done = subprocess.run(
+            ["podman", "exec", f"muster-{self.name}-{host}", "sh", "-c", command],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        if check and done.returncode != 0:
+            pytest.fail(f"`{command}` on {host} ended with {done.returncode}: {done.stdout}{done.stderr}")
+        return done.stdout.strip()
+
+    def nsenter(self, host: str, *words: str) -> None:
+        """Run a program of this machine in a host's network namespace (hosts are bare)."""
+        pid = subprocess.run(
+            ["podman", "inspect", "--format", "{{.State.Pid}}", f"muster-{self.name}-{host}"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        subprocess.run(["nsenter", "-t", pid, "-n", *words], check=True, timeout=30)
+
+    def containers(self) -> list[str]:
+        """Ids of all containers of runs on all hosts: after a run there must be none."""
+        return [
+            line
+            for host in HOSTS
+            for line in self.on(host, "podman ps --all --quiet --filter label=muster.run").split()
+        ]
+
+
+def wait_for(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
+    """The condition's first true value; fails after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(0.2)
+    pytest.fail(f"waited {seconds} s in vain for {what}")
+
+
+def summary_of(output: str) -> tuple[Path, dict[str, Any]]:
+    """The run's folder and its summary, from what a train command printed."""
+    lines = [line for line in output.splitlines() if line.startswith("muster | run ")]
+    folder = Path("runs") / lines[0].split()[3].rstrip(":")
+    return folder, json.loads((folder / "summary.json").read_text())
+
+
+def _must(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def lab() -> Iterator[Lab]:
+    """Three hosts, trusted and deployed; h2 with two ranks."""
+    if os.getuid() != 0:
+        cannot_run("container hosts need root")
+    os.chdir(ROOT)
+    made = Lab(f"t{os.getpid()}")
+    before = set(Path("runs").glob("*"))
+    try:
+        _must(made.fab("lab", 900, LAB=made.name, HOSTS=len(HOSTS)))
+        hosts = made.inventory / "hosts.yml"
+        text = hosts.read_text()
+        assert "    h2:\n" in text
+        hosts.write_text(text.replace("    h2:\n", "    h2:\n      nproc_per_node: 2\n"))
+        _must(made.fab("trust", YES=1))
+        made.first_deploy = _must(made.fab("deploy", 1800))
+        yield made
+    finally:
+        made.fab("lab-down", LAB=made.name)
+        subprocess.run(
+            ["podman", "rmi", "--force", "localhost/muster/workload-test-jobs"], capture_output=True, check=False
+        )
+        shutil.rmtree(Path("build") / made.name, ignore_errors=True)
+        for folder in set(Path("runs").glob("*")) - before:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After every test of this room no container of a run is left on any host."""
+    yield
+    if "lab" in request.fixturenames:
+        left = request.getfixturevalue("lab").containers()
+        assert left == [], f"containers left on the lab's hosts: {left}"

@@ -1,0 +1,141 @@
+"""Promise: however a run ends, it ends on every host; the last line and the summary say who failed, where and how."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.lab.conftest import WORKLOAD, Lab, summary_of, wait_for
+
+pytestmark = pytest.mark.lab
+
+
+@pytest.mark.parametrize(
+    ("fault", "rank", "host", "said"),
+    [
+        ("raise", 2, "h2", "RuntimeError: the fault that was asked for"),
+        ("kill", 1, "h2", "killed by SIGKILL"),
+        ("exit", 0, "h1", "exit status 7"),
+        ("silent-raise", 3, "h3", "RuntimeError: the fault that was asked for"),
+    ],
+)
+def test_a_failed_rank_ends_the_run_everywhere_and_is_named(
+    lab: Lab, fault: str, rank: int, host: str, said: str
+) -> None:
+    done = lab.train("faults.py", f"{fault} --rank {rank}")
+    assert done.returncode == 1, done.stdout
+    _folder, summary = summary_of(done.stdout)
+    assert (summary["status"], summary["failed_rank"], summary["failed_host"]) == ("failed", rank, host), done.stdout
+    assert said in summary["reason"]
+    last = done.stdout.strip().splitlines()[-1]
+    assert f"FAILED: rank {rank} on {host}: " in last and said in last
+
+
+def in_progress(lab: Lab, count: int) -> bool:
+    """Whether `count` containers run, each with its training process started."""
+    return len(lab.containers()) == count
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_stops_a_job_that_prints_nothing(lab: Lab, number: signal.Signals) -> None:
+    process = lab.start("train", WORKLOAD=WORKLOAD, SCRIPT="faults.py", ARGS="silent")
+    wait_for(lambda: in_progress(lab, 3), "three containers", 120)
+    began = time.monotonic()
+    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+    out, _ = process.communicate(timeout=60)
+    assert time.monotonic() - began <= 15, out
+    assert process.returncode == 130, out
+    _, summary = summary_of(out)
+    assert (summary["status"], summary["exit_status"]) == ("stopped", 130)
+    assert lab.containers() == []
+
+
+def processes_naming(text: str) -> list[str]:
+    """Command lines of this machine's processes that hold `text`, but for the tests' own."""
+    lines = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if text in line and "pytest" not in line:
+            lines.append(line)
+    return lines
+
+
+def test_an_interrupted_deploy_ends_at_once_and_the_next_one_converges(lab: Lab) -> None:
+    process = lab.start("deploy")
+    wait_for(lambda: any("ansible-playbook" in line for line in processes_naming(str(lab.inventory))), "Ansible")
+    time.sleep(1)  # into its first task
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130 and time.monotonic() - began <= 15, out
+    assert not any("ansible-playbook" in line for line in processes_naming(str(lab.inventory)))
+    again = lab.fab("deploy")
+    assert again.returncode == 0 and "changed=0" in again.stdout, again.stdout
+
+
+def test_status_logs_and_stop_go_by_the_runs_label(lab: Lab) -> None:
+    process = lab.start("train", WORKLOAD=WORKLOAD, SCRIPT="faults.py", ARGS="silent", NODES=2)
+    try:
+        wait_for(lambda: in_progress(lab, 2), "two containers", 120)
+        shown = lab.fab("status")
+        assert shown.returncode == 0, shown.stdout
+        run = re.findall(r"\d{8}-\d{6}-[0-9a-f]{4}", shown.stdout)[0]
+        second = lab.train("faults.py", "silent", NODES=1)
+        assert second.returncode == 2 and f"run {run} of " in second.stdout and "in progress" in second.stdout
+        assert len(lab.containers()) == 2
+        stopped = lab.fab("stop", RUN=run)
+        assert stopped.returncode == 0 and "h1, h2" in stopped.stdout, stopped.stdout
+        out, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, out
+    _, summary = summary_of(out)
+    assert summary["status"] == "stopped" and summary["reason"].startswith("make stop by")
+    logs = lab.fab("logs", RUN=run)
+    assert logs.returncode == 0, logs.stdout
+    again = lab.fab("stop", RUN=run)
+    assert again.returncode == 2 and "no host has a container" in again.stdout
+
+
+def test_one_host_that_cannot_start_its_container_keeps_all_from_running(lab: Lab) -> None:
+    lab.on("h2", "mv /var/lib/muster/runs /var/lib/muster/aside && touch /var/lib/muster/runs")  # no room for a run
+    try:
+        done = lab.train("faults.py", "silent", NODES=2)
+    finally:
+        lab.on("h2", "rm /var/lib/muster/runs && mv /var/lib/muster/aside /var/lib/muster/runs")
+    assert done.returncode == 1 and "host h2: its container did not start" in done.stdout, done.stdout
+    assert lab.containers() == []
+
+
+def test_a_dropped_ssh_connection_costs_neither_the_run_nor_a_line(lab: Lab) -> None:
+    process = lab.start("train", WORKLOAD=WORKLOAD, SCRIPT="ticks.py", NODES=2)
+    wait_for(lambda: in_progress(lab, 2), "two containers", 120)
+    time.sleep(4)  # into the ticking, so that there are lines on both sides of the drop
+    sessions = "grep -l '^sshd: muster' /proc/[0-9]*/cmdline | cut -d/ -f3"
+    dropped = lab.on("h2", f"for pid in $({sessions}); do kill $pid && echo $pid; done; true")
+    out, _ = process.communicate(timeout=120)
+    assert dropped and process.returncode == 0, out
+    for host, ranks in (("h1", (0,)), ("h2", (1, 2))):
+        for rank in ranks:
+            assert re.findall(rf"{host} rank {rank} \| tick (\d+)", out) == [str(number) for number in range(50)], out
+
+
+def test_the_log_of_every_rank_is_kept(lab: Lab) -> None:
+    done = lab.train("faults.py", "raise --rank 1")
+    folder, _ = summary_of(done.stdout)
+    assert "RuntimeError: the fault that was asked for" in (folder / "logs" / "h2" / "rank-1.err").read_text()
+    assert Path(folder / "logs" / "h2" / "failure.json").is_file()
+
+
+def test_a_wrong_setting_of_the_trainer_ends_with_the_status_of_bad_input(lab: Lab) -> None:
+    done = lab.fab("train", NODES=2, ARGS="--model no-such-model")
+    assert done.returncode == 2, done.stdout
+    assert "no-such-model" in done.stdout.strip().splitlines()[-1]

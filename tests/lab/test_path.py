@@ -1,0 +1,83 @@
+"""Promise: from an inventory to a trained model on real hosts, over real SSH, in the commands that the README gives."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.lab.conftest import HOSTS, Lab, summary_of
+
+pytestmark = pytest.mark.lab
+
+
+def recaps(output: str) -> list[tuple[str, int]]:
+    """(host, changed) of every line of Ansible's recaps."""
+    return [(m[1], int(m[2])) for m in re.finditer(r"^(\S+)\s+: ok=\d+\s+changed=(\d+)", output, re.MULTILINE)]
+
+
+def test_the_first_deploy_ends_with_every_host_and_the_same_image(lab: Lab) -> None:
+    assert all(changed > 0 for host, changed in recaps(lab.first_deploy) if host in HOSTS)
+    assert "Deployed in" in lab.first_deploy
+    wanted = lab.cluster["image"]["id"]
+    for host in HOSTS:
+        assert lab.on(host, "podman image inspect --format '{{.Id}}' localhost/muster/train:latest") == wanted
+
+
+def test_the_data_network_is_chosen_and_decoys_are_refused(lab: Lab) -> None:
+    network = lab.cluster["network"]
+    addresses = [host["address"] for host in lab.cluster["hosts"]]
+    names = [host["interface"] for host in lab.cluster["hosts"]]
+    assert all(address.startswith("10.78.") for address in addresses) and len(set(names)) == len(HOSTS)
+    refused = json.dumps(network["refused"])
+    assert "docker0" in refused and "172.17" not in network["name"]
+
+
+def test_a_second_deploy_changes_nothing(lab: Lab) -> None:
+    done = lab.fab("deploy")
+    assert done.returncode == 0, done.stdout
+    found = recaps(done.stdout)
+    assert {host for host, _ in found} >= set(HOSTS)
+    assert [line for line in found if line[1]] == []
+
+
+def test_training_on_two_hosts_leaves_everything_here(lab: Lab) -> None:
+    done = lab.fab("train", NODES=1, ARGS="--epochs 1")
+    folder, summary = summary_of(done.stdout)
+    assert done.returncode == 0, done.stdout
+    assert (summary["status"], summary["world_size"]) == ("succeeded", 1)
+    done = lab.fab("train", NODES=2, ARGS="--epochs 2")
+    assert done.returncode == 0, done.stdout
+    folder, summary = summary_of(done.stdout)
+    assert (summary["status"], summary["exit_status"], summary["failed_rank"]) == ("succeeded", 0, None)
+    assert (summary["nodes"], summary["world_size"]) == (2, 3)
+    assert summary["master_addr"] == lab.cluster["hosts"][0]["address"]
+    assert summary["test_accuracy"] > 0.3 and summary["images_per_second"] > 0 and summary["train_seconds"] > 0
+    for name in ("plan.json", "metrics.jsonl", "result.json", "curves.png", "logs/h1.log", "logs/h2/rank-2.out"):
+        assert (folder / name).is_file(), name
+    assert list((folder / "checkpoints").glob("*.pt")) and list((folder / "checkpoints").glob("*.json"))
+    assert "h1 rank 0 | " in done.stdout and done.stdout.strip().splitlines()[-1].endswith("succeeded")
+
+
+def test_a_users_own_script_runs_on_all_hosts_with_unequal_ranks(lab: Lab) -> None:
+    done = lab.train("reduce.py", "--word 'two words'")
+    assert done.returncode == 0, done.stdout
+    said = {int(m[1]): m[0] for m in re.finditer(r"rank=(\d+) world=4 .*", done.stdout)}
+    assert sorted(said) == [0, 1, 2, 3]
+    assert all("sum=10" in line and "word=two words tabulate=tabulate" in line for line in said.values())
+    names = {host["name"]: host["interface"] for host in lab.cluster["hosts"]}
+    for rank, host in enumerate(("h1", "h2", "h2", "h3")):
+        assert f"{host} rank {rank} | rank={rank}" in done.stdout and f"ifname={names[host]}" in said[rank]
+    folder, _ = summary_of(done.stdout)
+    assert (folder / "workload" / "written-by-the-script.txt").is_file()
+
+
+def test_a_dry_run_prints_every_hosts_command_and_starts_nothing(lab: Lab) -> None:
+    before = set(Path("runs").glob("*"))
+    done = lab.fab("train", NODES=2, DRY_RUN=1)
+    assert done.returncode == 0 and set(Path("runs").glob("*")) == before
+    for host in lab.cluster["hosts"][:2]:
+        assert f"GLOO_SOCKET_IFNAME={host['interface']}" in done.stdout
+    assert done.stdout.count("$ sudo mkdir -p") == 2 and "--node-rank 1" in done.stdout

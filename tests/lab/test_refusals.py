@@ -1,0 +1,206 @@
+"""Promise: bad input is refused in one message that names the host, what is wrong and the mend; nothing is started.
+
+Every test uses its own copy of the lab's inventory, so the lab itself stays as it is.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.lab.conftest import HOSTS, Lab, wait_for
+
+pytestmark = pytest.mark.lab
+
+
+@pytest.fixture
+def copy(lab: Lab, tmp_path: Path) -> Iterator[Path]:
+    """A copy of the lab's inventory folder that a test may spoil."""
+    folder = tmp_path / "copy"
+    shutil.copytree(lab.inventory, folder)
+    yield folder
+    for made in Path("build").glob("copy-*"):
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def spoil(folder: Path, host: str, **variables: object) -> None:
+    """Set variables of one host in a copied inventory; a host that is not there is added."""
+    path = folder / "hosts.yml"
+    document = yaml.safe_load(path.read_text())
+    document["all"]["hosts"].setdefault(host, {}).update(variables)
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+
+
+def refused(lab: Lab, folder: Path, status: int, *said: str, task: str = "deploy", **variables: Any) -> str:
+    """The command ends with this status, says all that, and never came as far as Ansible."""
+    given: dict[str, Any] = {"INVENTORY": folder} | variables
+    done = lab.fab(task, **given)
+    assert done.returncode == status, done.stdout
+    for text in (*said, "mend:"):
+        assert text in done.stdout, f"{text!r} is not in:\n{done.stdout}"
+    assert "Traceback" not in done.stdout and done.stdout.count("muster: refused") == 1
+    return done.stdout
+
+
+def test_all_hosts_that_let_us_not_in_stand_in_one_report(lab: Lab, copy: Path) -> None:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", copy / "id_wrong"], check=True)
+    address = lab.cluster["hosts"][0]["ssh"]["address"]
+    down = address.rsplit(".", 1)[0] + ".250"  # nobody has it
+    (copy / "known_hosts").write_text(
+        (copy / "known_hosts").read_text()
+        + f"{down} {(copy / 'known_hosts').read_text().splitlines()[0].split(' ', 1)[1]}\n"
+    )
+    spoil(copy, "h1", ansible_user="nobody-of-that-name")
+    spoil(copy, "h2", ansible_ssh_private_key_file=str(copy / "id_wrong"))
+    spoil(copy, "h4", ansible_host=down)
+    said = refused(lab, copy, 3, "host h1 ", "host h2 ", "login refused", "host h4 ", "no SSH connection")
+    assert "PLAY" not in said
+
+
+def test_unknown_host_key(lab: Lab, copy: Path) -> None:
+    (copy / "known_hosts").unlink()
+    said = refused(lab, copy, 3, "host key SHA256:", f"run `make trust INVENTORY={copy}`")
+    assert all(f"host {host} " in said for host in HOSTS) and "PLAY" not in said
+
+
+def test_changed_host_key_is_shown_with_both_fingerprints_and_yes_does_not_accept_it(lab: Lab, copy: Path) -> None:
+    lines = (copy / "known_hosts").read_text().splitlines()
+    first, second = lines[0].split(" ", 1), lines[1].split(" ", 1)
+    (copy / "known_hosts").write_text("\n".join([f"{first[0]} {second[1]}", *lines[1:]]) + "\n")
+    said = refused(lab, copy, 3, "CHANGED")
+    assert said.count("SHA256:") >= 2
+    before = (copy / "known_hosts").read_text()
+    refused(lab, copy, 2, "CHANGED", task="trust", YES=1)
+    assert (copy / "known_hosts").read_text() == before
+
+
+def test_trust_asks_and_writes_nothing_unless_told_yes(lab: Lab, copy: Path) -> None:
+    (copy / "known_hosts").unlink()
+    refused(lab, copy, 2, "not confirmed", task="trust")
+    assert not (copy / "known_hosts").exists()
+    done = lab.fab("trust", INVENTORY=copy, YES=1)
+    assert done.returncode == 0 and (copy / "known_hosts").exists(), done.stdout
+
+
+def test_no_sudo(lab: Lab, copy: Path) -> None:
+    lab.on("h2", "useradd -m plain && cp -r /home/muster/.ssh /home/plain/ && chown -R plain: /home/plain/.ssh")
+    try:
+        spoil(copy, "h2", ansible_user="plain")
+        said = refused(lab, copy, 2, "host h2", "cannot become root by sudo", "NOPASSWD")
+    finally:
+        lab.on("h2", "userdel -r plain 2>/dev/null")
+    assert "PLAY" not in said
+
+
+def test_a_sudo_password_is_used_and_a_wrong_one_is_refused(lab: Lab, copy: Path) -> None:
+    lab.on(
+        "h2",
+        "useradd -m -s /bin/bash asks && echo asks:right | chpasswd && echo 'asks ALL=(ALL) ALL' > /etc/sudoers.d/asks"
+        " && cp -r /home/muster/.ssh /home/asks/ && chown -R asks: /home/asks/.ssh",
+    )
+    try:
+        spoil(copy, "h2", ansible_user="asks", ansible_become_password="wrong")
+        refused(lab, copy, 2, "host h2", "cannot become root by sudo")
+        spoil(copy, "h2", ansible_become_password="right")
+        done = lab.fab("deploy", INVENTORY=copy)
+        assert done.returncode == 0, done.stdout
+        assert "right" not in next(Path("build").glob("copy-*/cluster.json")).read_text()
+        done = lab.train("reduce.py", INVENTORY=copy, NODES=2)
+        assert done.returncode == 0, done.stdout
+    finally:
+        lab.on("h2", "rm /etc/sudoers.d/asks; userdel -r asks 2>/dev/null", check=False)
+        lab.on("h2", "chown -R muster: /var/lib/muster/images /var/lib/muster/runs")
+
+
+def test_no_python3(lab: Lab, copy: Path) -> None:
+    lab.on("h3", "mv /usr/bin/python3 /usr/bin/python3.aside")
+    try:
+        said = refused(lab, copy, 2, "host h3", "no python3")
+    finally:
+        lab.on("h3", "mv /usr/bin/python3.aside /usr/bin/python3")
+    assert "PLAY" not in said
+
+
+def test_no_network_on_which_hosts_reach_each_other(lab: Lab, copy: Path) -> None:
+    others = [lab.cluster["hosts"][1][key] for key in ("address",)] + [lab.cluster["hosts"][1]["ssh"]["address"]]
+    for address in others:
+        lab.nsenter("h1", "ip", "route", "add", "blackhole", f"{address}/32")
+    try:
+        done = lab.fab("deploy", INVENTORY=copy)
+    finally:
+        for address in others:
+            lab.nsenter("h1", "ip", "route", "del", "blackhole", f"{address}/32")
+    assert done.returncode == 2, done.stdout
+    assert all(f"at {address}" in done.stdout for address in others) and "mend: open TCP" in done.stdout
+    assert not list(Path("build").glob("copy-*/cluster.json"))
+
+
+def test_disk_too_small_for_the_image(lab: Lab, copy: Path) -> None:
+    image = lab.cluster["image"]["id"]
+    lab.on("h3", f"mount -t tmpfs -o size=50m tmpfs /var/lib/muster/images && podman rmi --force {image}")
+    try:
+        done = lab.fab("deploy", INVENTORY=copy)
+        assert done.returncode == 4, done.stdout
+        assert "h3" in done.stdout and "free" in done.stdout and "/var/lib/muster" in done.stdout
+        assert not list(Path("build").glob("copy-*/cluster.json"))
+    finally:
+        lab.on("h3", "umount /var/lib/muster/images")
+    again = lab.fab("deploy")
+    assert again.returncode == 0, again.stdout
+
+
+def test_image_build_fails(lab: Lab, tmp_path: Path) -> None:
+    workload = tmp_path / "broken"
+    workload.mkdir()
+    (workload / "main.py").write_text("")
+    (workload / "requirements.txt").write_text("no-such-package-of-muster==1.2.3\n")
+    before = set(Path("runs").glob("*"))
+    done = lab.fab("train", WORKLOAD=workload, SCRIPT="main.py", NODES=1)
+    assert done.returncode == 4, done.stdout
+    assert "no-such-package-of-muster" in done.stdout and "requirements.txt" in done.stdout and "mend:" in done.stdout
+    assert set(Path("runs").glob("*")) == before
+
+
+@pytest.mark.parametrize("nodes", ["0", "5", "two"])
+def test_bad_nodes(lab: Lab, nodes: str) -> None:
+    refused(lab, lab.inventory, 2, f"NODES={nodes}", task="train", NODES=nodes)
+
+
+def test_missing_script(lab: Lab) -> None:
+    refused(lab, lab.inventory, 2, "absent.py", task="train", WORKLOAD="tests/lab/test_jobs", SCRIPT="absent.py")
+
+
+def test_no_cluster_map_yet_and_one_older_than_its_inventory(lab: Lab, copy: Path) -> None:
+    refused(lab, copy, 2, "no cluster map", "make deploy", task="train")
+    hosts = lab.inventory / "hosts.yml"
+    text = hosts.read_text()
+    hosts.write_text(text + "# changed\n")
+    try:
+        refused(lab, lab.inventory, 2, "older than", "make deploy", task="train")
+    finally:
+        hosts.write_text(text)
+
+
+def test_a_host_that_went_down_since_the_deploy(lab: Lab) -> None:
+    subprocess.run(["podman", "pause", f"muster-{lab.name}-h2"], check=True, capture_output=True)
+    try:
+        refused(lab, lab.inventory, 3, "host h2", task="train", NODES=2)
+    finally:
+        subprocess.run(["podman", "unpause", f"muster-{lab.name}-h2"], check=True, capture_output=True)
+    wait_for(lambda: lab.on("h2", "true", check=False) == "", "h2 to be back")
+
+
+def test_a_host_without_the_image_is_named(lab: Lab) -> None:
+    image = lab.cluster["image"]["id"]
+    lab.on("h2", f"podman rmi --force {image}")
+    try:
+        refused(lab, lab.inventory, 2, "host h2", "does not hold image", task="train", NODES=2)
+    finally:
+        again = lab.fab("deploy")
+        assert again.returncode == 0, again.stdout

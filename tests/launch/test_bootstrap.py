@@ -1,0 +1,66 @@
+"""Promise: a group is installed anew only when versions change; what cannot work is said first."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from launch import bootstrap
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a pyproject.toml and a .venv in which the group `control` is installed."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / ".control").write_text(hashlib.sha256(b"[project]\n").hexdigest())
+    return tmp_path
+
+
+def test_an_installed_group_is_left_alone(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap, "_pip", lambda *words: pytest.fail("pip was run"))
+    assert bootstrap.main(["control"]) == 0
+
+
+def test_a_change_of_versions_installs_anew_and_a_failure_leaves_no_stamp(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("python", "pip"):
+        (checkout / ".venv" / "bin").mkdir(exist_ok=True)
+        (checkout / ".venv" / "bin" / name).write_text("")
+    (checkout / "pyproject.toml").write_text("[project]\nname = 'new'\n")
+    asked: list[tuple[str, ...]] = []
+    answers = [1, 0]
+
+    def pip(*words: str) -> int:
+        asked.append(words)
+        return answers[len(asked) - 1]
+
+    monkeypatch.setattr(bootstrap, "_pip", pip)
+    assert bootstrap.main(["control"]) == 1
+    assert asked == [("install", "--group", "control")] and "pip could not install" in capsys.readouterr().err
+    assert bootstrap.main(["control"]) == 0 and bootstrap.main(["control"]) == 0
+    assert len(asked) == 2
+
+
+def test_without_root_a_target_that_needs_it_points_to_make_local(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.getuid", lambda: 1000)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr(bootstrap, "_pip", lambda *words: pytest.fail("pip was run"))
+    assert bootstrap.main(["--root", "control"]) == 1
+    assert "needs root" in (said := capsys.readouterr().err) and "make local" in said
+
+
+def test_python_without_venv_is_one_message_where_nobody_can_install_it(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("os.getuid", lambda: 1000)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert bootstrap.main(["train"]) == 1
+    assert "apt-get install python3" in capsys.readouterr().err

@@ -1,0 +1,97 @@
+"""Promise: a cluster map that is missing, torn, of another version or older than its inventory is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launch import clustermap, deploy, inventory, machine, run
+from launch.inventory import Host, Target
+from launch.refusal import Refusal
+from tests.launch.samples import cluster, facts, nic
+
+
+@pytest.fixture
+def deployed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An inventory with a fresh cluster map, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    path = Path("inventory/lab")
+    path.mkdir(parents=True)
+    (path / "hosts.yml").write_text("all: {hosts: {h1: {ansible_host: 192.0.2.1}}}\n")
+    clustermap.write(clustermap.path_of(path), replace(cluster(1), inventory_sha256=inventory.digest(path)))
+    return path
+
+
+def test_a_map_reads_back_as_written(deployed: Path) -> None:
+    assert clustermap.read(deployed) == replace(cluster(1), inventory_sha256=inventory.digest(deployed))
+
+
+def test_missing_map(deployed: Path) -> None:
+    clustermap.path_of(deployed).unlink()
+    with pytest.raises(Refusal, match="make deploy INVENTORY=inventory/lab"):
+        clustermap.read(deployed)
+
+
+def test_inventory_changed_since(deployed: Path) -> None:
+    (deployed / "hosts.yml").write_text("all: {hosts: {h2: {ansible_host: 192.0.2.2}}}\n")
+    with pytest.raises(Refusal, match="older than inventory/lab"):
+        clustermap.read(deployed)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"schema": "muster.cluster/1"}'])
+def test_torn_map(deployed: Path, content: str) -> None:
+    clustermap.path_of(deployed).write_text(content)
+    with pytest.raises(Refusal, match="make deploy"):
+        clustermap.read(deployed)
+
+
+def test_another_version(deployed: Path) -> None:
+    path = clustermap.path_of(deployed)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": "muster.cluster/0"}))
+    with pytest.raises(Refusal, match=r"version muster\.cluster/0"):
+        clustermap.read(deployed)
+
+
+def test_no_password_gets_into_the_map() -> None:
+    target = Target("h1", "192.0.2.1", user="me", sudo_password="secret")
+    fields = clustermap.ssh_fields(target)
+    assert "secret" not in json.dumps(fields) and fields["needs_sudo_password"] is True
+    assert "secret" not in repr(target)
+
+
+def host(name: str, **settings: object) -> Host:
+    return Host(Target(name, f"192.0.2.{name[1:]}"), dict(settings))
+
+
+def test_one_machine_under_two_names_is_found_by_its_nics() -> None:
+    same = facts(nic("e0", "10.0.0.1/24", mac="02:00:00:00:00:01"))
+    with pytest.raises(Refusal, match="same machine as h1"):
+        deploy.check_facts([host("h1"), host("h2")], {"h1": same, "h2": same})
+
+
+def test_gpus_that_are_not_there_and_broken_drivers_are_refused_together() -> None:
+    known = {"h1": facts(gpus=1), "h2": facts(problem="nvidia-smi ended with status 9: no driver")}
+    with pytest.raises(Refusal) as caught:
+        deploy.check_facts([host("h1", gpus=[0, 2]), host("h2")], known)
+    assert "has no GPU [2]" in str(caught.value) and "no driver" in str(caught.value)
+    deploy.check_facts([host("h1"), host("h2", gpus=[])], known)
+
+
+def test_ranks_follow_gpus_unless_told() -> None:
+    assert deploy.ranks_and_gpus(host("h1"), facts()) == (1, [])
+    assert deploy.ranks_and_gpus(host("h1"), facts(gpus=4)) == (4, [0, 1, 2, 3])
+    assert deploy.ranks_and_gpus(host("h1", gpus=[1, 3]), facts(gpus=4)) == (2, [1, 3])
+    assert deploy.ranks_and_gpus(host("h1", nproc_per_node=3), facts()) == (3, [])
+
+
+def test_a_host_is_not_ready_for_each_reason() -> None:
+    busy = json.dumps([{"Labels": {"muster.run": "r1", "muster.owner": "ann@desk"}, "Status": "Up 3 minutes"}])
+    standing = machine.parse_standing(f"ps={busy}\n")
+    problems = "\n".join(map(str, run.judge_standing(cluster(1).hosts[0], standing, "ab" * 32, needs_port=True)))
+    assert "does not hold image" in problems and "/srv/data" in problems and "no port from" in problems
+    assert "run r1 of ann@desk is in progress (Up 3 minutes)" in problems
+    ready = machine.parse_standing("image=yes\nps=[]\ndata=yes\nport=29511\n")
+    assert run.judge_standing(cluster(1).hosts[0], ready, "ab" * 32, needs_port=True) == [] and ready.port == 29511

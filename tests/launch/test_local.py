@@ -1,0 +1,148 @@
+"""Promises of `make local`: it trains, and whatever happens it leaves a summary that says so."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch import exits, local
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = ["--dataset", "fake", "--image-size", "16", "--model", "resnet18", "--epochs", "1"]
+Run = tuple[int, str, Path, dict[str, Any]]
+
+
+def start(runs: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "launch.local", "--runs", str(runs), *arguments]
+    return subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+def finish(process: subprocess.Popen[str], runs: Path, timeout: float = 90) -> Run:
+    """(exit status, output, the run's folder, its summary)"""
+    output, _ = process.communicate(timeout=timeout)
+    (folder,) = runs.iterdir()
+    return process.returncode, output, folder, json.loads((folder / "summary.json").read_text())
+
+
+def processes_of(run: str) -> list[str]:
+    label = f"MUSTER_RUN_ID={run}".encode()
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            found += [path.parent.name] if label in path.read_bytes().split(b"\0") else []
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    runs = tmp_path_factory.mktemp("trained")
+    return finish(start(runs, "--nproc", "2", *TINY), runs)
+
+
+def test_a_run_succeeds_and_says_so(trained: Run) -> None:
+    status, output, folder, summary = trained
+    assert status == exits.SUCCEEDED, output
+    assert summary["run"] == folder.name
+    assert (summary["status"], summary["exit_status"], summary["failed_rank"]) == ("succeeded", 0, None)
+    assert (summary["nodes"], summary["world_size"], summary["reason"]) == (1, 2, None)
+    assert 0 <= summary["test_accuracy"] <= 1
+    assert summary["images_per_second"] > 0 and summary["train_seconds"] > 0
+    assert "first optimizer step after" in output
+    assert "curves.png" in output.splitlines()[-1]
+
+
+def test_a_run_leaves_what_it_promises(trained: Run) -> None:
+    folder = trained[2]
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in events] == ["start", *["step"] * 5, "epoch", "end"]
+    assert [event["images"] for event in events if event["event"] == "step"] == [120, 120, 120, 120, 35]
+    assert {p.name for p in (folder / "checkpoints").iterdir()} == {"step-5.pt", "step-5.json"}
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["steps"], result["world_size"], result["model"]) == (5, 2, "resnet18")
+    assert {p.name for p in (folder / "logs").iterdir()} == {"rank-0.out", "rank-0.err", "rank-1.out", "rank-1.err"}
+    assert not list(folder.glob(".*"))
+
+
+def test_a_failure_names_rank_and_step(tmp_path: Path) -> None:
+    status, output, folder, summary = finish(start(tmp_path, "--nproc", "1", *TINY, "--lr", "1e30"), tmp_path)
+    assert status == exits.FAILED, output
+    assert (summary["status"], summary["exit_status"], summary["failed_rank"]) == ("failed", 1, 0)
+    assert "on rank 0 at epoch 1, step" in summary["reason"]
+    assert "rank 0 failed: " in output.splitlines()[-1]
+    assert not (folder / "result.json").exists()
+
+
+def test_ctrl_c_stops_all_ranks(tmp_path: Path) -> None:
+    process = start(tmp_path, "--nproc", "2", *TINY, "--epochs", "1000")
+    assert process.stdout
+    while "first optimizer step" not in (line := process.stdout.readline()):
+        assert line, "it ended early"
+    process.send_signal(signal.SIGINT)
+    status, output, folder, summary = finish(process, tmp_path, timeout=25)
+    assert status == exits.INTERRUPTED, output
+    assert (summary["status"], summary["exit_status"], summary["test_accuracy"]) == ("stopped", 130, None)
+    assert processes_of(folder.name) == []
+
+
+@pytest.mark.slow
+def test_a_wrong_setting_is_refused_in_one_line(tmp_path: Path) -> None:
+    status, output, _, summary = finish(start(tmp_path, "--nproc", "2", "--epochs", "0"), tmp_path)
+    assert status == summary["exit_status"] == exits.REFUSED
+    assert output.splitlines()[-1].endswith("--epochs 0: at least 1")
+
+
+@pytest.mark.parametrize("wrong", ["0", "-1", "two", "1.5", "²"])
+def test_a_wrong_nproc_starts_nothing(wrong: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert local.main(["--runs", str(tmp_path), f"--nproc={wrong}"]) == exits.REFUSED
+    assert list(tmp_path.iterdir()) == []
+    assert capfd.readouterr().err.startswith(f"make local: NPROC={wrong}: ")
+
+
+def test_run_dir_is_not_the_users_to_choose(tmp_path: Path) -> None:
+    assert local.main(["--runs", str(tmp_path), "--run-dir=x"]) == exits.REFUSED
+
+
+def test_ranks_are_one_per_gpu_else_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NPROC", raising=False)
+    assert [local.number_of_ranks(None, gpus) for gpus in (0, 1, 8)] == [2, 1, 8]
+    monkeypatch.setenv("NPROC", "3")
+    assert local.number_of_ranks(None, 0) == 3
+    with pytest.raises(local.Refused, match="2 GPU"):
+        local.number_of_ranks(None, 2)
+
+
+def test_two_runs_of_one_second_have_two_folders(tmp_path: Path) -> None:
+    names = [local.make_run_folder(tmp_path, "20261121-143005-local").name for _ in range(2)]
+    assert names == ["20261121-143005-local", "20261121-143005-local-2"]
+
+
+def test_launch_local_does_not_import_torch() -> None:
+    program = "import sys, launch.local; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=30)
+
+
+@pytest.mark.slow
+def test_the_default_run_reaches_97_percent(tmp_path: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "NPROC"}
+    command = [sys.executable, "-m", "launch.local", "--runs", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=300)
+    (folder,) = tmp_path.iterdir()
+    assert json.loads((folder / "summary.json").read_text())["test_accuracy"] >= 0.97
+
+
+def test_args_of_make_reach_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ARGS", "--epochs 1 --dataset fake")
+    assert local.parse([*local.given_by_make(), "--nproc", "1"])[1] == ["--epochs", "1", "--dataset", "fake"]
+    monkeypatch.setenv("ARGS", "--model 'open")
+    with pytest.raises(local.Refused, match="quotation"):
+        local.given_by_make()

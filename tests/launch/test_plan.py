@@ -1,0 +1,80 @@
+"""Promise: the plan is a pure function; ranks are numbered in inventory order; every host gets its own interface."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launch import plan as plans
+from launch.plan import Options, Plan
+from launch.refusal import Refusal
+from tests.launch.samples import cluster
+
+
+def make(nprocs: list[int], options: Options = Options(), gpus: bool = False) -> Plan:  # noqa: B008
+    return plans.make_plan(cluster(*nprocs, gpus=gpus), options, "20260101-000000-abcd", 29512, "me@here", "now")
+
+
+@given(st.lists(st.integers(1, 8), min_size=1, max_size=6))
+def test_ranks_are_counted_up_host_by_host(nprocs: list[int]) -> None:
+    plan = make(nprocs)
+    assert [rank for part in plan.parts for rank in part.ranks] == list(range(sum(nprocs)))
+    assert [len(part.ranks) for part in plan.parts] == nprocs
+    assert plan.world_size == sum(nprocs)
+    assert plan.master_addr == plan.parts[0].address and plan.master_host == "h1"
+
+
+@given(st.lists(st.integers(1, 4), min_size=2, max_size=5))
+def test_hosts_differ_only_in_what_is_their_own(nprocs: list[int]) -> None:
+    commands = [part.command for part in make(nprocs).parts]
+    addresses = {c[c.index("--master-addr") + 1] for c in commands}
+    ports = {c[c.index("--master-port") + 1] for c in commands}
+    assert addresses == {"10.78.0.11"} and ports == {"29512"}
+    assert [c[c.index("--node-rank") + 1] for c in commands] == [str(i) for i in range(len(nprocs))]
+    assert [c[c.index("--nproc-per-node") + 1] for c in commands] == [str(n) for n in nprocs]
+
+
+def test_interfaces_are_each_hosts_own_and_nccl_takes_the_exact_name() -> None:
+    for index, part in enumerate(make([1, 2]).parts):
+        assert part.environment["GLOO_SOCKET_IFNAME"] == f"eno{index}"
+        assert part.environment["NCCL_SOCKET_IFNAME"] == f"=eno{index}"
+
+
+def test_cores_are_shared_among_the_ranks_of_a_host() -> None:
+    assert [part.environment["OMP_NUM_THREADS"] for part in make([1, 2, 8]).parts] == ["4", "2", "1"]
+
+
+def test_gpus_and_data_reach_the_container() -> None:
+    first, second = make([2, 2], gpus=True).parts
+    assert "nvidia.com/gpu=0" in first.command and "nvidia.com/gpu=1" in first.command
+    assert "/srv/data:/data:ro" in first.command and "/srv/data:/data:ro" not in second.command
+
+
+def test_a_users_script_takes_the_trainers_place_and_its_arguments_stay_apart() -> None:
+    plan = make([1], Options(script="main.py", args=("--name", "two words"), image="ef" * 32))
+    command = plan.parts[0].command
+    assert command[-3:] == ["main.py", "--name", "two words"] and "ef" * 32 in command
+    assert shlex.split(shlex.join(command)) == command
+
+
+@pytest.mark.parametrize(("nodes", "count"), [(None, 3), (1, 1), (3, 3)])
+def test_nodes_takes_the_first_hosts(nodes: int | None, count: int) -> None:
+    assert [h.name for h in plans.chosen_hosts(cluster(1, 1, 1), nodes)] == ["h1", "h2", "h3"][:count]
+
+
+@pytest.mark.parametrize("nodes", ["0", "-1", "5", "two", "1.5"])
+def test_bad_nodes_are_refused(nodes: str) -> None:
+    with pytest.raises(Refusal) as caught:
+        plans.chosen_hosts(cluster(1, 1, 1), plans.parse_nodes(nodes))
+    assert nodes in str(caught.value) and "mend: give" in str(caught.value)
+
+
+def test_a_dry_run_shows_every_command_in_full() -> None:
+    plan = make([1, 2])
+    shown = plans.describe(plan)
+    for part in plan.parts:
+        assert shlex.join(part.command) in shown
+        assert all(f"{key}={value}" in shown for key, value in part.environment.items())

@@ -1,0 +1,127 @@
+"""Promises of train.agent, with real torchrun: who failed, with what, in a document."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from train import agent
+
+ROOT = Path(__file__).resolve().parents[2]
+RANK = "import os, sys, time, signal\nrank = int(os.environ['RANK'])\n"
+WAIT = "time.sleep(60)\n"
+
+
+def start(folder: Path, script: str, **environment: str) -> subprocess.Popen[str]:
+    (folder / "train.py").write_text(RANK + script)  # a user's file of that name must not stand in our way
+    command = [sys.executable, "-P", "-m", "train.agent", "--standalone", "--local-addr=127.0.0.1"]
+    command += ["--nproc-per-node=2", f"--log-dir={folder / 'logs'}", "--tee=3", "train.py"]
+    ours = {"PYTHONPATH": str(ROOT), "MUSTER_RUN_DIR": str(folder), "MUSTER_HOST": "h7", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env={**os.environ, **ours, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(folder: Path, script: str) -> tuple[int, str, dict[str, Any]]:
+    """(exit status, stderr, failure.json or {})"""
+    process = start(folder, script)
+    _, errors = process.communicate(timeout=60)
+    document = folder / "failure.json"
+    return process.returncode, errors, json.loads(document.read_text()) if document.exists() else {}
+
+
+def test_success_leaves_no_document(tmp_path: Path) -> None:
+    assert run(tmp_path, "print('hello')\n")[0] == 0
+    assert not (tmp_path / "failure.json").exists()
+
+
+def test_an_exception_of_a_recorded_script(tmp_path: Path) -> None:
+    script = (
+        "from torch.distributed.elastic.multiprocessing.errors import record\n"
+        "@record\ndef main():\n    if rank == 1: raise ValueError('bad batch')\n    time.sleep(60)\nmain()\n"
+    )
+    status, errors, document = run(tmp_path, script)
+    first = document["failures"][0]
+    assert status == 1
+    assert (document["node_rank"], document["host"]) == (0, "h7")
+    assert (first["rank"], first["local_rank"], first["exitcode"], first["signal"]) == (1, 1, 1, None)
+    assert first["exception"] == "ValueError: bad batch"
+    assert "in main" in first["traceback"]
+    assert abs(first["time"] - time.time()) < 60
+    assert "rank 1 on h7 failed: ValueError: bad batch" in errors
+
+
+def test_an_exception_of_a_script_that_knows_nothing_of_us(tmp_path: Path) -> None:
+    script = "if rank == 1: raise RuntimeError('no such\\nfile')\n" + WAIT
+    first = run(tmp_path, script)[2]["failures"][0]
+    assert (first["rank"], first["exception"]) == (1, "RuntimeError: no such")
+    assert first["traceback"].startswith("Traceback (most recent call last):")
+
+
+def test_a_killed_rank(tmp_path: Path) -> None:
+    script = "if rank == 0: os.kill(os.getpid(), signal.SIGKILL)\n" + WAIT
+    status, _, document = run(tmp_path, script)
+    first = document["failures"][0]
+    assert (status, first["rank"], first["exitcode"], first["signal"]) == (1, 0, -9, "SIGKILL")
+    assert first["exception"] == "killed by SIGKILL"
+
+
+def test_a_rank_that_leaves_with_a_status(tmp_path: Path) -> None:
+    script = "if rank == 1:\n    print('no data', file=sys.stderr)\n    sys.exit(3)\n" + WAIT
+    first = run(tmp_path, script)[2]["failures"][0]
+    assert (first["rank"], first["exitcode"], first["exception"]) == (1, 3, "exit status 3: no data")
+
+
+def test_sigterm_ends_all_ranks_even_stubborn_ones(tmp_path: Path) -> None:
+    script = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('pid', os.getpid(), flush=True)\n" + WAIT
+    process = start(tmp_path, script, TORCH_ELASTIC_SHUTDOWN_TIMEOUT="1")
+    assert process.stdout
+    pids: list[int] = []
+    while len(pids) < 2:
+        line = process.stdout.readline()
+        assert line, "the agent ended early"
+        pids += [int(line.split()[-1])] if " pid " in line or ":pid " in line else []
+    asked = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert time.monotonic() - asked < 10
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def failure(rank: int, exception: str, when: float) -> agent.Failure:
+    return {"rank": rank, "time": when, "consequence": bool(agent.PEER_LOST.search(exception))}
+
+
+@pytest.mark.parametrize(
+    "echo",
+    [
+        "RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:5321",
+        "torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error",
+        "torch.distributed.DistNetworkError: failed to recv, got 0 bytes",
+    ],
+)
+def test_who_only_lost_a_peer_is_not_the_cause(echo: str) -> None:
+    """The clocks of two hosts differ, and a killed rank is noticed late."""
+    ordered = agent.in_order([failure(0, echo, 10.0), failure(1, "killed by SIGKILL", 11.0)])
+    assert [each["rank"] for each in ordered] == [1, 0]
+
+
+def test_the_last_traceback_is_taken() -> None:
+    text = (
+        "Traceback (most recent call last):\n  File 'a', line 1\nKeyError: 'x'\n\nDuring handling ...\n\n"
+        "Traceback (most recent call last):\n  File 'b', line 2\n    f()\n    ^^^\nOSError: [Errno 28] full\nnoise\n"
+    )
+    assert agent.exception_line(agent.last_traceback(text)) == "OSError: [Errno 28] full"
+    assert agent.last_traceback("no trace here") == ""

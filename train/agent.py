@@ -1,0 +1,204 @@
+"""torchrun, and a document that says which rank failed and why.  python -m train.agent <torchrun's arguments>
+
+Everything is torchrun's own; this only catches its ending and writes $MUSTER_RUN_DIR/failure.json (schema
+below), so that the control side need not read logs. A script needs nothing of ours: without @record the
+exception is read from the end of the rank's stderr log (give torchrun --log-dir and --tee 3).
+
+Exit status: torchrun's 0; 1 when a rank failed or the ranks did not find each other; 2 for arguments that
+torchrun refuses; 128 + the signal's number when a signal ended it, with all its ranks.
+
+failure.json: {"schema": 1, "node_rank", "host", "failures": [{"rank", "local_rank", "pid", "exitcode",
+"signal", "exception", "traceback", "time", "consequence"}]}. The first failure is the cause as far as it can
+be told: those that only lost the connection to a peer ("consequence": true) come after the others, then the
+earlier first. `rank` is null when torchrun itself failed, e.g. in the rendezvous; `signal` is e.g. "SIGKILL"
+or null; `time` is in unix seconds.
+
+Run it with python -P where the working directory may hold a train.py of the user's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+SCHEMA = 1
+# Seconds that ranks get between SIGTERM and SIGKILL; torchrun's own default is 30.
+GRACE = "10"
+TAIL = 65536
+
+# What gloo, NCCL and torch's store say on a rank whose peer has gone.
+PEER_LOST = re.compile(
+    r"connection closed by peer|connection reset by peer|connection refused|broken pipe|remote process exited"
+    r"|DistNetworkError|DistStoreError|ncclRemoteError|NCCL communicator was aborted"
+    r"|socket timeout|timed out waiting",
+    re.IGNORECASE,
+)
+
+# torch puts this before each line of an exception that nobody caught once a process group exists.
+RANK_PREFIX = re.compile(r"^\[rank\d+\]: ", re.MULTILINE)
+
+Failure = dict[str, Any]
+
+
+def last_traceback(text: str) -> str:
+    """The last Python traceback in a stderr log, to the line of its exception; empty if there is none."""
+    start = text.rfind("Traceback (most recent call last):\n")
+    if start < 0:
+        return ""
+    lines = text[start:].splitlines()
+    exception = (n for n, line in enumerate(lines) if n and line and not line.startswith(" "))
+    return "\n".join(lines[: next(exception, len(lines) - 1) + 1])
+
+
+def exception_line(trace: str) -> str:
+    """The line of a traceback that names the exception, e.g. "ValueError: bad"."""
+    unindented = [line for line in trace.splitlines()[1:] if line and not line.startswith(" ")]
+    return unindented[0] if unindented else ""
+
+
+def explanation(exitcode: int, recorded: str, recorded_trace: str, stderr: str) -> tuple[str, str]:
+    """(exception, traceback) of a failed rank from what is known of it: error file first, then its stderr."""
+    if recorded:
+        return recorded.strip(), recorded_trace
+    if exitcode < 0:
+        return f"killed by {signal.Signals(-exitcode).name}", last_traceback(stderr)
+    trace = last_traceback(stderr)
+    if trace:
+        return exception_line(trace), trace
+    last = next((line.strip() for line in reversed(stderr.splitlines()) if line.strip()), "")
+    return (f"exit status {exitcode}: {last}" if last else f"exit status {exitcode}"), ""
+
+
+def in_order(failures: list[Failure]) -> list[Failure]:
+    return sorted(failures, key=lambda f: (f["consequence"], f["time"]))
+
+
+def tail_of_stderr(log_dir: str | None, local_rank: int, since: float) -> str:
+    """The end of this local rank's newest stderr log under torchrun's log folder; empty if there is none."""
+    if not log_dir:
+        return ""
+    logs = [p for p in Path(log_dir).glob(f"*/attempt_*/{local_rank}/stderr.log") if p.stat().st_mtime >= since - 1]
+    if not logs:
+        return ""
+    with max(logs, key=lambda p: p.stat().st_mtime).open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+        return RANK_PREFIX.sub("", file.read().decode(errors="replace"))
+
+
+def describe(rank: int, failure: Any, log_dir: str | None, since: float) -> Failure:
+    """`failure`: torch's ProcessFailure."""
+    data = failure.error_file_data.get("message")
+    data = data if isinstance(data, dict) else {}  # a string where there is no error file
+    exception, trace = explanation(
+        failure.exitcode,
+        data.get("message", ""),
+        data.get("extraInfo", {}).get("py_callstack", ""),
+        tail_of_stderr(log_dir, failure.local_rank, since),
+    )
+    return {
+        "rank": rank,
+        "local_rank": failure.local_rank,
+        "pid": failure.pid,
+        "exitcode": failure.exitcode,
+        "signal": signal.Signals(-failure.exitcode).name if failure.exitcode < 0 else None,
+        "exception": exception,
+        "traceback": trace,
+        "time": getattr(failure, "noticed", float(failure.timestamp)),
+        "consequence": bool(PEER_LOST.search(exception)) or failure.exitcode == -signal.SIGTERM,
+    }
+
+
+def own_failure(error: BaseException) -> Failure:
+    """torchrun itself failed: no rank is to blame."""
+    return {
+        "rank": None,
+        "local_rank": None,
+        "pid": os.getpid(),
+        "exitcode": 1,
+        "signal": None,
+        "exception": f"{type(error).__name__}: {error}",
+        "traceback": "".join(traceback.format_exception(error)),
+        "time": time.time(),
+        "consequence": bool(PEER_LOST.search(f"{type(error).__name__}: {error}")),
+    }
+
+
+def report(failures: list[Failure], node_rank: int) -> None:
+    """Writes failure.json, whole or not at all, and one line for each failure to stderr."""
+    host = os.environ.get("MUSTER_HOST") or socket.gethostname()
+    for failure in failures:
+        who = "torchrun" if failure["rank"] is None else f"rank {failure['rank']}"
+        print(f"{who} on {host} failed: {failure['exception'].splitlines()[0]}", file=sys.stderr, flush=True)
+    folder = os.environ.get("MUSTER_RUN_DIR")
+    if not folder:
+        return
+    document = {"schema": SCHEMA, "node_rank": node_rank, "host": host, "failures": failures}
+    path = Path(folder) / "failure.json"
+    draft = path.with_name(".failure.json.tmp")
+    try:
+        draft.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        print(f"cannot write {path}: {error}", file=sys.stderr, flush=True)
+
+
+def note_time_of_failures() -> None:
+    """torch keeps the time of a failure in whole seconds, too coarse to tell which rank failed first."""
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+    made = ProcessFailure.__post_init__
+
+    def note(self: Any) -> None:
+        self.noticed = time.time()
+        made(self)
+
+    ProcessFailure.__post_init__ = note  # type: ignore[method-assign]
+
+
+def main(arguments: list[str]) -> int:
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", GRACE)
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # what it would say is said below, in one line
+    note_time_of_failures()
+    options = torchrun.parse_args(arguments)
+    since = time.time()
+    try:
+        torchrun.run(options)
+    except ChildFailedError as error:
+        failures = [describe(rank, f, options.log_dir, since) for rank, f in error.failures.items()]
+        report(in_order(failures), options.node_rank)
+        return 1
+    except SignalException as error:
+        return 128 + int(error.sigval)
+    except Exception as error:
+        report([own_failure(error)], options.node_rank)
+        return 1
+    return 0
+
+
+def leave(status: int) -> None:
+    """Ends the process at once. An orderly end would wait for torchrun's threads that copy the ranks' output, and could
+    replace the status by the interpreter's 120 when one of them still writes."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1:]))

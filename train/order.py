@@ -1,0 +1,91 @@
+"""Which sample goes where, as pure functions: shuffling, global batches, the shares of ranks, random numbers.
+
+All of it is a function of (seed, epoch, global sample index), never of the number of ranks, so that a run on
+another number of hosts sees the same samples in the same batches with the same augmentation. NumPy only; no
+torch, no state.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+
+
+def mix(words: Words) -> Words:
+    """SplitMix64's finaliser (Steele, Lea, Flood 2014): a bijection of 64-bit words that looks random."""
+    z = words + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def random_words(*coordinates: int | Ints) -> Words:
+    """One random 64-bit word for each coordinate tuple, e.g. (seed, epoch, indices); arrays are broadcast.
+
+    Coordinates are >= 0. Equal coordinates give equal words on every machine.
+    """
+    words = np.zeros(1, dtype=np.uint64)
+    for coordinate in coordinates:
+        words = mix(words ^ np.atleast_1d(np.asarray(coordinate)).astype(np.uint64))
+    return words
+
+
+def uniform(*coordinates: int | Ints) -> npt.NDArray[np.float64]:
+    """Random numbers in [0, 1), one for each coordinate tuple."""
+    return (random_words(*coordinates) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def permutation(samples: int, seed: int, epoch: int) -> Ints:
+    """The order in which an epoch visits the samples 0 .. samples-1."""
+    words = random_words(seed, epoch, np.arange(samples, dtype=np.int64))
+    return np.argsort(words, kind="stable").astype(np.int64)
+
+
+def steps_per_epoch(samples: int, batch_size: int) -> int:
+    return -(-samples // batch_size)
+
+
+@dataclass(frozen=True)
+class Share:
+    """One rank's part of one global batch.
+
+    `indices[:count]` are this rank's samples. The rest is padding that must have weight 0: where a short last
+    batch leaves a rank with fewer than two samples, the rank still has to take part in the step's
+    collectives, and batch normalisation refuses a single value per channel.
+    """
+
+    indices: Ints
+    count: int
+    global_count: int
+
+
+LEAST_SHARE = 2
+
+
+def share(batch: Ints, rank: int, world_size: int, padding: Ints) -> Share:
+    """Rank's share of a global batch: contiguous, sizes of ranks differ by one at most; padded from
+    `padding`.
+    """
+    mine = batch[rank * len(batch) // world_size : (rank + 1) * len(batch) // world_size]
+    missing = max(0, LEAST_SHARE - len(mine))
+    return Share(np.concatenate([mine, np.resize(padding, missing)]), len(mine), len(batch))
+
+
+def shares(samples: int, batch_size: int, seed: int, epoch: int, rank: int, world_size: int) -> Iterator[Share]:
+    """This rank's shares of all global batches of one epoch. Every sample is in exactly one share of one
+    rank.
+
+    The last batch is short where `samples` is no multiple of `batch_size`.
+    """
+    order = permutation(samples, seed, epoch)
+    for start in range(0, samples, batch_size):
+        yield share(order[start : start + batch_size], rank, world_size, padding=order)
+
+
+def evaluation_indices(samples: int, rank: int, world_size: int) -> Ints:
+    """The held-out samples that this rank counts; over all ranks each sample exactly once, none padded."""
+    return np.arange(rank, samples, world_size, dtype=np.int64)
