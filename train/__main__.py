@@ -8,6 +8,7 @@ folder.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import time
@@ -41,6 +42,7 @@ def run(settings: Settings, complaint: str) -> int:
     torchvision_cpu.watch()
     from train import data, model, process, trainer
 
+    settings = dataclasses.replace(settings, image_size=settings.image_size or 32)
     process.keep_freed_memory()
     place = process.Place.from_environment()
     try:

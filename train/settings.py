@@ -1,37 +1,133 @@
-"""The trainer's settings: what they are, how they are read from the command line, and what is wrong with
-them.
+"""The trainer's settings: what they are, how flags and a YAML file give them, and what is wrong with them.
 
-Not here: anything that needs torch. What only a built model can tell (unknown model, image too small) is
-`train.model`'s.
+One field of `Settings` is one setting: its flag, its help and its key in a --config file come from here. Not
+here: anything that needs torch. What only a built model or a loaded dataset can tell is said there.
 """
 
 import argparse
+import dataclasses
 import math
 import os
+import re
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 EXIT_BAD_SETTINGS = 2
-DATASET_NAMES = ("digits", "fake")
+EXIT_STOPPED = 75  # sysexits.h's EX_TEMPFAIL: asked to stop, checkpoint written, go on later
+DATASET_NAMES = ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "stl10", "imagefolder", "fake")
+PARALLEL_NAMES = ("ddp", "dp", "fsdp", "horovod", "none")
+CONFIGS = Path(__file__).resolve().parent / "configs"
+
+GROUPS = {
+    "what to train": "the model and what it learns from",
+    "how to train": "what decides the result",
+    "speed": "what changes seconds, and bits at most by rounding",
+    "ranks": "how the work is spread over processes",
+    "checkpoints": "what is kept, and from where training goes on",
+    "the run": "",
+}
 
 
 class SettingsError(Exception):
     """Settings that cannot be trained with. Found before training; exit status 2."""
 
 
+def setting(default: Any, group: str, text: str, choices: tuple[str, ...] = (), metavar: str | None = None) -> Any:
+    """A field of Settings. metavar: what --help calls the value."""
+    return dataclasses.field(
+        default=default, metadata={"group": group, "help": text, "choices": choices, "metavar": metavar}
+    )
+
+
+def what(default: Any, text: str, choices: tuple[str, ...] = (), metavar: str | None = None) -> Any:
+    return setting(default, "what to train", text, choices, metavar)
+
+
+def how(default: Any, text: str, choices: tuple[str, ...] = (), metavar: str | None = None) -> Any:
+    return setting(default, "how to train", text, choices, metavar)
+
+
+def speed(default: Any, text: str, choices: tuple[str, ...] = (), metavar: str | None = None) -> Any:
+    return setting(default, "speed", text, choices, metavar)
+
+
+def ranks(default: Any, text: str, choices: tuple[str, ...] = (), metavar: str | None = None) -> Any:
+    return setting(default, "ranks", text, choices, metavar)
+
+
+def keeps(default: Any, text: str, choices: tuple[str, ...] = (), metavar: str | None = None) -> Any:
+    return setting(default, "checkpoints", text, choices, metavar)
+
+
 @dataclass(frozen=True)
 class Settings:
-    model: str = "resnet18"
-    dataset: str = "digits"
-    epochs: int = 9
-    batch_size: int = 120  # the digits' 1438 make 12 batches of nearly one size: a runt at the end unsettles it
-    lr: float = 0.002
-    seed: int = 0
-    image_size: int = 32
-    run_dir: Path = Path("runs")
-    timeout: float = 300.0
+    model: str = what("resnet18", "any torchvision classification model")
+    dataset: str = what("digits", "digits need no download", DATASET_NAMES)
+    data_dir: Path | None = what(
+        None, "folder of the datasets on this host (default: MUSTER_DATA_DIR, else /data, else ./data)"
+    )
+    download: bool = what(False, "fetch a missing dataset, one rank per host")
+    image_size: int = what(0, "the model's input (0: what suits the dataset)", metavar="PIXELS")
+    init_from: Path | None = what(None, "start from the weights in this file (.pt, .pth, .safetensors)", metavar="FILE")
+
+    epochs: int = how(9, "passes over the training part")
+    batch_size: int = how(120, "samples of one optimizer step, of all ranks together", metavar="N")
+    lr: float = how(0.002, "highest learning rate")
+    scale_lr: int = how(0, "--lr is meant for this batch size: multiply it by batch size / N (0: off)", metavar="N")
+    optimizer: str = how("adamw", "what makes updates of gradients", ("adamw", "sgd"))
+    momentum: float = how(0.9, "of SGD")
+    nesterov: bool = how(False, "SGD with Nesterov's momentum")
+    weight_decay: float = how(0.05, "of weights; norms and biases have none")
+    schedule: str = how("cosine", "of the learning rate, after the warm-up", ("cosine", "step", "constant"))
+    warmup: float = how(0.2, "linear warm-up, as a part of all steps", metavar="PART")
+    step_every: int = how(30, "epochs between steps of the step schedule", metavar="EPOCHS")
+    step_gamma: float = how(0.1, "what each step multiplies the learning rate by")
+    label_smoothing: float = how(0.0, "part of the label's weight that goes to all classes")
+    mixup: float = how(0.0, "alpha of mixup (0: off)", metavar="ALPHA")
+    cutmix: float = how(0.0, "alpha of CutMix (0: off)", metavar="ALPHA")
+    clip: float = how(0.0, "largest norm of the gradient (0: off)", metavar="NORM")
+    ema: float = how(0.0, "decay of averaged weights, used for evaluation (0: off)", metavar="DECAY")
+    augment: str = how("standard", "random changes of training images, usual for the dataset", ("standard", "none"))
+    seed: int = how(0, "same seed: same order, augmentation, weights")
+
+    micro_batch: int = speed(0, "most samples of one rank at a time; gradients accumulate (0: no limit)", metavar="N")
+    amp: str = speed("off", "mixed precision", ("off", "bf16", "fp16"))
+    channels_last: bool = speed(False, "NHWC memory layout")
+    compile: bool = speed(False, "torch.compile")
+    activation_checkpointing: bool = speed(False, "recompute activations: less memory, a third more work")
+    sync_bn: bool = speed(False, "batch statistics over all ranks (GPUs)")
+    workers: int = speed(-1, "processes that decode images, per rank (-1: by the cores)", metavar="N")
+    memory: str = speed("auto", "where the dataset lives", ("auto", "ram", "gpu", "disk"))
+    deterministic: bool = speed(False, "only GPU kernels that give the same bits every time")
+
+    parallel: str = ranks(
+        "ddp", "ddp: a replica on every rank; fsdp: model in pieces; dp: all GPUs in one process", PARALLEL_NAMES
+    )
+    backend: str = ranks(
+        "auto", "of the process group (auto: NCCL for GPUs, else gloo)", ("auto", "nccl", "gloo", "mpi")
+    )
+    init: str = ranks("env://", "how ranks find each other: env://, tcp://host:port, file:///path", metavar="URL")
+    timeout: float = ranks(300.0, "longest wait of a rank for the others", metavar="S")
+    spawn: int = ranks(0, "start so many ranks on this machine, without torchrun", metavar="N")
+    shares: str = ranks(
+        "", "parts of the batch, rank by rank: 3,1, or auto: by measured speed (default: equal)", metavar="3,1"
+    )
+    gpu0_batch: int = ranks(0, "dp: samples for the first GPU, which has more to do (0: equal)", metavar="N")
+    find_unused_parameters: bool = ranks(False, "ddp: some parameters get no gradient in some steps")
+    static_graph: bool = ranks(False, "ddp: the same parameters get gradients in every step")
+
+    resume: str = keeps(
+        "auto", "auto: the run folder's newest; none: afresh; or a checkpoint or run folder", metavar="PATH"
+    )
+    keep: int = keeps(2, "checkpoints to keep, beside the best one", metavar="K")
+    checkpoint_every: str = keeps("epoch", "epoch, steps (500), or seconds (30s)", metavar="WHEN")
+    blocking_checkpoints: bool = keeps(False, "wait until a checkpoint is on the disk")
+
+    run_dir: Path = setting(Path("runs"), "the run", "folder to write to (default: MUSTER_RUN_DIR, else runs/<time>)")
+    tensorboard: bool = setting(True, "the run", "write TensorBoard's event files")
 
 
 class Parser(argparse.ArgumentParser):
@@ -41,46 +137,100 @@ class Parser(argparse.ArgumentParser):
         raise SettingsError(f"{message} (see python -m train --help)")
 
 
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def kind_of(field: dataclasses.Field[Any]) -> type:
+    """int, float, bool, str or Path: the type of a field's values."""
+    return Path if "Path" in str(field.type) else type(field.default)
+
+
 def parser() -> argparse.ArgumentParser:
-    default = Settings()
     p = Parser(
         prog="python -m train",
-        description="Trains a torchvision classification model with DistributedDataParallel: one process per "
-        "rank under torchrun, or alone. Uses the GPUs (NCCL) where there are any, else the CPU (gloo).",
-        epilog="Exit status: 0 trained; 1 failed; 2 wrong settings, nothing was started.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        usage="python -m train [setting ...]   (also: python -m train export|predict --help)",
+        description="Trains a torchvision classification model, data-parallel: one process per rank under torchrun, "
+        "with --spawn N, or alone. Uses the GPUs (NCCL) where there are any, else the CPU (gloo).",
+        epilog=f"Exit status: 0 trained; 1 failed; 2 wrong settings, nothing was started; {EXIT_STOPPED} stopped by "
+        "SIGTERM or Ctrl-C after writing a checkpoint.",
+        allow_abbrev=False,
     )
-    what = p.add_argument_group("what to train")
-    what.add_argument("--model", default=default.model, help="any torchvision classification model")
-    what.add_argument("--dataset", default=default.dataset, choices=DATASET_NAMES, help="digits are real images")
-    what.add_argument("--image-size", type=int, default=default.image_size, metavar="PIXELS", help="model's input")
-    how = p.add_argument_group("how to train")
-    how.add_argument("--epochs", type=int, default=default.epochs, help="passes over the training part")
-    how.add_argument("--batch-size", type=int, default=default.batch_size, metavar="N", help="of all ranks together")
-    how.add_argument("--lr", type=float, default=default.lr, help="highest learning rate (AdamW; warm-up, then cosine)")
-    how.add_argument("--seed", type=int, default=default.seed, help="same seed: same order, augmentation, weights")
-    run = p.add_argument_group("the run")
-    run.add_argument(
-        "--run-dir",
-        type=Path,
-        default=None,
-        help="folder to write to (default: MUSTER_RUN_DIR, else runs/<time>)",
+    p.add_argument(
+        "--config",
+        metavar="FILE",
+        help=f"settings as YAML; flags win. Ready ones: {', '.join(sorted(f.stem for f in CONFIGS.glob('*.yaml')))}",
     )
-    run.add_argument(
-        "--timeout",
-        type=float,
-        default=default.timeout,
-        metavar="S",
-        help="longest wait of a rank for the others",
-    )
+    groups = {title: p.add_argument_group(title, text) for title, text in GROUPS.items()}
+    for field in dataclasses.fields(Settings):
+        add_flag(groups[field.metadata["group"]], field)
     return p
 
 
+def add_flag(group: Any, field: dataclasses.Field[Any]) -> None:
+    text, kind = field.metadata["help"], kind_of(field)
+    if not re.search(r"default:|\(0: |\(-1: ", text) and kind is not bool and field.default is not None:
+        text = f"{text} (default: {field.default})"
+    options: dict[str, Any] = {"help": text, "default": argparse.SUPPRESS}
+    if kind is bool:
+        options["action"] = argparse.BooleanOptionalAction
+    else:
+        options |= {"type": kind, "choices": field.metadata["choices"] or None, "metavar": field.metadata["metavar"]}
+    group.add_argument(flag(field.name), **options)
+
+
 def parse(arguments: list[str]) -> Settings:
-    """Raises SettingsError for what argparse refuses."""
-    options = vars(parser().parse_args(arguments))
-    options["run_dir"] = options["run_dir"] or default_run_dir()
-    return Settings(**options)
+    """Settings from flags, then the --config file, then defaults. Raises SettingsError for what cannot be read."""
+    flags = vars(parser().parse_args(arguments))
+    config = flags.pop("config", None)
+    given = (read_config(config) if config else {}) | flags
+    given["run_dir"] = given.get("run_dir") or default_run_dir()
+    return Settings(**given)
+
+
+def read_config(name: str) -> dict[str, Any]:
+    """The settings in a YAML file, or in the ready one of this name. Raises SettingsError."""
+    import yaml  # a tenth of a second, only where there is a file
+
+    path = Path(name)
+    if not path.is_file() and (CONFIGS / f"{name}.yaml").is_file():
+        path = CONFIGS / f"{name}.yaml"
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        ready = ", ".join(sorted(f.stem for f in CONFIGS.glob("*.yaml")))
+        reason = getattr(error, "strerror", None) or error
+        raise SettingsError(f"--config {name}: cannot be read ({reason}); ready ones are {ready}") from error
+    except yaml.YAMLError as error:
+        raise SettingsError(f"--config {name}: not YAML: {' '.join(str(error).split())}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise SettingsError(f"--config {name}: expected lines like `epochs: 90`, found {type(content).__name__}")
+    return dict(checked(name, str(key), value) for key, value in content.items())
+
+
+def checked(name: str, key: str, value: Any) -> tuple[str, Any]:
+    """(field name, value) of one line of a config. Raises SettingsError for an unknown key or a wrong type."""
+    fields = {field.name: field for field in dataclasses.fields(Settings)}
+    field = fields.get(key.replace("-", "_"))
+    if field is None:
+        from difflib import get_close_matches
+
+        close = get_close_matches(key, fields)
+        raise SettingsError(f"--config {name}: {key}: no such setting{f'; {close[0]}?' if close else ''}")
+    kind = kind_of(field)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if kind is str and isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)  # checkpoint_every: 500
+    if kind is Path and isinstance(value, str):
+        value = Path(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise SettingsError(f"--config {name}: {key}: {value!r} is no {kind.__name__}")
+    if field.metadata["choices"] and value not in field.metadata["choices"]:
+        raise SettingsError(f"--config {name}: {key}: {value!r} is none of {', '.join(field.metadata['choices'])}")
+    return field.name, value
 
 
 def default_run_dir() -> Path:
@@ -88,22 +238,80 @@ def default_run_dir() -> Path:
     return Path(given) if given else Path("runs") / time.strftime("%Y%m%d-%H%M%S-train")
 
 
+def as_document(settings: Settings) -> dict[str, Any]:
+    """Plain values, in the order of the fields: for checkpoints, metrics and settings.yaml."""
+    values = dataclasses.asdict(settings)
+    return {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
+
+
+@dataclass(frozen=True)
+class Every:
+    """How often to write a checkpoint. At the end of an epoch it is written in any case."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+
+def every(text: str) -> Every:
+    """`epoch`, `500` or `30s`. Raises ValueError."""
+    if text == "epoch":
+        return Every()
+    if match := re.fullmatch(r"(\d+(?:\.\d+)?)s", text):
+        if float(match[1]) > 0:
+            return Every(seconds=float(match[1]))
+    elif text.isascii() and text.isdigit() and int(text) > 0:
+        return Every(steps=int(text))
+    raise ValueError(text)
+
+
 def problems(settings: Settings, world_size: int) -> list[str]:
     """All that is wrong with the settings for this many ranks, one clause each; empty if nothing is."""
-    found = []
-    if settings.epochs < 1:
-        found.append(f"--epochs {settings.epochs}: at least 1")
-    if settings.batch_size < world_size:
-        found.append(
+    return [*ranges(settings), *contradictions(settings, world_size)]
+
+
+POSITIVE = ("epochs", "keep", "step_every")
+POSITIVE_NUMBERS = ("lr", "timeout", "step_gamma")
+NOT_NEGATIVE = ("seed", "image_size", "scale_lr", "micro_batch", "spawn", "gpu0_batch")
+NOT_NEGATIVE_NUMBERS = ("weight_decay", "mixup", "cutmix", "clip")
+PARTS = ("momentum", "warmup", "label_smoothing", "ema")
+
+
+def ranges(settings: Settings) -> Iterator[str]:
+    values = dataclasses.asdict(settings)
+    wanted = (
+        (POSITIVE, lambda v: v >= 1, "at least 1"),
+        (POSITIVE_NUMBERS, lambda v: math.isfinite(v) and v > 0, "a number above 0"),
+        (NOT_NEGATIVE, lambda v: v >= 0, "0 or more"),
+        (NOT_NEGATIVE_NUMBERS, lambda v: math.isfinite(v) and v >= 0, "a number, 0 or more"),
+        (PARTS, lambda v: 0 <= v < 1, "at least 0 and below 1"),
+        (("workers",), lambda v: v >= -1, "0 or more, or -1: by the cores"),
+    )
+    for names, right, text in wanted:
+        yield from (f"{flag(name)} {values[name]}: {text}" for name in names if not right(values[name]))
+    try:
+        every(settings.checkpoint_every)
+    except ValueError:
+        yield f"--checkpoint-every {settings.checkpoint_every}: epoch, a number of steps (500) or seconds (30s)"
+
+
+def contradictions(settings: Settings, world_size: int) -> Iterator[str]:
+    if settings.batch_size < world_size or settings.batch_size < 1:
+        yield (
             f"--batch-size {settings.batch_size}: it counts the samples of all ranks together, "
             f"so at least one for each of the {world_size} ranks"
         )
-    if not (math.isfinite(settings.lr) and settings.lr > 0):
-        found.append(f"--lr {settings.lr}: a number above 0")
-    if settings.seed < 0:
-        found.append(f"--seed {settings.seed}: 0 or more")
-    if settings.image_size < 1:
-        found.append(f"--image-size {settings.image_size}: at least 1 pixel")
-    if not (math.isfinite(settings.timeout) and settings.timeout > 0):
-        found.append(f"--timeout {settings.timeout}: seconds above 0")
-    return found
+    if settings.parallel in ("dp", "none") and world_size > 1:
+        yield (
+            f"--parallel {settings.parallel}: it is one process, and these are {world_size} ranks: "
+            "NPROC=1 on one host, or --parallel ddp"
+        )
+    if settings.shares and settings.parallel not in ("ddp", "horovod"):
+        yield f"--shares {settings.shares}: goes with --parallel ddp or horovod, not with {settings.parallel}"
+    if settings.gpu0_batch and settings.parallel != "dp":
+        yield f"--gpu0-batch {settings.gpu0_batch}: goes with --parallel dp"
+    if settings.find_unused_parameters and settings.static_graph:
+        yield "--find-unused-parameters --static-graph: the graph is either the same in every step or not"
+    if settings.nesterov and (settings.optimizer != "sgd" or settings.momentum == 0):
+        yield "--nesterov: goes with --optimizer sgd and a --momentum above 0"
+    if settings.spawn and "RANK" in os.environ:
+        yield f"--spawn {settings.spawn}: torchrun has started this rank already; leave one of the two out"

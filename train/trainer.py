@@ -25,7 +25,7 @@ from train.metrics import Metrics
 from train.order import random_words, shares, steps_per_epoch
 from train.process import Place
 from train.progress import Progress, progress_for
-from train.settings import Settings
+from train.settings import Settings, as_document
 
 
 @dataclass
@@ -73,7 +73,7 @@ def train(
     schedule = model.Schedule(settings.lr, total_steps)
     training = Batches(dataset, dataset.train, settings.image_size, device)
     held_out = Batches(dataset, dataset.test, settings.image_size, device)
-    config = {**dataclasses.asdict(settings), "run_dir": str(settings.run_dir)}
+    config = as_document(settings)
 
     begun, train_time, values = time.monotonic(), 0.0, dict[str, Any]()
     with reporter(settings, place, total_steps, world_size=place.world_size, device=str(device), **config) as report:

@@ -1,12 +1,14 @@
 """Promises of train.settings: what is wrong is said, all of it, before training."""
 
+import dataclasses
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from train.settings import Settings, SettingsError, parse, problems
+from train.settings import CONFIGS, GROUPS, Settings, SettingsError, flag, parse, parser, problems
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,7 +25,17 @@ def test_the_defaults_are_right() -> None:
         (Settings(lr=float("nan")), "--lr nan"),
         (Settings(lr=-1), "--lr -1"),
         (Settings(seed=-1), "--seed -1"),
-        (Settings(image_size=0), "--image-size 0"),
+        (Settings(image_size=-1), "--image-size -1"),
+        (Settings(keep=0), "--keep 0"),
+        (Settings(ema=1.0), "--ema 1.0"),
+        (Settings(warmup=float("nan")), "--warmup nan"),
+        (Settings(checkpoint_every="0s"), "--checkpoint-every 0s"),
+        (Settings(checkpoint_every="often"), "--checkpoint-every often"),
+        (Settings(parallel="none"), "--parallel none"),
+        (Settings(parallel="fsdp", shares="1,1,1,1"), "--shares 1,1,1,1"),
+        (Settings(gpu0_batch=8), "--gpu0-batch 8"),
+        (Settings(nesterov=True), "--nesterov"),
+        (Settings(find_unused_parameters=True, static_graph=True), "--find-unused-parameters"),
         (Settings(timeout=0), "--timeout 0"),
     ],
 )
@@ -40,6 +52,49 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
 def test_the_command_line_is_refused_without_leaving(arguments: list[str]) -> None:
     with pytest.raises(SettingsError):
         parse(arguments)
+
+
+def test_flags_win_over_the_config_and_the_config_over_the_defaults(tmp_path: Path) -> None:
+    config = tmp_path / "mine.yaml"
+    config.write_text("epochs: 5\nlr: 1\nbatch-size: 64\ncheckpoint_every: 500\ndata_dir: /there\n")
+    settings = parse(["--config", str(config), "--epochs", "7"])
+    assert (settings.epochs, settings.lr, settings.batch_size) == (7, 1.0, 64)
+    assert (settings.checkpoint_every, settings.data_dir, settings.momentum) == ("500", Path("/there"), 0.9)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("epoch: 5", "epoch: no such setting; epochs?"),
+        ("epochs: many", "epochs: 'many' is no int"),
+        ("epochs: true", "epochs: True is no int"),
+        ("amp: fp8", "amp: 'fp8' is none of off, bf16, fp16"),
+        ("- epochs", "expected lines like"),
+        ("epochs: [", "not YAML"),
+    ],
+)
+def test_a_wrong_config_is_named_with_its_key(text: str, named: str, tmp_path: Path) -> None:
+    config = tmp_path / "mine.yaml"
+    config.write_text(text)
+    with pytest.raises(SettingsError, match=re.escape(named)):
+        parse(["--config", str(config)])
+
+
+def test_a_config_that_is_not_there_is_named() -> None:
+    with pytest.raises(SettingsError, match=r"--config nowhere\.yaml: cannot be read"):
+        parse(["--config", "nowhere.yaml"])
+
+
+def test_ready_configs_are_right() -> None:
+    for path in CONFIGS.glob("*.yaml"):
+        assert problems(parse(["--config", path.stem]), 1) == []
+
+
+def test_every_setting_has_a_flag_in_a_group() -> None:
+    text = parser().format_help()
+    for field in dataclasses.fields(Settings):
+        assert flag(field.name) in text
+    assert all(title in text for title in GROUPS)
 
 
 def test_the_run_folder_of_the_launcher_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
