@@ -5,8 +5,9 @@ another number of hosts sees the same samples in the same batches with the same 
 torch, no state.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +48,84 @@ def permutation(samples: int, seed: int, epoch: int) -> Ints:
 
 def steps_per_epoch(samples: int, batch_size: int) -> int:
     return -(-samples // batch_size)
+
+
+LEAST = 2  # samples in a pass: batch normalisation refuses a single value per channel
+Cut = Callable[[int], Sequence[int]]  # samples of a global batch -> places where the ranks' shares begin, and its end
+
+
+def equally(world_size: int) -> Cut:
+    """Shares of ranks that differ by one sample at most."""
+    return lambda samples: [rank * samples // world_size for rank in range(world_size + 1)]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What a rank puts through the model at once.
+
+    `indices[:count]` are this rank's samples. What follows is padding that must have weight 0: where a short
+    last batch leaves a rank with fewer than LEAST samples, or none, it still takes part in the collectives.
+    With partners, one more sample stands at the end: that of place p + 1 is the partner of place p.
+    """
+
+    indices: Ints
+    count: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One rank's part of one global batch; all ranks make the same number of passes."""
+
+    passes: tuple[Pass, ...]
+    count: int
+    global_count: int
+
+
+def step_of(batch: Ints, cut: Cut, rank: int, micro_batch: int = 0, partners: bool = False) -> Step:
+    """The rank's contiguous share of the global batch `batch`, in passes of at most `micro_batch` samples (0: one).
+
+    Padding and partners are the samples at the next places of the batch, cyclically: the same for any cut.
+    """
+    edges = cut(len(batch))
+    largest = max(end - start for start, end in pairwise(edges))
+    number = -(-largest // micro_batch) if micro_batch else 1
+    start, count = edges[rank], edges[rank + 1] - edges[rank]
+    passes = []
+    for index in range(number):
+        first, last = start + index * count // number, start + (index + 1) * count // number
+        places = first + np.arange(max(last - first, LEAST) + partners, dtype=np.int64)
+        passes.append(Pass(batch[places % len(batch)], last - first))
+    return Step(tuple(passes), count, len(batch))
+
+
+def steps(
+    samples: int,
+    batch_size: int,
+    seed: int,
+    epoch: int,
+    cut: Cut,
+    rank: int,
+    micro_batch: int = 0,
+    partners: bool = False,
+    done: int = 0,
+) -> Iterator[Step]:
+    """This rank's steps of one epoch but for the first `done`. Every sample is in one share of one rank.
+
+    The last batch is short where `samples` is no multiple of `batch_size`.
+    """
+    order = permutation(samples, seed, epoch)
+    for start in range(done * batch_size, samples, batch_size):
+        yield step_of(order[start : start + batch_size], cut, rank, micro_batch, partners)
+
+
+def evaluation_batches(samples: int, batch_size: int, cut: Cut, rank: int) -> Iterator[Ints]:
+    """The held-out samples that this rank counts; over all ranks each sample exactly once, none padded."""
+    edges = cut(samples)
+    for start in range(edges[rank], edges[rank + 1], batch_size):
+        yield np.arange(start, min(start + batch_size, edges[rank + 1]), dtype=np.int64)
+
+
+# Until the new loop has taken over:
 
 
 @dataclass(frozen=True)
