@@ -118,11 +118,18 @@ def steps(
         yield step_of(order[start : start + batch_size], cut, rank, micro_batch, partners)
 
 
-def evaluation_batches(samples: int, batch_size: int, cut: Cut, rank: int) -> Iterator[Ints]:
-    """The held-out samples that this rank counts; over all ranks each sample exactly once, none padded."""
+def evaluation_passes(samples: int, batch_size: int, cut: Cut, rank: int) -> Iterator[Pass]:
+    """The held-out samples that this rank counts: over all ranks each sample exactly once.
+
+    All ranks make the same number of passes (a sharded model's layers are collectives): one that has no more
+    samples repeats the first with count 0.
+    """
     edges = cut(samples)
-    for start in range(edges[rank], edges[rank + 1], batch_size):
-        yield np.arange(start, min(start + batch_size, edges[rank + 1]), dtype=np.int64)
+    largest = max(end - start for start, end in pairwise(edges))
+    for offset in range(0, largest, batch_size):
+        start, end = edges[rank] + offset, min(edges[rank] + offset + batch_size, edges[rank + 1])
+        count = max(0, end - start)
+        yield Pass(np.arange(start, end, dtype=np.int64) if count else np.zeros(1, dtype=np.int64), count)
 
 
 # Until the new loop has taken over:

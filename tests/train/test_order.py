@@ -75,13 +75,11 @@ def test_equal_shares_differ_by_one_at_most(samples: int, world: int) -> None:
 
 @given(SAMPLES, st.integers(1, 50), WEIGHTS)
 def test_evaluation_counts_each_sample_once(samples: int, batch: int, weights: list[int]) -> None:
-    seen = [
-        index
-        for rank in range(len(weights))
-        for indices in order.evaluation_batches(samples, batch, by_weight(weights), rank)
-        for index in indices
-    ]
+    ranks = [list(order.evaluation_passes(samples, batch, by_weight(weights), rank)) for rank in range(len(weights))]
+    seen = [index for passes in ranks for piece in passes for index in piece.indices[: piece.count]]
     assert sorted(seen) == list(range(samples))
+    assert len({len(passes) for passes in ranks}) == 1  # collectives match
+    assert all(0 < len(piece.indices) <= batch for passes in ranks for piece in passes)
 
 
 @settings(max_examples=30)
