@@ -1,0 +1,55 @@
+"""Run by test_parallel.py on real ranks: the gradients of each way of parallelism."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.train.parallel_models import gradients, network, strategy_of, whole_gradients
+from train.group import Place
+from train.order import equally
+from train.parallel.shares import cut_by
+
+BATCHES = (np.arange(17), np.arange(17, 18), np.arange(20, 40))  # the second leaves ranks without a sample
+CASES: dict[str, dict[str, Any]] = {
+    "equal": {},
+    "unequal": {"weights": [3.0, 1.0, 2.0, 0.5]},
+    "accumulated": {"micro_batch": 3},
+    "unequal, accumulated": {"weights": [3.0, 1.0, 2.0, 0.5], "micro_batch": 2},
+}
+
+
+def of_all_cases(place: Place, parallel: str, **settings: Any) -> dict[str, Any]:
+    found = {}
+    for name, case in CASES.items():
+        weights = case.get("weights", [1.0] * 4)[: place.world_size]
+        cut = cut_by(weights) if "weights" in case else equally(place.world_size)
+        strategy = strategy_of(
+            place, network(seed=5 + place.rank if parallel == "ddp" else 5), parallel=parallel, **settings
+        )
+        found[name] = []
+        for batch in BATCHES:
+            gradients(strategy, batch, cut, place.rank, case.get("micro_batch", 0))
+            found[name].append(whole_gradients(strategy))
+            strategy.network.zero_grad()
+    return found
+
+
+def ddp(place: Place, out: Path) -> dict[str, Any]:
+    return of_all_cases(place, "ddp")
+
+
+def static_graph(place: Place, out: Path) -> dict[str, Any]:
+    return of_all_cases(place, "ddp", static_graph=True)
+
+
+def unused(place: Place, out: Path) -> dict[str, Any]:
+    return of_all_cases(place, "ddp", find_unused_parameters=True)
+
+
+def fsdp(place: Place, out: Path) -> dict[str, Any]:
+    return of_all_cases(place, "fsdp")
+
+
+def none(place: Place, out: Path) -> dict[str, Any]:
+    return of_all_cases(place, "none")

@@ -1,0 +1,132 @@
+"""--parallel ddp: a replica on every rank, gradients averaged by torch's DistributedDataParallel.
+
+Its switches, and why they stand as they do:
+
+- gradient_as_bucket_view=True: gradients lie in the all-reduce buckets themselves: one copy of all gradients less in
+  memory and in time. It forbids detach_() on a gradient, which nobody here does.
+- forward_sync_buffers=False (formerly broadcast_buffers): rank 0's batch statistics are not sent around before every
+  forward, which would throw the other ranks' away and cost a collective in each step. Each rank keeps its own;
+  evaluation and checkpoints take their mean (`train.buffers`). At the start rank 0's are everybody's.
+- find_unused_parameters only on request: it walks the graph in every step, and hides a layer that was left out by
+  mistake. Without it a parameter without a gradient is an error that names it.
+- static_graph only on request: it is a promise about the model (the same parameters, used the same way in every step)
+  that only its author can make. It allows unused parameters at no cost, and reentrant checkpointing.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from train.buffers import unchanged_buffers
+from train.group import Place
+from train.parallel import Loss, state
+from train.parallel.single import Single
+
+
+class Ddp(Single):
+    def __init__(
+        self,
+        network: nn.Module,
+        place: Place,
+        device: torch.device,
+        find_unused_parameters: bool = False,
+        static_graph: bool = False,
+    ) -> None:
+        super().__init__(network, device)
+        self.world_size = place.world_size
+        self.ddp = DistributedDataParallel(
+            self.network,
+            device_ids=[device.index] if device.type == "cuda" else None,
+            forward_sync_buffers=False,
+            gradient_as_bucket_view=True,
+            find_unused_parameters=find_unused_parameters,
+            static_graph=static_graph,
+        )
+        self.module = self.ddp
+        # DDP looks at a static graph in its first backward and has to see it synchronised.
+        self.always_synchronise = static_graph
+        self.unchecked = not (find_unused_parameters or static_graph)
+
+    @contextmanager
+    def passes(self, last: bool) -> Iterator[None]:
+        quiet = not (last or self.always_synchronise)
+        try:
+            with self.ddp.no_sync() if quiet else nullcontext():
+                yield
+        except RuntimeError as error:  # DDP's own words come a step late and number the parameters
+            if "Expected to have finished reduction" in str(error):
+                raise RuntimeError(self.complaint(self.numbered(str(error)))) from error
+            raise
+        if not quiet:
+            self.always_synchronise = False
+            if self.unchecked:
+                self.check()
+
+    def check(self) -> None:
+        """After the first synchronised backward, once: later steps cost nothing."""
+        self.unchecked = False
+        named = self.network.named_parameters()
+        without = [state.plain(name) for name, p in named if p.requires_grad and p.grad is None]
+        if without:
+            raise RuntimeError(self.complaint(without))
+
+    def numbered(self, message: str) -> list[str]:
+        """The parameters that DDP's message counts up, by name."""
+        named = [state.plain(name) for name, p in self.network.named_parameters() if p.requires_grad]
+        found = re.search(r"did not receive grad for rank \d+:((?: \d+)+)", message)
+        return [named[int(number)] for number in found[1].split()] if found else []
+
+    @staticmethod
+    def complaint(names: list[str]) -> str:
+        which = state.few(names) if names else "some parameters"
+        return (
+            f"no gradient reached {which}: the loss does not depend on them, so the ranks cannot average them. "
+            "If that is meant, give --find-unused-parameters (or --static-graph if they are the same in every step); "
+            "if not, look at the model's forward"
+        )
+
+    def join(self, divide_by_initial_world_size: bool = True) -> AbstractContextManager[None]:
+        """A rank that has run out answers the others' all-reduces with zeros until the last one is done."""
+        return self.ddp.join(divide_by_initial_world_size=divide_by_initial_world_size)
+
+    def scale(self, global_count: int) -> float:
+        # DDP divides the sum of the ranks' gradients by their number.
+        return self.world_size / global_count
+
+    def warm_up(self, images: Tensor, labels: Tensor, loss: Loss) -> None:
+        """DDP sorts its buckets anew, by the order in which gradients came, after the first backward of a process. On
+        three ranks or more that changes the order of the all-reduce's sums, thus bits. A resumed run does its first
+        backward here, so that its first step already has the buckets of the unbroken run.
+        """
+        was_training = self.network.training
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices), unchanged_buffers(self.network):
+            self.network.train()
+            with self.passes(last=True):
+                loss(self.module(images), labels).sum().backward()
+        self.network.train(was_training)
+        for parameter in self.network.parameters():
+            parameter.grad = None
+
+    def comm_share(self) -> float | None:
+        """Of the last step that DDP timed (each of its first ten, then each hundredth)."""
+        figures = self.ddp._get_ddp_logging_data()
+        return exposed(figures)
+
+
+def exposed(figures: dict[str, float]) -> float | None:
+    """From DDP's times of one step (ns): all-reduces after the end of backward, as a part of forward to their end.
+
+    The optimizer's time is not in it.
+    """
+    communication = figures.get("backward_comm_time", 0)
+    hidden = figures.get("backward_compute_comm_overlap_time", 0)
+    computing = figures.get("forward_compute_time", 0) + figures.get("backward_compute_time", 0)
+    if communication <= 0 or computing <= 0:
+        return None
+    waiting = max(0, communication - hidden)
+    return waiting / (computing + waiting)

@@ -1,0 +1,96 @@
+"""Unequal shares of the global batch (`--shares`): who gets how much, as told or by measured speed.
+
+The update does not depend on them: each rank weighs its samples by world size / global count
+(`Strategy.scale`), so that the averaged gradient is that of the whole batch however it is cut.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from train.buffers import unchanged_buffers
+from train.order import Cut
+from train.settings import SettingsError
+
+ALIKE = 0.05  # speeds this near to each other are one speed: the difference is the measurement's
+ROUNDS, AT_FIRST = 5, 2
+
+
+def parse_shares(text: str, world_size: int) -> list[float]:
+    """`3,1` -> [3.0, 1.0]: one weight above 0 for each rank. Raises SettingsError."""
+    try:
+        weights = [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise SettingsError(f"--shares {text}: numbers with commas between, as 3,1, or auto") from error
+    if bad := [weight for weight in weights if not 0 < weight < float("inf")]:
+        raise SettingsError(
+            f"--shares {text}: {bad[0]:g} is no share: numbers above 0 (a rank without work: leave it out)"
+        )
+    if len(weights) != world_size:
+        raise SettingsError(
+            f"--shares {text}: {len(weights)} shares for {world_size} rank(s): give one for each, by rank"
+        )
+    return weights
+
+
+def split(samples: int, weights: Sequence[float]) -> list[int]:
+    """Places where the ranks' contiguous shares of a global batch begin, and its end: [0, ..., samples].
+
+    Sizes are in proportion to the weights, rounded by largest remainder (ties: the lower rank); each rank has a sample
+    at least, taken from the largest shares, if there are as many as ranks.
+    """
+    exact = [samples * weight / sum(weights) for weight in weights]
+    sizes = [int(size) for size in exact]
+    by_remainder = sorted(range(len(weights)), key=lambda rank: (sizes[rank] - exact[rank], rank))
+    for rank in by_remainder[: samples - sum(sizes)]:
+        sizes[rank] += 1
+    while 0 in sizes and max(sizes) > 1:
+        sizes[sizes.index(max(sizes))] -= 1
+        sizes[sizes.index(0)] += 1
+    return [sum(sizes[:rank]) for rank in range(len(sizes) + 1)]
+
+
+def cut_by(weights: Sequence[float]) -> Cut:
+    """The cut of global batches for `train.order`."""
+    return lambda samples: split(samples, weights)
+
+
+def settled(speeds: Sequence[float]) -> list[float]:
+    """Weights from speeds (samples/s): relative to the slowest rank, all 1 where they are alike, two decimals."""
+    slowest = min(speeds)
+    if max(speeds) <= slowest * (1 + ALIKE):
+        return [1.0] * len(speeds)
+    return [round(speed / slowest, 2) for speed in speeds]
+
+
+def measured(
+    network: nn.Module, images: Tensor, labels: Tensor, loss: Callable[[Tensor, Tensor], Tensor]
+) -> list[float]:
+    """Weights by the speed of each rank's own device, the same list on all ranks (collective).
+
+    network: the bare model on its device, before a strategy wraps it: no rank may wait for another inside. All ranks
+    measure at the same time, as they train. Changes no weight, buffer, gradient or random number. `images`, `labels`:
+    this rank's usual share of a batch, on the device.
+    """
+    device = images.device
+    was_training = network.training
+    network.train()
+    dist.barrier()
+    times = []
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), unchanged_buffers(network):
+        for _ in range(AT_FIRST + ROUNDS):
+            begun = time.perf_counter()
+            loss(network(images), labels).sum().backward()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            times.append(time.perf_counter() - begun)
+            network.zero_grad(set_to_none=True)
+    network.train(was_training)
+    mine = torch.tensor([len(images) / statistics.median(times[AT_FIRST:])], dtype=torch.float64, device=device)
+    speeds = torch.empty(dist.get_world_size(), dtype=torch.float64, device=device)
+    dist.all_gather_into_tensor(speeds, mine)
+    return settled(speeds.tolist())

@@ -1,0 +1,160 @@
+"""--spawn N: N ranks on this machine without torchrun, each a process of torch.multiprocessing.
+
+The parent trains nothing: it keeps the store in which the ranks meet (on loopback), passes signals on, and leaves
+with the status of the first rank that failed. No process outlives it, whatever becomes of it.
+"""
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import connection, parent_process
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.multiprocessing import start_processes  # type: ignore[attr-defined]
+
+GRACE = 30.0  # s between the first failure and the end of the others, as torchrun's
+PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def spawn(main: Callable[..., int], arguments: tuple[Any, ...], count: int, grace: float = GRACE) -> int:
+    """Calls main(*arguments) in `count` processes, as ranks of one host; it returns the rank's exit status.
+
+    main: a function that a fresh interpreter can import. It finds its place in torchrun's variables, with
+    --init env://. Returns 0, or the status of the first rank that failed: 128 + n where signal n killed it. The others
+    then get SIGTERM and, `grace` seconds later, SIGKILL.
+    """
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    with environment(shared_variables(count, port)):
+        ranks = start_processes(
+            entry, (grace, main, arguments), nprocs=count, join=False, start_method="spawn"
+        ).processes
+    try:
+        return watch(ranks, grace)
+    finally:
+        for process in ranks:
+            end(process)
+        del store
+
+
+def shared_variables(count: int, port: int) -> dict[str, str]:
+    """What the ranks' interpreters start with, but for what the user has set."""
+    variables = {
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is there already: no rank starts one
+    }
+    if "OMP_NUM_THREADS" not in os.environ:
+        variables["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // count))
+    if "GLOO_SOCKET_IFNAME" not in os.environ and Path("/sys/class/net/lo").exists():
+        variables["GLOO_SOCKET_IFNAME"] = "lo"
+    return variables
+
+
+@contextmanager
+def environment(variables: dict[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def entry(rank: int, grace: float, main: Callable[..., int], arguments: tuple[Any, ...]) -> None:
+    """A rank's first function."""
+    os.setpgid(0, 0)  # a terminal's Ctrl-C goes to the parent alone, which passes it on once
+    threading.Thread(target=outlive_no_parent, args=(grace,), daemon=True).start()
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+    status = 1
+    try:
+        status = main(*arguments)
+    except KeyboardInterrupt:
+        status = 128 + signal.SIGINT
+    except Exception:
+        print(f"rank {rank} failed:", file=sys.stderr)
+        traceback.print_exc()
+    sys.exit(status)
+
+
+def outlive_no_parent(grace: float) -> None:
+    """torch sends SIGINT to a rank whose parent died; what has not ended `grace` seconds later is killed."""
+    parent = parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        time.sleep(grace)
+        os.killpg(0, signal.SIGKILL)
+
+
+def watch(ranks: list[BaseProcess], grace: float) -> int:
+    """Waits for all ranks. Returns the status of the first that failed, else 0."""
+    running: dict[int, BaseProcess] = {process.sentinel: process for process in ranks}
+    status, limit, told = 0, None, False
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        nonlocal told
+        told = True
+        for process in running.values():
+            send(process, number)
+
+    with handling(pass_on):
+        while running:
+            remaining = None if limit is None else max(0.0, limit - time.monotonic())
+            ready = connection.wait(list(running), timeout=remaining)
+            for sentinel in ready:
+                process = running.pop(sentinel)  # type: ignore[arg-type]
+                process.join()
+                failure = status_of(process.exitcode or 0)
+                end(process)
+                if failure and not status:
+                    status, limit = failure, time.monotonic() + grace
+                    if not told:  # else they are about to leave by themselves
+                        pass_on(signal.SIGTERM, None)
+            if not ready:
+                return status  # the caller ends what is left
+    return status
+
+
+def status_of(exitcode: int) -> int:
+    """As a shell says it: 128 + n for signal n."""
+    return exitcode if exitcode >= 0 else 128 - exitcode
+
+
+def send(process: BaseProcess, number: int) -> None:
+    if process.pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, number)
+
+
+def end(process: BaseProcess) -> None:
+    """Kills the rank and whatever it started and left behind."""
+    if process.is_alive():
+        process.kill()
+        process.join()
+    if process.pid is not None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+@contextmanager
+def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in PASSED_ON}
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
