@@ -42,7 +42,7 @@ deploy:  ## provision, detect, choose the network, build and distribute the imag
 	$(need) control
 	@$(BIN)/fab deploy
 
-train:  ## run on the first NODES hosts  [NODES=2 ARGS="..." WORKLOAD=dir SCRIPT=main.py DRY_RUN=1]
+train:  ## run on the first NODES hosts  [NODES=2 ARGS="..." WORKLOAD=dir SCRIPT=main.py RESUME=last GRACE=30 DRY_RUN=1]
 	$(need) control
 	@$(BIN)/fab train
 

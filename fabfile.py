@@ -74,6 +74,8 @@ def deploy(context: Context, inventory: str = "") -> None:
         "args": "arguments of the trainer (python -m train --help) or of your own script",
         "workload": "folder of your own script; with its requirements.txt, if it has one",
         "script": "your script, relative to the workload",
+        "resume": "continue an earlier run from its newest checkpoint: its id, or last",
+        "grace": "seconds that a stopped run gets to finish its step and write a checkpoint (30)",
         "dry-run": "print every host's command and environment, start nothing",
     }
 )
@@ -84,6 +86,8 @@ def train(
     args: str = "",
     workload: str = "",
     script: str = "",
+    resume: str = "",
+    grace: str = "",
     dry_run: bool = False,
 ) -> None:
     """Train on the hosts of a deployed inventory; live output of every rank; results in runs/<id>/."""
@@ -95,6 +99,8 @@ def train(
         args=_given(args, "ARGS"),
         workload=_given(workload, "WORKLOAD"),
         script=_given(script, "SCRIPT"),
+        resume=_given(resume, "RESUME"),
+        grace=_given(grace, "GRACE"),
         dry_run=_truth(dry_run, "DRY_RUN"),
     )
     _end(lambda: run.train(request, CONSOLE), request.inventory)

@@ -5,4 +5,5 @@ FAILED = 1  # the run started and a rank failed
 REFUSED = 2  # bad input or a failed check: nothing was started
 UNREACHABLE = 3  # a host did not answer, or would not let us in
 DEPLOY_FAILED = 4  # provisioning, building or distributing failed
+STOPPED = 75  # of the trainer and its agent alone: told to stop, they saved a checkpoint and ended
 INTERRUPTED = 130  # Ctrl-C, SIGTERM or `make stop`

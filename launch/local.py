@@ -29,8 +29,9 @@ from launch.refusal import Refusal
 ROOT = Path(__file__).resolve().parent.parent
 MASTER_ADDRESS = "127.0.0.1"
 WITHOUT_GPUS = 2
-# The agent gives its ranks 10 s between SIGTERM and SIGKILL; only then it is ended itself.
-PATIENCE = 20.0
+# Ranks that are told to stop get this long, in seconds, to finish a step and save; only then the agent is ended itself.
+GRACE_SECONDS = 30
+PATIENCE_BEYOND = 10.0
 
 
 class Refused(Exception):
@@ -41,13 +42,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         refuse_unknown_variables(os.environ.get("MAKEFLAGS", ""))
         options, training = parse([*given_by_make(), *sys.argv[1:]] if arguments is None else list(arguments))
-        nproc = number_of_ranks(options.nproc, gpus_here())
+        nproc, patience = number_of_ranks(options.nproc, gpus_here()), grace() + PATIENCE_BEYOND
         folder = make_run_folder(Path(options.runs), time.strftime("%Y%m%d-%H%M%S-local"))
     except (Refused, Refusal) as refused:
         print(f"make local: {refused}", file=sys.stderr)
         return exits.REFUSED
     print(f"run {folder.name}: {nproc} process(es) on this machine", flush=True)
-    status, stopped = follow(command(nproc, folder, training), environment(nproc, folder), folder.name)
+    status, stopped = follow(command(nproc, folder, training), environment(nproc, folder), folder.name, patience)
     flatten_logs(folder / "logs")
     summary = summarise(folder, nproc, status, stopped)
     write_json(folder / "summary.json", summary)
@@ -140,6 +141,7 @@ def environment(nproc: int, folder: Path) -> dict[str, str]:
     ours = {
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         "PYTHONUNBUFFERED": "1",
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(grace()),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // nproc)),
         "GLOO_SOCKET_IFNAME": "lo",
         "MUSTER_RUN_ID": folder.name,
@@ -150,16 +152,24 @@ def environment(nproc: int, folder: Path) -> dict[str, str]:
     return {**os.environ, **ours}
 
 
+def grace() -> int:
+    """GRACE, in seconds."""
+    text = os.environ.get("GRACE") or str(GRACE_SECONDS)
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 3600):
+        raise Refused(f"GRACE={text}: a whole number of seconds from 1 to 3600")
+    return int(text)
+
+
 class Stop(Exception):
     """A signal asked us to stop."""
 
 
-def follow(arguments: list[str], env: dict[str, str], run: str) -> tuple[int, bool]:
+def follow(arguments: list[str], env: dict[str, str], run: str, patience: float) -> tuple[int, bool]:
     """Runs the agent to its end with its output shown live. Returns (its status as subprocess gives it, was
     it stopped).
 
-    On SIGINT, SIGTERM or SIGHUP the agent ends its ranks; what is left of the run after PATIENCE seconds is
-    killed.
+    On SIGINT, SIGTERM or SIGHUP the agent ends its ranks, which may save a checkpoint first; what is left of the run
+    after `patience` seconds is killed.
     """
 
     def on_signal(number: int, frame: FrameType | None) -> None:
@@ -177,7 +187,7 @@ def follow(arguments: list[str], env: dict[str, str], run: str) -> tuple[int, bo
             signal.signal(number, signal.SIG_IGN)
         print("\nstopping the run ...", file=sys.stderr, flush=True)
         if agent is not None:
-            end(agent)
+            end(agent, patience)
     finally:
         kill_what_is_left(run)
         for number, handler in previous.items():
@@ -185,10 +195,10 @@ def follow(arguments: list[str], env: dict[str, str], run: str) -> tuple[int, bo
     return (agent.returncode if agent is not None else 1), stopped
 
 
-def end(agent: subprocess.Popen[bytes]) -> None:
+def end(agent: subprocess.Popen[bytes], patience: float) -> None:
     agent.terminate()
     try:
-        agent.wait(PATIENCE)
+        agent.wait(patience)
     except subprocess.TimeoutExpired:
         agent.kill()
         agent.wait()
@@ -222,13 +232,9 @@ def summarise(folder: Path, nproc: int, status: int, stopped: bool) -> dict[str,
     failures = read_json(folder / "failure.json").get("failures", [])
     cause = failures[0] if failures else {}
     rank, reason = cause.get("rank"), cause.get("exception")
-    if stopped:
-        outcome, exit_status, rank, reason = (
-            "stopped",
-            exits.INTERRUPTED,
-            None,
-            "stopped by a signal to make local",
-        )
+    if stopped or status == exits.STOPPED:
+        to = "make local" if stopped else "a rank"
+        outcome, exit_status, rank, reason = "stopped", exits.INTERRUPTED, None, f"stopped by a signal to {to}"
     elif status == 0 and result:
         outcome, exit_status = "succeeded", exits.SUCCEEDED
     else:

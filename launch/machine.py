@@ -19,11 +19,12 @@ from fabric import Connection
 
 from launch import ssh
 from launch.inventory import Target
-from launch.plan import HOST_RUNS_DIR, Part
+from launch.plan import Part, folders, run_dir_on_host
 
 ANSWER_SECONDS = 30
 START_SECONDS = 120
-STOP_SECONDS = 5  # from SIGTERM to SIGKILL
+STOP_SECONDS = 5  # from SIGTERM to SIGKILL, where nothing is left to save
+LONGEST_STOP_SECONDS = 3700  # what GRACE may ask for, and then some
 LINK_SECONDS = 60  # how long a dropped SSH connection may take to come back
 
 _LINK_ERRORS = (OSError, EOFError, paramiko.SSHException, ssh.Unreachable)
@@ -59,6 +60,7 @@ class Standing:
     has_data_dir: bool
     runs: list[dict[str, str]]  # running containers of Muster: {"run", "owner", "age"}
     port: int | None  # a free rendezvous port; only asked of the master
+    has_resume: bool = False  # something to continue from; only asked with RESUME
 
 
 class Machine:
@@ -126,13 +128,20 @@ class Machine:
 
     # -- before a start --------------------------------------------------------------------------------------------
 
-    def stand(self, image: str, data_dir: str | None, ports: tuple[int, int] | None) -> Standing:
-        """Look, in one go, at what a start needs: the image, the data, other runs, and a free port if asked."""
+    def stand(
+        self, image: str, data_dir: str | None, ports: tuple[int, int] | None, resume: str | None = None
+    ) -> Standing:
+        """Look, in one go, at what a start needs: the image, the data, other runs, and a free port if asked.
+
+        `resume`: a command that succeeds where there is something to continue from.
+        """
         script = [
             f"podman image exists {image} && echo image=yes",
             "podman ps --filter label=muster.run --format json | tr -d '\\n' | sed 's/^/ps=/'; echo",
             f"test -d {shlex.quote(data_dir)} && echo data=yes" if data_dir else "echo data=yes",
         ]
+        if resume:
+            script.append(f"{resume} && echo resume=yes")
         if ports:
             code = _FREE_PORT.format(first=ports[0], last=ports[1])
             script.append(f"{shlex.quote(self.target.python)} -c {shlex.quote(code)}")
@@ -146,7 +155,7 @@ class Machine:
         Raises:
             RuntimeError: with Podman's own words when it does not start.
         """
-        done = self.root(f"mkdir -p {part.run_dir} && {shlex.join(part.command)}", START_SECONDS)
+        done = self.root(f"mkdir -p {shlex.join(folders(part))} && {shlex.join(part.command)}", START_SECONDS)
         if done.exited != 0:
             raise RuntimeError((done.stderr or done.stdout).strip() or f"podman ended with {done.exited}")
 
@@ -164,11 +173,17 @@ class Machine:
         status = done.stdout.strip()
         return int(status) if done.exited == 0 and status.isdigit() else -1
 
-    def stop(self, run: str, why: str) -> None:
-        """Stop every container of a run on this host: SIGTERM, then SIGKILL. Leaves a note of who and why."""
-        note = f"test -d {HOST_RUNS_DIR}/{run} && printf '%s\\n' {shlex.quote(why)} > {HOST_RUNS_DIR}/{run}/stopped"
-        stop = f'ids=$({_ids(run)}); test -z "$ids" || podman stop --time {STOP_SECONDS} $ids >/dev/null'
-        self.root(f"{note}; {stop}", STOP_SECONDS + ANSWER_SECONDS)
+    def stop(self, run: str, why: str, seconds: int | None = None) -> None:
+        """Stop every container of a run on this host: SIGTERM, then SIGKILL. Leaves a note of who and why.
+
+        `seconds`: between the two; None: what the plan gave the container, so that ranks can write a checkpoint.
+        """
+        folder = run_dir_on_host(run)
+        note = f"test -d {folder} && printf '%s\\n' {shlex.quote(why)} > {folder}/stopped"
+        patience = "" if seconds is None else f"--time {seconds} "
+        stop = f'ids=$({_ids(run)}); test -z "$ids" || podman stop {patience}$ids >/dev/null'
+        longest = LONGEST_STOP_SECONDS if seconds is None else seconds
+        self.root(f"{note}; {stop}", longest + ANSWER_SECONDS)
 
     def finish(self, part: Part) -> dict[str, Any]:
         """After the end: keep what the script wrote beside itself, make everything readable, remove the container.
@@ -209,7 +224,7 @@ def parse_standing(answer: str) -> Standing:
         for entry in json.loads(found.get("ps") or "[]")
     ]
     port = found.get("port")
-    return Standing("image" in found, "data" in found, runs, int(port) if port else None)
+    return Standing("image" in found, "data" in found, runs, int(port) if port else None, "resume" in found)
 
 
 def parse_finish(answer: str) -> dict[str, Any]:

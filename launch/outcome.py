@@ -12,6 +12,30 @@ from typing import Any
 from launch import exits
 from launch.plan import Plan
 
+#: 128 + SIGTERM: torchrun was told to stop, and its ranks with it.
+TERMINATED = 143
+#: How a container ends where nothing went wrong but somebody asked for the end.
+STOPPED_STATUSES = (exits.STOPPED, TERMINATED)
+
+
+def verdict(statuses: Sequence[int | None]) -> str:
+    """What the exit statuses of all hosts' containers make of a run: "succeeded", "stopped" or "failed".
+
+    Stopped: ranks ended with a checkpoint of their own accord, as one of them was told to. SIGTERM alone, with no such
+    rank, is a failure: nobody has saved anything.
+    """
+    if all(status == 0 for status in statuses):
+        return "succeeded"
+    asked = all(status == 0 or status in STOPPED_STATUSES for status in statuses)
+    return "stopped" if asked and exits.STOPPED in statuses else "failed"
+
+
+def stopped_reason(told: Sequence[str]) -> str:
+    """Who stopped a run that Muster did not; `told`: hosts whose torchrun got the signal."""
+    if told:
+        return f"{', '.join(told)} was told to stop (SIGTERM), not by Muster; all ranks saved a checkpoint and ended"
+    return "a rank was told to stop by a signal, not by Muster; all ranks saved a checkpoint and ended"
+
 
 @dataclass(frozen=True)
 class Failure:

@@ -1,25 +1,34 @@
 """The plan of a run, runs/<id>/plan.json: a pure function of the cluster map and the options. No I/O here.
 
 Rank order is inventory order, host by host, GPU by GPU. The same plan reaches every host; only a host's own
-interface, node rank and GPUs differ in its command.
+interface, node rank and GPUs differ in its command. Every rank finds the plan's SHA-256 and the image's id in its
+environment, so that ranks can prove to each other that they belong together (train/proof.py).
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shlex
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 
 from launch.clustermap import ClusterMap, MapHost
 from launch.refusal import refuse
 
-SCHEMA = "muster.plan/1"
+SCHEMA = "muster.plan/2"
 CONTAINER_RUN_DIR = "/muster/run"
+CONTAINER_RESUME_DIR = "/muster/resume"
 HOST_RUNS_DIR = "/var/lib/muster/runs"
 CONTAINER_DATA_DIR = "/data"
 
 #: Hosts start within seconds of each other; torchrun's own patience is a quarter of an hour.
 RENDEZVOUS_SECONDS = 120
+
+#: From SIGTERM to SIGKILL for the ranks of a run that is stopped: to finish a step and write a checkpoint.
+GRACE_SECONDS = 30
+#: What the container gets beyond that, for torchrun to end after its ranks.
+ENGINE_MARGIN_SECONDS = 10
 
 #: torchrun puts this before each line of a rank; launch.follow cuts it off again and writes host and rank.
 LINE_PREFIX = "[rank${rank}]:"
@@ -33,6 +42,8 @@ class Options:
     args: tuple[str, ...] = ()  # for the trainer, or for the user's script
     script: str | None = None  # a file of the workload; None: our trainer
     image: str | None = None  # image id of a workload; None: the cluster map's training image
+    resume: str | None = None  # id of an earlier run to continue
+    grace: int = GRACE_SECONDS
 
 
 @dataclass(frozen=True)
@@ -46,6 +57,7 @@ class Part:
     address: str
     interface: str
     run_dir: str  # on the host
+    resume_dir: str | None  # on the host: the folder of the earlier run, read-only in the container
     container: str
     environment: dict[str, str]
     command: list[str]  # run on the host as root
@@ -57,8 +69,10 @@ class Plan:
 
     schema: str
     run: str
+    sha256: str  # of this document with "" in its place here and in every part's environment and command
     owner: str
     created: str
+    inventory: str
     world_size: int
     master_host: str
     master_addr: str
@@ -66,6 +80,8 @@ class Plan:
     image: str
     script: str | None
     args: list[str]
+    resume: str | None  # id of the earlier run that this one continues
+    grace: int  # seconds from SIGTERM to SIGKILL for the ranks
     parts: list[Part]
 
 
@@ -100,8 +116,44 @@ def parse_nodes(text: str) -> int | None:
         raise refuse("NODES", f"NODES={text} is not a whole number", "give one, such as NODES=2") from None
 
 
+def parse_grace(text: str) -> int:
+    """GRACE as the user typed it, in seconds; empty means GRACE_SECONDS.
+
+    Raises:
+        Refusal: when it is no whole number from 1 to 3600.
+    """
+    if not text.strip():
+        return GRACE_SECONDS
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 3600):
+        raise refuse("GRACE", f"GRACE={text} is not a whole number of seconds from 1 to 3600", "give one: GRACE=60")
+    return int(text)
+
+
+def run_dir_on_host(run: str) -> str:
+    """Where a host keeps the folder of a run."""
+    return str(PurePosixPath(HOST_RUNS_DIR) / run)
+
+
+def stop_seconds(grace: int) -> int:
+    """From SIGTERM to SIGKILL for the container whose ranks get `grace` seconds."""
+    return grace + ENGINE_MARGIN_SECONDS
+
+
 def make_plan(cluster: ClusterMap, options: Options, run: str, master_port: int, owner: str, created: str) -> Plan:
     """The plan of run `run`, rendezvous at `master_port` of the first host."""
+    unsigned = _assemble(cluster, options, run, master_port, owner, created, sha256="")
+    return _assemble(cluster, options, run, master_port, owner, created, digest(unsigned))
+
+
+def digest(plan: Plan) -> str:
+    """SHA-256 of a plan's content, in hexadecimal; that of a finished plan is taken with its own hash left out."""
+    text = json.dumps(asdict(plan), sort_keys=True)
+    return hashlib.sha256((text.replace(plan.sha256, "") if plan.sha256 else text).encode()).hexdigest()
+
+
+def _assemble(
+    cluster: ClusterMap, options: Options, run: str, master_port: int, owner: str, created: str, sha256: str
+) -> Plan:
     hosts = chosen_hosts(cluster, options.nodes)
     world_size = sum(host.nproc_per_node for host in hosts)
     image = options.image or cluster.image.id
@@ -109,10 +161,9 @@ def make_plan(cluster: ClusterMap, options: Options, run: str, master_port: int,
     for node_rank, host in enumerate(hosts):
         ranks = list(range(first_rank, first_rank + host.nproc_per_node))
         first_rank += host.nproc_per_node
-        environment = _environment(host, run)
+        environment = _environment(host, run, options, image, sha256)
         container = f"muster-{run}-{node_rank}"
-        run_dir = str(PurePosixPath(HOST_RUNS_DIR) / run)
-        engine = _engine_arguments(host, run, node_rank, owner, container, run_dir, environment)
+        engine = _engine_arguments(host, run, node_rank, owner, container, options, environment)
         torchrun = _torchrun_arguments(len(hosts), node_rank, host, hosts[0].address, master_port)
         program = [options.script] if options.script else ["-m", "train"]
         command = [*engine, image, "python3", "-P", "-m", "train.agent", *torchrun, *program, *options.args]
@@ -124,7 +175,8 @@ def make_plan(cluster: ClusterMap, options: Options, run: str, master_port: int,
                 ranks=ranks,
                 address=host.address,
                 interface=host.interface,
-                run_dir=run_dir,
+                run_dir=run_dir_on_host(run),
+                resume_dir=run_dir_on_host(options.resume) if options.resume else None,
                 container=container,
                 environment=environment,
                 command=command,
@@ -133,8 +185,10 @@ def make_plan(cluster: ClusterMap, options: Options, run: str, master_port: int,
     return Plan(
         schema=SCHEMA,
         run=run,
+        sha256=sha256,
         owner=owner,
         created=created,
+        inventory=cluster.inventory,
         world_size=world_size,
         master_host=hosts[0].name,
         master_addr=hosts[0].address,
@@ -142,22 +196,28 @@ def make_plan(cluster: ClusterMap, options: Options, run: str, master_port: int,
         image=image,
         script=options.script,
         args=list(options.args),
+        resume=options.resume,
+        grace=options.grace,
         parts=parts,
     )
 
 
-def _environment(host: MapHost, run: str) -> dict[str, str]:
+def _environment(host: MapHost, run: str, options: Options, image: str, sha256: str) -> dict[str, str]:
     """What every rank of a host finds in its environment, beside what torchrun sets."""
     family = "AF_INET6" if ":" in host.address else "AF_INET"
     return {
         "MUSTER_RUN_ID": run,
         "MUSTER_HOST": host.name,
         "MUSTER_RUN_DIR": CONTAINER_RUN_DIR,
+        "MUSTER_PLAN_SHA256": sha256,
+        "MUSTER_IMAGE": image,
+        **({"MUSTER_RESUME_DIR": CONTAINER_RESUME_DIR} if options.resume else {}),
         "GLOO_SOCKET_IFNAME": host.interface,
         "NCCL_SOCKET_IFNAME": f"={host.interface}",
         "NCCL_SOCKET_FAMILY": family,
         "OMP_NUM_THREADS": str(max(1, host.cpus // host.nproc_per_node)),
         "PYTHONUNBUFFERED": "1",
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(options.grace),
         "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": LINE_PREFIX,
     }
 
@@ -168,18 +228,21 @@ def _engine_arguments(
     node_rank: int,
     owner: str,
     container: str,
-    run_dir: str,
+    options: Options,
     environment: dict[str, str],
 ) -> list[str]:
     labels = {"muster.run": run, "muster.node_rank": str(node_rank), "muster.owner": owner}
-    mounts = [f"{run_dir}:{CONTAINER_RUN_DIR}"]
+    mounts = [f"{run_dir_on_host(run)}:{CONTAINER_RUN_DIR}"]
+    if options.resume:
+        mounts.append(f"{run_dir_on_host(options.resume)}:{CONTAINER_RESUME_DIR}:ro")
     if host.data_dir:
         mounts.append(f"{host.data_dir}:{CONTAINER_DATA_DIR}:ro")
     return [
         *("podman", "run", "--detach", "--name", container),
         *(word for key, value in labels.items() for word in ("--label", f"{key}={value}")),
         # The host's network: ranks bind to the NIC itself. The host's /dev/shm: data workers and NCCL need room.
-        *("--network", "host", "--ipc", "host", "--log-driver", "k8s-file", "--stop-timeout", "5"),
+        *("--network", "host", "--ipc", "host", "--log-driver", "k8s-file"),
+        *("--stop-timeout", str(stop_seconds(options.grace))),
         *(word for gpu in host.gpus for word in ("--device", f"nvidia.com/gpu={gpu}")),
         *(word for mount in mounts for word in ("--volume", mount)),
         *(word for key, value in environment.items() for word in ("--env", f"{key}={value}")),
@@ -196,6 +259,11 @@ def _torchrun_arguments(nnodes: int, node_rank: int, host: MapHost, master_addr:
     ]
 
 
+def folders(part: Part) -> list[str]:
+    """What has to exist on a host before its container starts: Podman mounts no folder that is not there."""
+    return [part.run_dir, *([part.resume_dir] if part.resume_dir else [])]
+
+
 def describe(plan: Plan) -> str:
     """The plan for a person: each host's exact command, ready to paste into a shell on that host."""
     lines = [
@@ -206,5 +274,5 @@ def describe(plan: Plan) -> str:
         ranks = ", ".join(map(str, part.ranks))
         lines.append(f"\n{part.host} (node rank {part.node_rank}, ranks {ranks}, {part.interface} {part.address})")
         lines += [f"  {key}={value}" for key, value in part.environment.items()]
-        lines.append(f"  $ sudo mkdir -p {part.run_dir} && sudo {shlex.join(part.command)}")
+        lines.append(f"  $ sudo mkdir -p {shlex.join(folders(part))} && sudo {shlex.join(part.command)}")
     return "\n".join(lines)

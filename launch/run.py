@@ -20,11 +20,12 @@ from typing import Any
 
 from rich.console import Console
 
-from launch import clustermap, exits, inventory, outcome, ssh
+from launch import clustermap, exits, inventory, makevars, outcome, ssh
 from launch import plan as plans
+from launch import resume as resuming
 from launch.clustermap import ClusterMap, MapHost
 from launch.follow import Ended, Follower
-from launch.machine import Machine, Standing
+from launch.machine import STOP_SECONDS, Machine, Standing
 from launch.plan import Options, Part, Plan
 from launch.refusal import Problem, Refusal, refuse
 from launch.signals import undisturbed
@@ -42,6 +43,8 @@ class Request:
     args: str = ""
     workload: str = ""
     script: str = ""
+    resume: str = ""
+    grace: str = ""
     dry_run: bool = False
 
 
@@ -53,6 +56,9 @@ def train(request: Request, console: Console) -> int:
     """
     cluster = clustermap.read(request.inventory)
     options = parse_options(request)
+    earlier = resuming.find(request.resume, request.inventory) if request.resume else None
+    if earlier:
+        options = resuming.continued(options, earlier)
     hosts = plans.chosen_hosts(cluster, options.nodes)
     run, created = new_run_id(), datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     owner = ssh.local_user()
@@ -71,7 +77,7 @@ def train(request: Request, console: Console) -> int:
     with machines(cluster, hosts) as opened:
         if request.workload:
             options = replace(options, image=_ship_workload(request, opened, console))
-        port = check_standing(opened, hosts, options.image or cluster.image.id)
+        port = check_standing(opened, hosts, options.image or cluster.image.id, earlier)
         plan = plans.make_plan(cluster, options, run, port, owner, created)
         return Job(plan, opened).run()
 
@@ -80,15 +86,15 @@ def parse_options(request: Request) -> Options:
     """The options of a request, checked.
 
     Raises:
-        Refusal: for a bad NODES, ARGS, WORKLOAD or SCRIPT.
+        Refusal: for a bad NODES, GRACE, ARGS, WORKLOAD or SCRIPT.
     """
-    nodes = plans.parse_nodes(request.nodes)
+    nodes, grace = plans.parse_nodes(request.nodes), plans.parse_grace(request.grace)
     try:
         args = tuple(shlex.split(request.args))
     except ValueError as error:
         raise refuse("ARGS", f"ARGS={request.args}: {error}", "close the quotation") from None
     script = _check_workload(request.workload, request.script) if request.workload or request.script else None
-    return Options(nodes, args, script)
+    return Options(nodes, args, script, grace=grace)
 
 
 def _check_workload(workload: str, script: str) -> str:
@@ -147,16 +153,22 @@ def targets_of(cluster: ClusterMap, hosts: Sequence[MapHost]) -> list[inventory.
     return [clustermap.to_target(host, passwords.get(host.name)) for host in hosts]
 
 
-def check_standing(opened: Sequence[Machine], hosts: Sequence[MapHost], image: str) -> int:
+def check_standing(
+    opened: Sequence[Machine], hosts: Sequence[MapHost], image: str, earlier: resuming.Earlier | None = None
+) -> int:
     """Look at all hosts at once before anything is started; returns a free port on the first one.
+
+    `earlier`: the run to continue; one host that holds a checkpoint of it is enough.
 
     Raises:
         Refusal: naming every host that is not ready, and why.
     """
 
+    resume = resuming.has_checkpoint_command(earlier) if earlier else None
+
     def look(pair: tuple[Machine, MapHost]) -> Standing:
         machine, host = pair
-        return machine.stand(image, host.data_dir, clustermap.MASTER_PORTS if host is hosts[0] else None)
+        return machine.stand(image, host.data_dir, clustermap.MASTER_PORTS if host is hosts[0] else None, resume)
 
     results = ssh.in_parallel(look, list(zip(opened, hosts, strict=True)))
     problems: list[Problem] = []
@@ -166,6 +178,8 @@ def check_standing(opened: Sequence[Machine], hosts: Sequence[MapHost], image: s
             problems.append(Problem(f"host {host.name}", f"did not answer: {standing}", mend))
         else:
             problems += judge_standing(host, standing, image, needs_port=host is hosts[0])
+    if earlier and not any(isinstance(standing, Standing) and standing.has_resume for standing in results):
+        problems += resuming.refusal_of_nothing(earlier, [host.name for host in hosts]).problems
     if problems:
         raise Refusal(problems)
     first = results[0]
@@ -228,6 +242,7 @@ class Job:
         self.pairs: list[tuple[Machine, Part]] = list(zip(opened, plan.parts, strict=True))
         self.folder = Path("runs") / plan.run
         self.ends: dict[str, Ended] = {}
+        self.interrupted = False
 
     def run(self) -> int:
         """Start, follow, end, gather, sum up; returns the exit status."""
@@ -238,6 +253,8 @@ class Job:
             f"run {plan.run}: {plan.world_size} ranks on {', '.join(part.host for part in plan.parts)}; "
             f"master {plan.master_addr}:{plan.master_port}; {self.folder}"
         )
+        if plan.resume:
+            say(f"continuing run {plan.resume}: {shlex.join([plan.script or 'python -m train', *plan.args])}")
         status = "failed"
         follower = None
         try:
@@ -246,8 +263,9 @@ class Job:
             status = self._watch(follower)
         except KeyboardInterrupt:
             status = "stopped"
-            say("stopping the run on every host")
-            self._stop_everywhere("Ctrl-C")
+            self.interrupted = True
+            say(f"stopping the run on every host; a rank has {plan.grace} s to finish its step and save")
+            self._stop_everywhere("Ctrl-C", plans.stop_seconds(plan.grace))
         except Refusal as refusal:
             with undisturbed():
                 self._finish_everywhere()
@@ -267,31 +285,36 @@ class Job:
             if isinstance(error, BaseException)
         ]
         if failed:
-            self._stop_everywhere("another host's container did not start")
+            self._stop_everywhere("another host's container did not start", STOP_SECONDS)
             raise Refusal(failed, exits.FAILED)
 
     def _watch(self, follower: Follower) -> str:
-        """Wait until all hosts have ended; after the first failure the others get GRACE_SECONDS."""
+        """Wait until all hosts have ended; after the first failure the others get GRACE_SECONDS.
+
+        Where a host was told to stop, the ranks have agreed on it: the others are writing their checkpoints too.
+        """
         deadline: float | None = None
         while len(self.ends) < len(self.pairs):
             patience = 0.5 if deadline is None else min(0.5, max(0.01, deadline - time.monotonic()))
             try:
                 ended = follower.ended.get(timeout=patience)
                 self.ends[ended.part.host] = ended
-                if ended.status != 0 and deadline is None:
-                    deadline = time.monotonic() + GRACE_SECONDS
+                if ended.status != 0:
+                    stopped = ended.status in outcome.STOPPED_STATUSES
+                    limit = time.monotonic() + (plans.stop_seconds(self.plan.grace) if stopped else GRACE_SECONDS)
+                    deadline = limit if deadline is None else min(deadline, limit)
             except queue.Empty:
                 if deadline is not None and time.monotonic() >= deadline:
                     say("ending the run on the other hosts")
-                    self._stop_everywhere("another host failed")
+                    self._stop_everywhere("another host failed", STOP_SECONDS)
                     deadline = time.monotonic() + GRACE_SECONDS
                     for _, part in self.pairs:
                         self.ends.setdefault(part.host, Ended(part, 143, "ended with the others"))
-        return "succeeded" if all(ended.status == 0 for ended in self.ends.values()) else "failed"
+        return outcome.verdict([ended.status for ended in self.ends.values()])
 
-    def _stop_everywhere(self, why: str) -> None:
+    def _stop_everywhere(self, why: str, seconds: int) -> None:
         with undisturbed():
-            results = ssh.in_parallel(lambda pair: pair[0].stop(self.plan.run, why), self.pairs)
+            results = ssh.in_parallel(lambda pair: pair[0].stop(self.plan.run, why, seconds), self.pairs)
         for (machine, _), result in zip(self.pairs, results, strict=True):
             if isinstance(result, BaseException):
                 say(f"{machine.name}: could not stop: {result}; `make stop RUN={self.plan.run}` when it is back")
@@ -344,7 +367,8 @@ class Job:
         refused = failure is not None and plan.script is None and outcome.refused_its_settings(reports, self.folder)
         summary = outcome.summary(plan, status, failure, result, exits.REFUSED if refused else None)
         if status == "stopped":
-            summary["reason"] = stopped_by or "Ctrl-C"
+            told = [host for host, ended in self.ends.items() if ended.status == outcome.TERMINATED]
+            summary["reason"] = stopped_by or ("Ctrl-C" if self.interrupted else outcome.stopped_reason(told))
         outcome.write_json(self.folder / "summary.json", summary)
         self._close(summary, failure)
         return int(summary["exit_status"])
@@ -363,6 +387,9 @@ class Job:
         else:
             written = self.folder / "workload"
             say(f"logs: {self.folder}/logs" + (f"; what the script wrote: {written}" if written.exists() else ""))
+        if summary["status"] != "succeeded" and any((self.folder / "checkpoints").glob("step-*.json")):
+            go_on = makevars.name_inventory(f"`make train RESUME={run}`", Path(self.plan.inventory))
+            say(f"it continues from its last checkpoint with {go_on}")
         if failure:
             say(f"run {run} FAILED: {failure}")
         else:

@@ -13,6 +13,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+from launch.makevars import KNOWN  # noqa: E402
+
 os.environ.pop("MAKEFLAGS", None)  # of the `make test` that runs us: not meant for the commands that the tests start
 
 
@@ -27,7 +30,7 @@ def cannot_run(reason: str) -> NoReturn:
 def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands of Muster are typed at the top of the checkout; variables of the caller's make must not leak in."""
     monkeypatch.chdir(ROOT)
-    for name in ("INVENTORY", "NODES", "ARGS", "WORKLOAD", "SCRIPT", "DRY_RUN", "RUN", "YES", "LAB", "HOSTS", "LINK"):
+    for name in KNOWN:
         monkeypatch.delenv(name, raising=False)
 
 

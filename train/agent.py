@@ -5,7 +5,10 @@ below), so that the control side need not read logs. A script needs nothing of o
 exception is read from the end of the rank's stderr log (give torchrun --log-dir and --tee 3).
 
 Exit status: torchrun's 0; 1 when a rank failed or the ranks did not find each other; 2 for arguments that
-torchrun refuses; 128 + the signal's number when a signal ended it, with all its ranks.
+torchrun refuses; 75 when ranks ended with that status, as they do once one of them, maybe on another host, was
+told to stop and all have saved a checkpoint; 128 + the signal's number when this process itself was told to stop:
+its ranks get the signal and TORCH_ELASTIC_SHUTDOWN_TIMEOUT seconds (default GRACE) to finish their step and save.
+Stopped is not failed: there is no failure.json then.
 
 failure.json: {"schema": 1, "node_rank", "host", "failures": [{"rank", "local_rank", "pid", "exitcode",
 "signal", "exception", "traceback", "time", "consequence"}]}. The first failure is the cause as far as it can
@@ -26,14 +29,18 @@ import re
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 SCHEMA = 1
-# Seconds that ranks get between SIGTERM and SIGKILL; torchrun's own default is 30.
-GRACE = "10"
+# Seconds that ranks get between SIGTERM and SIGKILL.
+GRACE = "30"
+EXIT_STOPPED = 75  # as in train.settings, which needs more than a launcher should
 TAIL = 65536
 
 # What gloo, NCCL and torch's store say on a rank whose peer has gone.
@@ -83,6 +90,12 @@ def in_order(failures: list[Failure]) -> list[Failure]:
     return sorted(failures, key=lambda f: (f["consequence"], f["time"]))
 
 
+def only_stopped(exitcodes: Iterable[int]) -> bool:
+    """Whether ranks stopped on request: EXIT_STOPPED, or torchrun's SIGTERM, which follows the first end of a rank."""
+    codes = set(exitcodes)
+    return EXIT_STOPPED in codes and codes <= {EXIT_STOPPED, -signal.SIGTERM}
+
+
 def tail_of_stderr(log_dir: str | None, local_rank: int, since: float) -> str:
     """The end of this local rank's newest stderr log under torchrun's log folder; empty if there is none."""
     if not log_dir:
@@ -114,7 +127,7 @@ def describe(rank: int, failure: Any, log_dir: str | None, since: float) -> Fail
         "exception": exception,
         "traceback": trace,
         "time": getattr(failure, "noticed", float(failure.timestamp)),
-        "consequence": bool(PEER_LOST.search(exception)) or failure.exitcode == -signal.SIGTERM,
+        "consequence": bool(PEER_LOST.search(exception)) or failure.exitcode in (-signal.SIGTERM, EXIT_STOPPED),
     }
 
 
@@ -180,6 +193,8 @@ def main(arguments: list[str]) -> int:
     try:
         torchrun.run(options)
     except ChildFailedError as error:
+        if only_stopped(failure.exitcode for failure in error.failures.values()):
+            return EXIT_STOPPED
         failures = [describe(rank, f, options.log_dir, since) for rank, f in error.failures.items()]
         report(in_order(failures), options.node_rank)
         return 1
@@ -189,6 +204,30 @@ def main(arguments: list[str]) -> int:
         report([own_failure(error)], options.node_rank)
         return 1
     return 0
+
+
+def leave_at_once_until_there_are_ranks() -> None:
+    """Lets SIGTERM, SIGINT and SIGHUP end this process while there is nothing to end in order.
+
+    In a container this is process 1, which the kernel shields from signals without a handler, and while it waits for
+    the other hosts in torch's C++ no Python handler runs: the wakeup descriptor is written all the same. torchrun sets
+    its own handlers just before it starts the ranks; from then on they alone count.
+    """
+
+    def early(number: int, frame: FrameType | None) -> None:
+        os._exit(128 + number)
+
+    def watch() -> None:
+        while number := os.read(reading, 1):
+            if signal.getsignal(number[0]) is early:
+                os._exit(128 + number[0])
+
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, early)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def leave(status: int) -> None:
@@ -201,4 +240,5 @@ def leave(status: int) -> None:
 
 
 if __name__ == "__main__":
+    leave_at_once_until_there_are_ranks()
     leave(main(sys.argv[1:]))

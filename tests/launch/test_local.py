@@ -108,6 +108,19 @@ def test_a_wrong_nproc_starts_nothing(wrong: str, tmp_path: Path, capfd: pytest.
     assert capfd.readouterr().err.startswith(f"make local: NPROC={wrong}: ")
 
 
+@pytest.mark.parametrize("wrong", ["0", "-1", "soon"])
+def test_a_wrong_grace_starts_nothing(wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRACE", wrong)
+    assert local.main(["--runs", str(tmp_path), "--nproc=1"]) == exits.REFUSED
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ranks_that_stopped_by_themselves_have_not_failed(tmp_path: Path) -> None:
+    summary = local.summarise(tmp_path, 2, exits.STOPPED, stopped=False)
+    assert (summary["status"], summary["exit_status"]) == ("stopped", exits.INTERRUPTED)
+    assert summary["reason"] == "stopped by a signal to a rank"
+
+
 def test_run_dir_is_not_the_users_to_choose(tmp_path: Path) -> None:
     assert local.main(["--runs", str(tmp_path), "--run-dir=x"]) == exits.REFUSED
 

@@ -10,7 +10,9 @@ from launch.makevars import name_inventory, refuse_unknown_variables
 from launch.refusal import Refusal
 
 
-@pytest.mark.parametrize("flags", ["", "s", " -- NODES=2 ARGS=--lr=0.1\\ --epochs\\ 3", "w -- INVENTORY=inventory/lab"])
+@pytest.mark.parametrize(
+    "flags", ["", "s", " -- NODES=2 RESUME=last GRACE=60 ARGS=--lr=0.1\\ --epochs\\ 3", "w -- INVENTORY=inventory/lab"]
+)
 def test_known_variables_pass(flags: str) -> None:
     refuse_unknown_variables(flags)
 

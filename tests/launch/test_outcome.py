@@ -89,3 +89,24 @@ def test_the_summary_has_every_promised_key(tmp_path: Path) -> None:
 def test_a_torn_or_absent_document_reads_as_empty(tmp_path: Path) -> None:
     (tmp_path / "torn.json").write_text('{"a": ')
     assert outcome.read_json(tmp_path / "torn.json") == outcome.read_json(tmp_path / "absent.json") == {}
+
+
+@pytest.mark.parametrize(
+    ("statuses", "said"),
+    [
+        ([0, 0], "succeeded"),
+        ([75, 75], "stopped"),
+        ([143, 75], "stopped"),
+        ([75, 1], "failed"),
+        ([143, 143], "failed"),
+        ([75, None], "failed"),
+        ([0, 1], "failed"),
+    ],
+)
+def test_ranks_that_saved_and_ended_on_request_have_not_failed(statuses: list[int | None], said: str) -> None:
+    assert outcome.verdict(statuses) == said
+
+
+def test_who_was_told_to_stop_is_named() -> None:
+    assert outcome.stopped_reason(["h2"]).startswith("h2 was told to stop (SIGTERM)")
+    assert outcome.stopped_reason([]).startswith("a rank was told to stop")

@@ -78,3 +78,44 @@ def test_a_dry_run_shows_every_command_in_full() -> None:
     for part in plan.parts:
         assert shlex.join(part.command) in shown
         assert all(f"{key}={value}" in shown for key, value in part.environment.items())
+
+
+def test_every_host_gets_the_plans_hash_and_the_image() -> None:
+    plan = make([1, 2])
+    for part in plan.parts:
+        assert part.environment["MUSTER_PLAN_SHA256"] == plan.sha256 and part.environment["MUSTER_IMAGE"] == plan.image
+        assert f"MUSTER_PLAN_SHA256={plan.sha256}" in part.command and f"MUSTER_IMAGE={plan.image}" in part.command
+
+
+def test_the_hash_is_that_of_the_plan_without_it() -> None:
+    plan = make([1, 2])
+    assert plan.sha256 == plans.digest(plan) == make([1, 2]).sha256 and len(plan.sha256) == 64
+
+
+@pytest.mark.parametrize("other", [Options(args=("--lr", "1")), Options(image="ef" * 32), Options(grace=31)])
+def test_another_plan_has_another_hash(other: Options) -> None:
+    assert make([1, 2], other).sha256 != make([1, 2]).sha256 != make([2, 1]).sha256
+
+
+def test_a_continued_run_sees_the_earlier_folder_read_only_and_it_is_made_where_it_is_missing() -> None:
+    plan = make([1, 2], Options(resume="20251231-000000-ffff"))
+    for part in plan.parts:
+        assert "/var/lib/muster/runs/20251231-000000-ffff:/muster/resume:ro" in part.command
+        assert part.environment["MUSTER_RESUME_DIR"] == "/muster/resume"
+        assert plans.folders(part) == [part.run_dir, "/var/lib/muster/runs/20251231-000000-ffff"]
+    assert "20251231-000000-ffff &&" in plans.describe(plan) and plan.resume == "20251231-000000-ffff"
+    fresh = make([1]).parts[0]
+    assert "MUSTER_RESUME_DIR" not in fresh.environment and plans.folders(fresh) == [fresh.run_dir]
+
+
+def test_the_container_outlives_the_grace_of_its_ranks() -> None:
+    part = make([1], Options(grace=60)).parts[0]
+    assert part.environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "60"
+    assert int(part.command[part.command.index("--stop-timeout") + 1]) > 60
+
+
+@pytest.mark.parametrize("grace", ["0", "-1", "1.5", "soon", "9999", "²"])
+def test_a_bad_grace_is_refused(grace: str) -> None:
+    with pytest.raises(Refusal, match="GRACE="):
+        plans.parse_grace(grace)
+    assert (plans.parse_grace(""), plans.parse_grace("60")) == (plans.GRACE_SECONDS, 60)

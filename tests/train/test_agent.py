@@ -1,8 +1,10 @@
 """Promises of train.agent, with real torchrun: who failed, with what, in a document."""
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from train import agent
+from train.settings import EXIT_STOPPED
 
 ROOT = Path(__file__).resolve().parents[2]
 RANK = "import os, sys, time, signal\nrank = int(os.environ['RANK'])\n"
@@ -98,6 +101,73 @@ def test_sigterm_ends_all_ranks_even_stubborn_ones(tmp_path: Path) -> None:
     assert process.returncode == 128 + signal.SIGTERM
     assert time.monotonic() - asked < 10
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+SAVES = """
+def stop(*_):
+    time.sleep(0.2 * rank)
+    open(f'saved-{rank}', 'w').close()
+    sys.exit(75)
+signal.signal(signal.SIGTERM, stop)
+"""
+
+
+def test_ranks_have_time_to_save_when_the_agent_is_told_to_stop(tmp_path: Path) -> None:
+    process = start(tmp_path, SAVES + "print('ready', flush=True)\n" + WAIT)
+    assert process.stdout
+    ready = 0
+    while ready < 2:
+        line = process.stdout.readline()
+        assert line, "the agent ended early"
+        ready += line.rstrip().endswith("ready")
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, errors
+    assert (tmp_path / "saved-0").exists() and (tmp_path / "saved-1").exists()
+    assert not (tmp_path / "failure.json").exists()
+
+
+def test_ranks_that_stop_on_request_have_not_failed(tmp_path: Path) -> None:
+    """As on a host whose agent nobody told: another host's rank was, and all ranks agreed to stop."""
+    script = SAVES + "if rank == 1: sys.exit(75)\n" + WAIT
+    status, errors, document = run(tmp_path, script)
+    assert (status, document) == (agent.EXIT_STOPPED, {}), errors
+
+
+def test_who_fails_while_others_stop_is_named_alone_at_first(tmp_path: Path) -> None:
+    script = SAVES + "if rank == 1: raise OSError('disk full')\n" + WAIT
+    status, _, document = run(tmp_path, script)
+    assert status == 1 and document["failures"][0]["exception"] == "OSError: disk full"
+    assert [failure["consequence"] for failure in document["failures"]] == [False, True][: len(document["failures"])]
+
+
+@pytest.mark.parametrize(
+    ("codes", "stopped"), [([75, 75], True), ([75, -15], True), ([75, 1], False), ([-15], False), ([75, -9], False)]
+)
+def test_which_exit_codes_are_a_stop(codes: list[int], stopped: bool) -> None:
+    assert agent.only_stopped(codes) == stopped
+
+
+def test_the_status_is_the_trainers() -> None:
+    assert agent.EXIT_STOPPED == EXIT_STOPPED
+
+
+def test_an_agent_that_waits_for_other_hosts_ends_at_once(tmp_path: Path) -> None:
+    """Its main thread is in torch's C++, where no Python handler runs."""
+    (tmp_path / "train.py").write_text("")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    command = [sys.executable, "-P", "-m", "train.agent", "--nnodes=2", "--node-rank=0", "--nproc-per-node=1"]
+    command += ["--master-addr=127.0.0.1", f"--master-port={port}", "train.py"]
+    process = subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    while True:  # until its store listens, which is where it waits
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            break
+        assert process.poll() is None, "the agent ended early"
+    asked = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    assert time.monotonic() - asked < 5
 
 
 def failure(rank: int, exception: str, when: float) -> agent.Failure:
