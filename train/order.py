@@ -35,6 +35,11 @@ def random_words(*coordinates: int | Ints) -> Words:
     return words
 
 
+def word(*coordinates: int) -> int:
+    """One random 64-bit word, e.g. as the seed of torch's generator."""
+    return int(random_words(*coordinates)[0])
+
+
 def uniform(*coordinates: int | Ints) -> npt.NDArray[np.float64]:
     """Random numbers in [0, 1), one for each coordinate tuple."""
     return (random_words(*coordinates) >> np.uint64(11)).astype(np.float64) * 2.0**-53
