@@ -8,7 +8,7 @@ need = @$(PYTHON) -m launch.bootstrap
 
 export INVENTORY
 .DEFAULT_GOAL := help
-.PHONY: help local demo lab lab-down lab-status trust deploy train status logs stop teardown image \
+.PHONY: help local horovod demo lab lab-down lab-status trust deploy train status logs stop teardown image \
 	test test-fast lint bench-deploy bench-launch
 
 help:  ## list the targets
@@ -17,6 +17,10 @@ help:  ## list the targets
 local:  ## train on this machine alone: no root, no inventory, no containers  [NPROC=2 ARGS="--epochs 3"]
 	$(need) train
 	@$(BIN)/python -m launch.local
+
+horovod:  ## build Horovod for --parallel horovod, and install it into .venv (a compiler; 2.5 minutes, once)
+	$(need) train
+	@$(BIN)/python -m launch.horovod
 
 demo:  ## the main job at once on a bare machine (root): lab of two hosts, trust, deploy, train NODES=2
 	$(need) --root control
@@ -38,8 +42,8 @@ trust:  ## show the hosts' key fingerprints, ask, write known_hosts  [INVENTORY=
 	$(need) control
 	@$(BIN)/fab trust
 
-deploy:  ## provision, detect, choose the network, build and distribute the image; safe to repeat  [INVENTORY=...]
-	$(need) control
+deploy:  ## provision, detect, choose the network, build and distribute the image; safe to repeat  [INVENTORY=... HOROVOD=1]
+	$(need) $(if $(HOROVOD),train) control
 	@$(BIN)/fab deploy
 
 train:  ## run on the first NODES hosts  [NODES=2 ARGS="..." WORKLOAD=dir SCRIPT=main.py RESUME=last GRACE=30 DRY_RUN=1]

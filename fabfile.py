@@ -60,12 +60,13 @@ def trust(context: Context, inventory: str = "", yes: bool = False) -> None:
     _end(lambda: trusting.trust(_inventory(inventory), _truth(yes, "YES"), CONSOLE), _inventory(inventory))
 
 
-@task
-def deploy(context: Context, inventory: str = "") -> None:
+@task(help={"horovod": "an image with Horovod, for --parallel horovod"})
+def deploy(context: Context, inventory: str = "", horovod: bool = False) -> None:
     """Provision the hosts, detect, choose the network, build and distribute the image, write the cluster map."""
     from launch import deploy as deploying
 
-    _end(lambda: deploying.deploy(_inventory(inventory), CONSOLE), _inventory(inventory))
+    wanted = _truth(horovod, "HOROVOD")
+    _end(lambda: deploying.deploy(_inventory(inventory), CONSOLE, horovod=wanted), _inventory(inventory))
 
 
 @task(

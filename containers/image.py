@@ -3,7 +3,7 @@
 Only what changed is built and exported again: the same sources give the same image id, and a change under train/ makes
 one new layer of a few hundred kilobytes. Not for distributing: the playbooks do that.
 
-    python -m containers.image build
+    python -m containers.image build [--horovod]
 """
 
 from __future__ import annotations
@@ -37,9 +37,11 @@ from containers.engine import (
     podman,
     root_command,
 )
-from containers.wheels import WheelsError, content_hash, pip_folder, training_wheels, workload_wheels
+from containers.horovod_wheel import horovod_wheels, refuse_other_platform, wheels_beyond
+from containers.wheels import WheelsError, content_hash, pinned, pip_folder, training_wheels, workload_wheels
 
 TRAIN_REFERENCE = "localhost/muster/train:latest"
+HOROVOD_REFERENCE = "localhost/muster/train-horovod:latest"
 WORKLOAD_REPOSITORY = "localhost/muster/workload-"
 ROOM = Path(__file__).parent
 IMAGES = BUILD / "images"
@@ -75,12 +77,17 @@ class OciExport:
     bytes: int  # of all blobs of this image
 
 
-def build_training_image(progress: Progress) -> Image:
-    """Build the training image, or find it built: base, wheels and train/.
+def build_training_image(progress: Progress, horovod: bool = False) -> Image:
+    """Build the training image, or find it built: base, wheels and train/; on request a layer with Horovod on top.
 
     Raises:
         ImageError: a step of the build failed; ContainersError: a tool or root is missing.
     """
+    image = _build_plain_image(progress)
+    return _with_horovod(image, progress) if horovod else image
+
+
+def _build_plain_image(progress: Progress) -> Image:
     as_root()
     with ThreadPoolExecutor(2) as both:
         base = both.submit(ensure_base, progress)
@@ -93,6 +100,26 @@ def build_training_image(progress: Progress) -> Image:
         arguments={"BASE": base.result(), "WHEELS": content_hash(folder), "CODE": code_hash(source)},
         mounts={folder: "/wheels", pip_folder(): "/pip/pip", source: "/src"},
     )  # fmt: skip
+
+
+def _with_horovod(train: Image, progress: Progress) -> Image:
+    """The training image and, as one layer of its own, Horovod with what it needs and the image lacks.
+
+    The layer stays the same when train/ changes.
+    """
+    present = pinned(path.name for path in training_wheels(lambda line: None).glob("*.whl"))
+    refuse_other_platform(present["torch"])
+    folder = horovod_wheels(progress)
+    with tempfile.TemporaryDirectory(prefix="horovod-", dir=IMAGES) as scratch:
+        for path in wheels_beyond(folder, present):
+            shutil.copy2(path, scratch)
+        return _build(
+            HOROVOD_REFERENCE, ROOM / "horovod", ROOM / "horovod" / "Containerfile", progress,
+            where="the control machine, while adding Horovod to the training image (containers/horovod/Containerfile)",
+            mend="mend what the last lines name, then run it again",
+            arguments={"TRAIN": train.id, "HOROVOD": code_hash(Path(scratch))},
+            mounts={Path(scratch): "/wheels", pip_folder(): "/pip/pip"},
+        )  # fmt: skip
 
 
 def build_workload_image(train: Image, workload: Path, progress: Progress) -> Image:
@@ -367,9 +394,10 @@ def main(arguments: list[str]) -> int:
     """`python -m containers.image build`: build and export the training image; print its reference and id."""
     parser = argparse.ArgumentParser(prog="python -m containers.image", description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["build"])
-    parser.parse_args(arguments)
+    parser.add_argument("--horovod", action="store_true", help="with Horovod, for --parallel horovod")
+    options = parser.parse_args(arguments)
     try:
-        image = build_training_image(lambda line: print(line, file=sys.stderr, flush=True))
+        image = build_training_image(lambda line: print(line, file=sys.stderr, flush=True), options.horovod)
         export_oci(image, lambda line: print(line, file=sys.stderr, flush=True))
     except ContainersError as error:
         print(error, file=sys.stderr)

@@ -50,8 +50,9 @@ class Phases:
 class ImageBuild:
     """The training image, built in a thread while Ansible works on the hosts."""
 
-    def __init__(self, progress: Callable[[str], None]) -> None:
+    def __init__(self, progress: Callable[[str], None], horovod: bool) -> None:
         self._progress = progress
+        self._horovod = horovod
         self._result: tuple[images.Image, images.OciExport] | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, daemon=True)
@@ -59,7 +60,7 @@ class ImageBuild:
 
     def _work(self) -> None:
         try:
-            image = images.build_training_image(self._progress)
+            image = images.build_training_image(self._progress, self._horovod)
             self._result = image, images.export_oci(image, self._progress)
         except BaseException as error:  # handed to the main thread by wait()
             self._error = error
@@ -84,8 +85,11 @@ def image_refusal(error: ContainersError) -> Refusal:
     return refuse(error.where, error.what, error.mend, exits.DEPLOY_FAILED)
 
 
-def deploy(path: Path, console: Console) -> int:
+def deploy(path: Path, console: Console, horovod: bool = False) -> int:
     """Bring every host of an inventory to the state that `make train` needs; safe to repeat.
+
+    Args:
+        horovod: bring them the training image with Horovod, for `--parallel horovod`.
 
     Raises:
         Refusal: when something stands in the way; the cluster map is then left as it was.
@@ -100,7 +104,7 @@ def deploy(path: Path, console: Console) -> int:
     known_hosts = inventory.known_hosts_path(path)
     with phases.phase("look", "Logging in to every host"):
         preflight.check([host.target for host in inv.hosts], known_hosts)
-    build = ImageBuild(lambda line: console.print(f"    image: {line}", style="dim", highlight=False))
+    build = ImageBuild(lambda line: console.print(f"    image: {line}", style="dim", highlight=False), horovod)
     with phases.phase("prepare", "Provisioning and detecting (Ansible)"):
         found = run_playbook("prepare", inv, {})
     facts: dict[str, Any] = {host.name: found["hosts"][host.name] for host in inv.hosts}

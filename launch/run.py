@@ -76,7 +76,7 @@ def train(request: Request, console: Console) -> int:
         return exits.SUCCEEDED
     with machines(cluster, hosts) as opened:
         if request.workload:
-            options = replace(options, image=_ship_workload(request, opened, console))
+            options = replace(options, image=_ship_workload(request, opened, console, cluster.image.ref))
         port = check_standing(opened, hosts, options.image or cluster.image.id, earlier)
         plan = plans.make_plan(cluster, options, run, port, owner, created)
         return Job(plan, opened).run()
@@ -207,8 +207,8 @@ def judge_standing(host: MapHost, standing: Standing, image: str, needs_port: bo
     return problems
 
 
-def _ship_workload(request: Request, opened: Sequence[Machine], console: Console) -> str:
-    """Build the workload's image and bring it to the hosts that lack it; returns its id."""
+def _ship_workload(request: Request, opened: Sequence[Machine], console: Console, deployed: str) -> str:
+    """Build the workload's image on the kind that is `deployed`, bring it to the hosts that lack it; returns its id."""
     from containers import image as images  # here: only this path builds, and starting must be fast
     from containers.engine import ContainersError
     from launch import control, deploy
@@ -219,7 +219,8 @@ def _ship_workload(request: Request, opened: Sequence[Machine], console: Console
         console.print(f"    image: {line}", style="dim", highlight=False)
 
     try:
-        image = images.build_workload_image(images.build_training_image(progress), Path(request.workload), progress)
+        training = images.build_training_image(progress, horovod=deployed == images.HOROVOD_REFERENCE)
+        image = images.build_workload_image(training, Path(request.workload), progress)
         answers = ssh.in_parallel(lambda machine: machine.stand(image.id, None, None), opened)
         lacking = [
             machine.name

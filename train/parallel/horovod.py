@@ -53,7 +53,7 @@ class Horovod(Single):
         super().__init__(network, device)
         self.distributed: Any = None  # the optimizer, once there is one
         self.without_own_synchronize = ExitStack()
-        self.unchecked = True
+        self.unchecked, self.summed = True, False  # summed: this step's all-reduces are on their way
         self.waited, self.stepped = 0.0, (0.0, 0.0)  # of the last step: s waited; its begin and end
 
     def optimizer(self, make: Callable[[Groups], Optimizer], groups: Groups) -> Optimizer:
@@ -81,6 +81,7 @@ class Horovod(Single):
         # Horovod counts backward passes down and sends a gradient at 0: the last is 1 from there, the others never are.
         self.distributed.set_backward_passes_per_step(1 if last else 2)
         yield
+        self.summed = last
         if last and self.unchecked:
             self.check()
 
@@ -95,7 +96,15 @@ class Horovod(Single):
                 "--parallel ddp --find-unused-parameters; if not, look at the model's forward"
             )
 
+    def add_nothing(self) -> None:
+        """For a rank without a sample in this step: zeros, by the same hooks and in the same groups as the others'."""
+        with self.passes(last=True):
+            torch.stack([p.sum() * 0 for p in self.network.parameters() if p.requires_grad]).sum().backward()
+
     def before_step(self) -> None:
+        if not self.summed:
+            self.add_nothing()
+        self.summed = False
         begun = time.monotonic()
         self.distributed.synchronize()
         ended = time.monotonic()

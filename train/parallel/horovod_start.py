@@ -64,8 +64,8 @@ def module() -> Any:
         import horovod.torch
     except (ImportError, OSError) as error:
         raise SettingsError(
-            f"--parallel horovod: Horovod cannot be loaded here ({str(error).splitlines()[0]}): `make horovod` builds it "
-            "for this machine, `make deploy HOROVOD=1` for the hosts"
+            f"--parallel horovod: Horovod cannot be loaded here ({str(error).splitlines()[0]}): "
+            "`make horovod` builds it for this machine, `make deploy HOROVOD=1` for the hosts"
         ) from error
     return horovod.torch
 

@@ -1,0 +1,126 @@
+"""Run by test_horovod.py under torchrun, horovodrun or alone: a few steps with --parallel horovod or none.
+
+    python -m tests.train.horovod_ranks OUT PARALLEL MICRO_BATCH [again]
+
+Each rank saves OUT/<parallel>-<world size>-<micro batch>-<rank>.pt. The network has no batch normalisation, whose
+statistics are each rank's own. The last batch has one sample: with two ranks one has none.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+from train.group import Place
+from train.parallel import Strategy, make
+from train.parallel.horovod_start import horovodrun_store, started_by_horovodrun
+from train.settings import Settings
+
+SAMPLES, BATCH, TIMEOUT = 31, 15, 60.0
+CPU = torch.device("cpu")
+
+
+def build(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(20, 40), nn.Tanh(), nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 5))
+
+
+def data() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    return torch.randn(SAMPLES, 20, generator=generator), torch.randint(5, (SAMPLES,), generator=generator)
+
+
+def start(parallel: str, place: Place) -> tuple[Strategy, torch.optim.Optimizer]:
+    network = build(place.rank)  # rank 0's has to win
+    strategy = make(Settings(parallel=parallel, timeout=TIMEOUT), network, place, CPU)
+    parameters = list(strategy.network.parameters())
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": 0.1},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return strategy, strategy.optimizer(lambda groups: torch.optim.AdamW(groups, lr=0.01), groups)
+
+
+def step(
+    strategy: Strategy, optimizer: torch.optim.Optimizer, place: Place, micro_batch: int, first: int
+) -> tuple[Tensor, list[Tensor]]:
+    """One step on the batch that begins at sample `first`. Returns the gradients' norm, and copies of them."""
+    images, labels = data()
+    whole = torch.arange(first, min(first + BATCH, SAMPLES))
+    mine = whole[place.rank :: place.world_size]
+    passes = list(mine.split(micro_batch or BATCH)) if len(mine) else []
+    optimizer.zero_grad(set_to_none=True)
+    for number, chosen in enumerate(passes):
+        with strategy.passes(last=number == len(passes) - 1):
+            losses = functional.cross_entropy(strategy.module(images[chosen]), labels[chosen], reduction="none")
+            (losses.sum() * strategy.scale(len(whole))).backward()
+    strategy.before_step()
+    norm = strategy.clip(0.5)
+    gradients = [p.grad.clone() for p in strategy.network.parameters() if p.grad is not None]
+    optimizer.step()
+    return norm, gradients
+
+
+def run(parallel: str, place: Place, micro_batch: int) -> dict[str, Any]:
+    strategy, optimizer = start(parallel, place)
+    norms, gradients = [], []
+    kept: Any = None
+    for first in range(0, SAMPLES, BATCH):
+        norm, gradient = step(strategy, optimizer, place, micro_batch, first)
+        norms.append(norm)
+        gradients.append(gradient)
+        if kept is None:
+            kept = copied([strategy.model_state(), strategy.optimizer_state(optimizer)])
+    resumed, its_optimizer = start(parallel, place)
+    resumed.load(kept[0], its_optimizer, kept[1])
+    for first in range(BATCH, SAMPLES, BATCH):
+        step(resumed, its_optimizer, place, micro_batch, first)
+    return {
+        "model": strategy.model_state(),
+        "optimizer": strategy.optimizer_state(optimizer),
+        "resumed": [resumed.model_state(), resumed.optimizer_state(its_optimizer)],
+        "norms": norms,
+        "gradients": gradients,
+        "comm_share": strategy.comm_share(),
+    }
+
+
+def copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: copied(entry) for key, entry in value.items()}
+    return [copied(entry) for entry in value] if isinstance(value, list) else value
+
+
+def main() -> int:
+    out, parallel, micro_batch = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    torch.set_num_threads(1)
+    place = Place.from_environment()
+    if started_by_horovodrun():
+        store: Any = horovodrun_store(place, TIMEOUT)
+    elif "MASTER_ADDR" in os.environ:
+        store = None
+    else:
+        store = dist.HashStore()  # type: ignore[attr-defined]
+    where = {} if store is None else {"store": store, "rank": place.rank, "world_size": place.world_size}
+    dist.init_process_group("gloo", **where)
+    if "again" in sys.argv:  # small groups, so that there are several
+        from train.parallel import horovod
+
+        horovod.GROUP_BYTES = 2000
+    result = run(parallel, place, micro_batch)
+    if "again" in sys.argv:
+        result["again"] = [run(parallel, place, micro_batch)["model"] for _ in range(10)]
+    torch.save(result, out / f"{parallel}-{place.world_size}-{micro_batch}-{place.rank}.pt")
+    dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
