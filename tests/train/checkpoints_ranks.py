@@ -1,0 +1,179 @@
+"""Run by test_checkpoints_agree.py: "hosts" of one or two ranks, each with its own folder, ask where to go on.
+
+python -m tests.train.checkpoints_ranks FOLDER: runs each of CASES in FOLDER/<case>, forked from one interpreter; each
+rank leaves <case>/<rank>.json: what `resolve` or `newest_common` gave, or the error, and the value of the state found.
+"""
+
+import json
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from train.checkpoints import CheckpointError, files, newest_common, resolve, transfer
+from train.process import Place
+
+NUMBERS = 5000  # a file of more than one piece
+transfer.PIECE = 4096
+
+
+def put(folder: Path, step: int, value: float | None = None) -> Path:
+    """A checkpoint whose numbers are all the step's own, or `value`."""
+    filled = torch.full((NUMBERS,), float(step if value is None else value))
+    return files.write(folder, step, {"model": {"w": filled}, "position": {"step": step}}, 0.5)
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def three(case: Path) -> list[Path]:
+    return [case / f"host{number}" / "checkpoints" for number in range(3)]
+
+
+def all_hold_the_newest(case: Path) -> list[Path]:
+    for folder in three(case):
+        put(folder, 10), put(folder, 20)
+    return three(case)
+
+
+def lacking_flipped_and_none(case: Path) -> list[Path]:
+    """Host 0 lacks the newest one, host 1's has a flipped bit, host 2 (the only one intact) gives it to both."""
+    hosts = three(case)
+    put(hosts[0], 10)
+    for host in hosts[1:]:
+        put(host, 10), put(host, 20)
+    flip(hosts[1] / "step-20.pt")
+    return hosts
+
+
+def a_new_host(case: Path) -> list[Path]:
+    hosts = three(case)[:2]
+    put(hosts[0], 20)
+    return hosts
+
+
+def newest_corrupt_everywhere(case: Path) -> list[Path]:
+    hosts = three(case)[:2]
+    for host in hosts:
+        put(host, 10)
+        flip(put(host, 20))
+    return hosts
+
+
+def nothing_anywhere(case: Path) -> list[Path]:
+    return three(case)[:2]
+
+
+def different_copies(case: Path) -> list[Path]:
+    hosts = three(case)[:2]
+    put(hosts[0], 20), put(hosts[1], 20, 99)
+    return hosts
+
+
+def one_shared_folder(case: Path) -> list[Path]:
+    """Two leaders write the same files into one folder; the third, with its own, gives them."""
+    hosts = three(case)
+    put(hosts[0], 10), put(hosts[2], 20)
+    return [hosts[0], hosts[0], hosts[2]]
+
+
+def no_room(case: Path) -> list[Path]:
+    """Host 1's folder cannot be made: a file is in its place."""
+    hosts = three(case)[:2]
+    put(hosts[0], 20)
+    hosts[1].parent.mkdir(parents=True)
+    hosts[1].write_text("in the way")
+    return hosts
+
+
+def from_elsewhere(case: Path) -> list[Path]:
+    """--resume PATH, which only host 1 has."""
+    put(case / "other1" / "checkpoints", 5, 55)
+    put(case / "host0" / "checkpoints", 20)
+    return three(case)[:2]
+
+
+def from_an_older_one(case: Path) -> list[Path]:
+    hosts = three(case)[:2]
+    for host in hosts:
+        put(host, 10), put(host, 20)
+    return hosts
+
+
+def anew(case: Path) -> list[Path]:
+    return from_an_older_one(case)
+
+
+def absent_path(case: Path) -> list[Path]:
+    return from_an_older_one(case)
+
+
+CASES: dict[Callable[[Path], list[Path]], tuple[int, str]] = {  # ranks of a host, --resume ("": newest_common)
+    all_hold_the_newest: (1, ""),
+    lacking_flipped_and_none: (1, ""),
+    a_new_host: (2, "auto"),
+    newest_corrupt_everywhere: (2, "auto"),
+    nothing_anywhere: (1, "auto"),
+    different_copies: (1, ""),
+    one_shared_folder: (1, "auto"),
+    no_room: (1, ""),
+    from_elsewhere: (2, "{case}/other{host}"),
+    from_an_older_one: (1, "{case}/host{host}/checkpoints/step-10.pt"),
+    anew: (1, "none"),
+    absent_path: (1, "{case}/nowhere"),
+}
+
+
+def one_rank(rank: int, each: int, hosts: list[Path], resume: str, case: Path) -> None:
+    torch.set_num_threads(1)
+    world = each * len(hosts)
+    dist.init_process_group("gloo", init_method=f"file://{case}/store", rank=rank, world_size=world)
+    place, folder = Place(rank, rank % each, world, each), hosts[rank // each]
+    answer: dict[str, object]
+    try:
+        if resume:
+            found = resolve(resume.format(case=case, host=rank // each), folder, place)
+            path, answer = found.path, {"step": found.step, "notes": found.notes, "path": str(found.path)}
+        else:
+            step, notes = newest_common(folder, place)
+            path = None if step is None else folder / f"step-{step}.pt"
+            answer = {"step": step, "notes": notes}
+        if path is not None:
+            state = files.load_path(path)
+            answer["value"] = sorted(set(state["model"]["w"].tolist()))
+    except CheckpointError as error:
+        answer = {"error": str(error)}
+    (case / f"{rank}.json").write_text(json.dumps(answer))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main() -> int:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    fork = multiprocessing.get_context("fork")
+    for prepare, (each, resume) in CASES.items():
+        case = Path(sys.argv[1]).resolve() / prepare.__name__
+        case.mkdir()
+        hosts = prepare(case)
+        ranks = [
+            fork.Process(target=one_rank, args=(rank, each, hosts, resume, case)) for rank in range(each * len(hosts))
+        ]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join()
+        if any(process.exitcode for process in ranks):
+            print(f"{prepare.__name__}: {[process.exitcode for process in ranks]}", file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

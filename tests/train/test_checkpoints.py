@@ -1,0 +1,182 @@
+"""Promises of train.checkpoints.files, durable and prune: whole or absent, verified when read, nothing left behind."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.train.checkpoints_disk import largest_file
+from train.checkpoints import files, prune
+from train.checkpoints.durable import Draft, clear_drafts
+from train.checkpoints.files import CheckpointError
+
+STATE: dict[str, Any] = {
+    "model": {"w": torch.arange(1000.0)},
+    "position": {"epoch": 1, "batch": 0, "step": 7},
+    "config": {"lr": 0.1},
+}
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    path = files.write(tmp_path, 7, STATE)
+    for state in (files.load(tmp_path, 7), files.load_path(path)):
+        assert state["model"]["w"].equal(STATE["model"]["w"])
+        assert state["position"] == STATE["position"]
+    assert files.saved_steps(tmp_path) == [7]
+
+
+def test_the_file_is_one_that_torch_load_reads(tmp_path: Path) -> None:
+    path = files.write(tmp_path, 7, STATE)
+    assert torch.load(path, weights_only=True)["model"]["w"].equal(STATE["model"]["w"])
+
+
+def test_manifest_tells_size_hash_and_metric(tmp_path: Path) -> None:
+    path = files.write(tmp_path, 7, STATE, 0.5)
+    manifest = json.loads((tmp_path / "step-7.json").read_text())
+    assert manifest["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert manifest["bytes"] == path.stat().st_size
+    assert (manifest["step"], manifest["metric"]) == (7, 0.5)
+
+
+def test_a_metric_that_is_no_number_is_none(tmp_path: Path) -> None:
+    files.write(tmp_path, 7, STATE, float("nan"))
+    assert files.verify(tmp_path, 7)["metric"] is None
+
+
+def test_checkpoints_of_the_schema_before_are_read(tmp_path: Path) -> None:
+    files.write(tmp_path, 7, STATE)
+    manifest = json.loads((tmp_path / "step-7.json").read_text()) | {"schema": 1}
+    del manifest["metric"]
+    (tmp_path / "step-7.json").write_text(json.dumps(manifest))
+    assert files.load(tmp_path, 7)["position"]["step"] == 7
+
+
+def test_others_may_read_it_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        path = files.write(tmp_path / "deep" / "checkpoints", 7, STATE)
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == path.with_suffix(".json").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("where", [0, 100, -100])
+def test_a_flipped_bit_is_refused(tmp_path: Path, where: int) -> None:
+    path = files.write(tmp_path, 7, STATE)
+    data = bytearray(path.read_bytes())
+    data[where] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match="altered"):
+        files.load(tmp_path, 7)
+
+
+def test_a_torn_checkpoint_is_refused_and_others_are_named(tmp_path: Path) -> None:
+    files.write(tmp_path, 6, STATE)
+    path = files.write(tmp_path, 7, STATE)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"torn.*other checkpoints there: \[6\]"):
+        files.load(tmp_path, 7)
+
+
+def test_without_a_manifest_there_is_no_checkpoint(tmp_path: Path) -> None:
+    path = files.write(tmp_path, 7, STATE)
+    path.with_suffix(".json").unlink()
+    assert files.saved_steps(tmp_path) == []
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        files.load(tmp_path, 7)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"schema": 99}', '{"schema": 2, "step": 8}', "\x00"])
+def test_a_manifest_of_another_kind_is_refused(tmp_path: Path, content: str) -> None:
+    files.write(tmp_path, 7, STATE)
+    (tmp_path / "step-7.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"step-7\.json"):
+        files.load(tmp_path, 7)
+
+
+class Payload:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("touch owned",)
+
+
+def test_pickled_code_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    files.write(tmp_path, 7, {"model": Payload()})  # with a manifest that matches
+    with pytest.raises(CheckpointError, match="more than tensors"):
+        files.load(tmp_path, 7)
+    assert not (tmp_path / "owned").exists()
+
+
+def test_a_full_disk_is_told_and_leaves_the_older_one(tmp_path: Path) -> None:
+    files.write(tmp_path, 7, STATE)
+    before = names(tmp_path)
+    with largest_file(1000), pytest.raises(CheckpointError, match=r"cannot write.*step-8.*make room"):
+        files.write(tmp_path, 8, STATE)
+    assert names(tmp_path) == before
+    assert files.load(tmp_path, 7)["position"]["step"] == 7
+
+
+def test_drafts_of_dead_writers_go_and_those_of_living_ones_stay(tmp_path: Path) -> None:
+    (tmp_path / ".step-6.pt.0123abcd.tmp").write_bytes(b"torn")
+    with Draft(tmp_path / "step-7.pt") as alive:
+        clear_drafts(tmp_path)
+        assert names(tmp_path) == [alive.draft.name]
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("metrics", "keep", "written", "stay"),
+    [
+        ({8: None, 9: None, 10: None, 11: None}, 2, 11, {10, 11}),
+        ({8: 0.9, 9: 0.5, 10: None, 11: 0.7}, 2, 11, {8, 10, 11}),  # the best one too
+        ({8: 0.9, 9: 0.9, 10: 0.1}, 1, 10, {9, 10}),  # the newest of equals
+        ({8: None, 20: None, 30: None}, 1, 8, {8, 30}),  # what is known to be intact
+        ({8: None, 9: None}, 0, 9, {9}),  # at least one
+    ],
+)
+def test_the_newest_the_best_and_the_written_one_stay(
+    metrics: dict[int, float | None], keep: int, written: int, stay: set[int]
+) -> None:
+    assert prune.to_keep(metrics, keep, written) == stay
+
+
+def test_the_best_is_known_from_the_manifests(tmp_path: Path) -> None:
+    for step, metric in ((1, 0.2), (2, 0.8), (3, 0.4), (4, None)):
+        files.write(tmp_path, step, STATE, metric)
+    prune.prune(tmp_path, 1, 4)
+    assert names(tmp_path) == ["step-2.json", "step-2.pt", "step-4.json", "step-4.pt"]
+
+
+def test_a_disk_that_fills_up_between_file_and_manifest_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "write_file", full)
+    with pytest.raises(CheckpointError, match="No space left"):
+        files.write(tmp_path, 8, STATE)
+    assert names(tmp_path) == []
+
+
+def test_a_file_whose_writer_was_killed_before_the_manifest_goes_with_the_next(tmp_path: Path) -> None:
+    files.write(tmp_path, 3, STATE).with_suffix(".json").unlink()
+    files.write(tmp_path, 4, STATE)
+    prune.prune(tmp_path, 2, 4)
+    assert names(tmp_path) == ["step-4.json", "step-4.pt"]
+
+
+def test_checkpoints_that_a_run_went_back_behind_no_longer_count(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        files.write(tmp_path, step, STATE)
+    prune.set_aside(tmp_path, 1)
+    assert files.saved_steps(tmp_path) == [1]
+    assert {"left-step-2.pt", "left-step-3.json"} <= set(names(tmp_path))

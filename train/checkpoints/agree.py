@@ -1,0 +1,139 @@
+"""Where a run goes on: the newest step that a host holds intact, chosen by all ranks together.
+
+All functions here are collective: every rank calls them at the same point, with the same arguments but for its place,
+and gets the same answer or the same CheckpointError. A host's local rank 0, its leader, reads and writes for it.
+Hosts may each have a folder of their own or share one. Ranks of a host are numbered in a row, as torchrun does.
+"""
+
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from train.checkpoints import files
+from train.checkpoints.files import CheckpointError, Manifest
+from train.checkpoints.prune import set_aside
+from train.checkpoints.transfer import everyone, hand_out, raise_together
+from train.process import Place
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where to begin: `path` is this host's intact file, None to begin anew; `notes` are for the user."""
+
+    path: Path | None = None
+    step: int | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """What a leader holds of one step: a manifest that its file matches, or what is wrong; neither if it has none."""
+
+    host: str
+    manifest: Manifest | None = None
+    complaint: str = ""
+
+    @property
+    def sha256(self) -> str | None:
+        return self.manifest["sha256"] if self.manifest else None
+
+
+@dataclass(frozen=True)
+class Choice:
+    step: int
+    copies: list[Copy | None]  # of each rank, None where it is no leader
+    giver: int  # the lowest rank that holds it intact
+    takers: list[int]  # leaders that hold none, or another one
+
+
+def newest_common(folder: Path, place: Place) -> tuple[int | None, list[str]]:
+    """The newest step of which a host holds an intact checkpoint, and notes for the user: corrupt ones that were
+    passed over (host, file, reason), copies that hosts were given. None where there is no such step.
+
+    On return every host holds that step in `folder`. Raises CheckpointError where a host cannot be given it.
+    """
+    choice, notes = choose(folder, place)
+    if choice is None:
+        return None, notes
+    return choice.step, notes + give(choice, folder, folder, place)
+
+
+def resolve(resume: str, folder: Path, place: Place) -> Found:
+    """Where training begins, for --resume: "auto" (newest_common in `folder`), "none" (anew) or a path: a step-<n>.pt,
+    a folder of checkpoints, or a run's folder; hosts where nothing is at that path are given it, into `folder`.
+
+    Checkpoints in `folder` of later steps than that are renamed to left-step-<n>: see `prune.set_aside`.
+    Raises CheckpointError.
+    """
+    source, only = (folder, None) if resume in ("auto", "none") else meant(Path(resume))
+    choice, notes = (None, list[str]()) if resume == "none" else choose(source, place, only)
+    if choice is None and resume not in ("auto", "none"):
+        raise CheckpointError("; ".join([f"--resume {resume}: no host has an intact checkpoint there", *notes]))
+    same = source.resolve() == folder.resolve()
+    if place.local_rank == 0:
+        problem = try_set_aside(folder, choice.step if choice and same else -1)
+    raise_together(problem if place.local_rank == 0 else "", place)  # and nobody writes before all are done
+    if choice is None:
+        return Found(notes=notes)
+    notes += give(choice, source, folder, place)
+    mine = folder if place.rank - place.local_rank in choice.takers else source
+    return Found(files.path_of(mine, choice.step), choice.step, notes)
+
+
+def meant(path: Path) -> tuple[Path, int | None]:
+    """(folder of checkpoints, the one step asked for or None) for a path on the command line."""
+    if path.suffix in (".pt", ".json"):
+        step = files.step_of(path)
+        if step is None:
+            raise CheckpointError(
+                f"--resume {path}: not named step-<n>.pt, so it is none of this trainer's checkpoints; "
+                "to start from its weights use --init-from"
+            )
+        return path.parent, step
+    return (path / "checkpoints" if (path / "checkpoints").is_dir() else path), None
+
+
+def choose(folder: Path, place: Place, only: int | None = None) -> tuple[Choice | None, list[str]]:
+    """Goes from the newest step down; every leader that has a step verifies its copy."""
+    mine = files.saved_steps(folder) if place.local_rank == 0 else []
+    steps = {step for steps in everyone(mine, place) for step in steps if only in (None, step)}
+    notes: list[str] = []
+    for step in sorted(steps, reverse=True):
+        copies = everyone(inspect(folder, step, place) if place.local_rank == 0 else None, place)
+        notes += [f"{copy.host}: {copy.complaint}, passed over" for copy in copies if copy and copy.complaint]
+        intact = [rank for rank, copy in enumerate(copies) if copy and copy.manifest]
+        if intact:
+            good = copies[intact[0]]
+            takers = [rank for rank, copy in enumerate(copies) if copy and good and copy.sha256 != good.sha256]
+            return Choice(step, copies, intact[0], takers), notes
+    return None, notes
+
+
+def inspect(folder: Path, step: int, place: Place) -> Copy:
+    host = f"{socket.gethostname()} (rank {place.rank})"
+    if step not in files.saved_steps(folder):
+        return Copy(host)
+    try:
+        return Copy(host, files.verify(folder, step))
+    except CheckpointError as error:
+        return Copy(host, complaint=str(error))
+
+
+def give(choice: Choice, source: Path, folder: Path, place: Place) -> list[str]:
+    """Gives the chosen checkpoint to the leaders that lack it, into their `folder`. Returns notes."""
+    giver = choice.copies[choice.giver]
+    assert giver is not None and giver.manifest is not None
+    if not choice.takers:
+        return []
+    hand_out(source, folder, giver.manifest, choice.giver, choice.takers, place)
+    names = [copy.host for rank, copy in enumerate(choice.copies) if copy and rank in choice.takers]
+    size = giver.manifest["bytes"] / 1e6
+    return [f"{name}: was given step-{choice.step}.pt ({size:.1f} MB) by {giver.host}" for name in names]
+
+
+def try_set_aside(folder: Path, after: int) -> str:
+    try:
+        set_aside(folder, after)
+    except OSError as error:
+        return f"cannot rename the checkpoints in {folder} that this run goes back behind: {error}"
+    return ""
