@@ -9,16 +9,24 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import select
 import shutil
 import subprocess
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import IO, Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 BUILD = REPOSITORY / "build"
 TAIL_LINES = 15
+# Bounds, so that a command that hangs ends with a message that names it; not what anything should take.
+COMMAND_SECONDS = 600.0
+BUILD_SECONDS = 3600.0
+LOCK_SECONDS = 1800.0
+ENDING_SECONDS = 30.0  # for a command under way when we are interrupted
 
 Progress = Callable[[str], None]
 
@@ -49,7 +57,7 @@ def as_root() -> tuple[str, ...]:
     if os.geteuid() == 0:
         return ()
     sudo = shutil.which("sudo")
-    if sudo and subprocess.run([sudo, "-n", "true"], capture_output=True).returncode == 0:
+    if sudo and subprocess.run([sudo, "-n", "true"], capture_output=True, timeout=ENDING_SECONDS).returncode == 0:
         return (sudo, "-n")
     raise ContainersError(
         "building images and the lab need root, or sudo without a password, on this machine",
@@ -95,37 +103,86 @@ def image_label(reference: str, label: str) -> str | None:
 
 
 def output(command: Sequence[str], stdin: str = "") -> str:
-    """Standard output of a short command; raises CommandFailed with the end of what it said."""
-    done = subprocess.run(command, capture_output=True, text=True, input=stdin, check=False)
-    if done.returncode != 0:
-        raise CommandFailed(command, done.returncode, last_lines(done.stderr or done.stdout))
-    return done.stdout
+    """Standard output of a short command; raises CommandFailed with the end of what it said.
+
+    The command is not in our process group and is let end when we are interrupted: a `podman run` that Ctrl-C cuts off
+    in the middle leaves a network namespace and a reserved address that no Podman command can remove.
+    """
+    with subprocess.Popen(
+        command, text=True, process_group=0,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        try:
+            said, complaint = process.communicate(stdin, timeout=COMMAND_SECONDS)
+        except subprocess.TimeoutExpired as late:
+            process.kill()
+            raise CommandFailed(command, 124, f"it did not end within {COMMAND_SECONDS:.0f} s") from late
+        except BaseException:
+            _let_end(process)
+            raise
+    if process.returncode != 0:
+        raise CommandFailed(command, process.returncode, last_lines(complaint or said))
+    return said
 
 
 def follow(command: Sequence[str], on_line: Callable[[str], None] = lambda line: None, cwd: Path | None = None) -> str:
     """Run a long command and hand on each line that it prints; return the last ones.
 
     Raises:
-        CommandFailed: it ended with a status other than 0.
+        CommandFailed: it ended with a status other than 0, or not at all.
     """
     tail: deque[str] = deque(maxlen=200)
     process = subprocess.Popen(
-        command, cwd=cwd, text=True, errors="replace",
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        command, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    deadline = time.monotonic() + BUILD_SECONDS
     try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            tail.append(line.rstrip())
-            on_line(line.rstrip())
-        status = process.wait()
+        for line in _lines(process, deadline):
+            tail.append(line)
+            on_line(line)
+        status = process.wait(max(1.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired as late:
+        tail.append("it did not end in time and was stopped")
+        raise CommandFailed(command, 124, last_lines("\n".join(tail))) from late
     finally:
         if process.poll() is None:
             process.terminate()
-            process.wait()
+            _let_end(process)
     if status != 0:
         raise CommandFailed(command, status, last_lines("\n".join(tail)))
     return "\n".join(tail)
+
+
+def _lines(process: subprocess.Popen[bytes], deadline: float) -> Iterator[str]:
+    """Lines that a process prints until it ends; a child that it leaves behind may hold its output open for ever.
+
+    Raises:
+        subprocess.TimeoutExpired: after the deadline.
+    """
+    assert process.stdout is not None
+    pending = b""
+    while time.monotonic() < deadline:
+        if select.select([process.stdout], [], [], 1.0)[0]:
+            chunk = os.read(process.stdout.fileno(), 65536)
+            *lines, pending = (pending + chunk).split(b"\n")
+            yield from (line.decode(errors="replace").rstrip() for line in lines)
+            if chunk:
+                continue
+        elif process.poll() is None:
+            continue
+        if pending:
+            yield pending.decode(errors="replace").rstrip()
+        return
+    raise subprocess.TimeoutExpired(process.args, BUILD_SECONDS)
+
+
+def _let_end(process: subprocess.Popen[Any]) -> None:
+    """Wait a while for a process, then kill it."""
+    try:
+        process.wait(ENDING_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(ENDING_SECONDS)
 
 
 def last_lines(text: str) -> str:
@@ -135,8 +192,28 @@ def last_lines(text: str) -> str:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on the file `path`; it is let go also when this process is killed."""
+    """Hold an exclusive lock on the file `path`; it is let go also when this process is killed.
+
+    Raises:
+        ContainersError: another process holds it for too long.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + LOCK_SECONDS
     with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        while not _try_lock(file):
+            if time.monotonic() > deadline:
+                raise ContainersError(
+                    f"another command of Muster has been at work for {LOCK_SECONDS / 60:.0f} minutes; waited in vain",
+                    f"the control machine, {path}",
+                    f"see what holds it (`fuser -v {path}`), end that, then run it again",
+                )
+            time.sleep(0.05)
         yield
+
+
+def _try_lock(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -39,6 +39,7 @@ from containers import net
 from containers.base import RECIPE_LABEL, apt_proxies, apt_settings, ensure_base
 from containers.engine import (
     BUILD,
+    COMMAND_SECONDS,
     REPOSITORY,
     CommandFailed,
     ContainersError,
@@ -107,7 +108,7 @@ class Created:
     def undo(self) -> None:
         _quietly("rm", "--force", "--time=0", "--ignore", *self.containers)
         _quietly("volume", "rm", "--force", *self.volumes)
-        _quietly("network", "rm", *self.networks)
+        _quietly("network", "rm", "--force", *self.networks)
         for folder in self.folders:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -261,8 +262,8 @@ def _ensure_networks(name: str, created: Created) -> tuple[IPv4Network, IPv4Netw
             for network, subnet, options in zip(
                 names, pair, (["--disable-dns"], ["--disable-dns", "--internal"]), strict=True
             ):
-                podman("network", "create", f"--label={LABEL}={name}", f"--subnet={subnet}", *options, network)
                 created.networks.append(network)
+                podman("network", "create", f"--label={LABEL}={name}", f"--subnet={subnet}", *options, network)
             return pair
         except CommandFailed as failure:  # another lab took it just now: the next one
             said = failure.tail
@@ -347,7 +348,7 @@ def _dress(host: Host, pid: int, key: str, rate: int | None) -> None:
 def _shape(tc: list[str], device: str, rate: int | None) -> None:
     done = subprocess.run(
         [*tc, "-force", "-batch", "-"], input="\n".join(net.shape_lines(device, rate)) + "\n",
-        text=True, capture_output=True,
+        text=True, capture_output=True, timeout=COMMAND_SECONDS,
     )  # fmt: skip
     if rate is not None and done.returncode != 0:
         raise CommandFailed([*tc, "qdisc"], done.returncode, done.stderr.strip())

@@ -1,4 +1,7 @@
-"""What all tests share: the rule that with CI=true a test that cannot run fails instead of being skipped."""
+"""What all tests share: what a lab test needs is made first, nothing hangs, and failures are told at once.
+
+With CI=true a test that cannot run fails instead of being skipped.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,19 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from rich.console import Console
 
 ROOT = Path(__file__).resolve().parent.parent
+PREPARATION_SECONDS = 1800
 sys.path.insert(0, str(ROOT))
 
 from launch.makevars import KNOWN  # noqa: E402
+from tests import sweep  # noqa: E402
 
 os.environ.pop("MAKEFLAGS", None)  # of the `make test` that runs us: not meant for the commands that the tests start
 
@@ -34,12 +41,61 @@ def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.fixture(scope="session")
+def container_engine() -> None:
+    """This machine as `make demo` makes it ready: Podman and the other tools, installed and tried. For lab tests."""
+    from launch import control
+
+    if not control.has_root():
+        cannot_run("container hosts need root, or sudo without a password")
+    os.chdir(ROOT)
+    control.ensure_ready(Console(width=120))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Mark what this session starts, so that the next one finds what a kill has left."""
+    os.environ[sweep.SESSION] = str(os.getpid())
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Fast tests first; GPU tests are skipped, also in CI, where there is no GPU."""
     has_gpu = bool(shutil.which("nvidia-smi")) and subprocess.run(
-        ["nvidia-smi", "-L"], capture_output=True, check=False
+        ["nvidia-smi", "-L"], capture_output=True, check=False, timeout=60
     ).stdout.startswith(b"GPU")
     for item in items:
         if item.get_closest_marker("gpu") and not has_gpu:
             item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU here"))
-    items.sort(key=lambda item: bool(item.get_closest_marker("lab")))
+        if is_lab(item) and isinstance(item, pytest.Function):
+            item.fixturenames.insert(0, "container_engine")
+    items.sort(key=is_lab)
+    for fixture in ("training", "pair", "lab"):
+        _give_time_to_make(fixture, items)
+
+
+def is_lab(item: pytest.Item) -> bool:
+    """Whether a test needs container hosts."""
+    return item.get_closest_marker("lab") is not None
+
+
+def _give_time_to_make(fixture: str, items: Sequence[pytest.Item]) -> None:
+    """The first test with one of the great fixtures waits until packages, wheels and images are fetched and built."""
+    for item in items:
+        if isinstance(item, pytest.Function) and fixture in item.fixturenames:
+            item.add_marker(pytest.mark.timeout(PREPARATION_SECONDS))
+            return
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Before lab tests: remove what sessions that were killed have left; it would slow this one down."""
+    if any(map(is_lab, session.items)) and not session.config.option.collectonly:
+        for line in sweep.sweep():
+            print(f"swept: {line}", flush=True)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Print a failure when it happens: a session that is killed never comes to its summary."""
+    if report.failed:
+        print(f"\n{report.when} of {report.nodeid} failed:\n{report.longreprtext}", flush=True)
+        for title, text in report.sections:
+            print(f"--- {title}\n{text}", flush=True)

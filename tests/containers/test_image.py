@@ -15,7 +15,6 @@ import pytest
 
 from containers import engine, image
 from containers.image import Image, ImageError, OciExport
-from tests.conftest import cannot_run
 
 QUIET = lambda line: None  # noqa: E731
 
@@ -71,13 +70,7 @@ def test_a_workload_that_is_no_folder_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def training() -> Image:
-    if shutil.which("podman") is None:
-        cannot_run("Podman is not installed")
-    try:
-        engine.as_root()
-    except engine.ContainersError as error:
-        cannot_run(error.what)
+def training(container_engine: None) -> Image:
     return image.build_training_image(QUIET)
 
 
@@ -200,7 +193,7 @@ def workload(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     yield folder
     reference = f"{image.WORKLOAD_REPOSITORY}{image.image_name(folder.name)}:latest"
-    subprocess.run(["podman", "rmi", "--force", reference], capture_output=True, check=False)
+    subprocess.run(["podman", "rmi", "--force", reference], capture_output=True, check=False, timeout=120)
 
 
 @pytest.mark.lab

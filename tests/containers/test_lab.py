@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from containers import engine, lab, net
-from tests.conftest import cannot_run
+from tests.sweep import lab_name
 
-FIRST, SECOND = (f"test-{letter}{os.getpid()}" for letter in "ab")
+FIRST, SECOND = lab_name("a"), lab_name("b")
 
 
 def hosts_of(name: str, count: int) -> list[lab.Host]:
@@ -27,14 +26,16 @@ def hosts_of(name: str, count: int) -> list[lab.Host]:
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "containers.lab", *arguments], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "containers.lab", *arguments], capture_output=True, text=True, check=False, timeout=300
     )
 
 
 def test_ansible_reads_the_inventory_in_order(tmp_path: Path) -> None:
     (tmp_path / "hosts.yml").write_text(lab.inventory_text(hosts_of("lab", 12)))
     ansible = Path(sys.executable).with_name("ansible-inventory")
-    said = subprocess.run([ansible, "-i", tmp_path / "hosts.yml", "--list"], capture_output=True, text=True, check=True)
+    said = subprocess.run(
+        [ansible, "-i", tmp_path / "hosts.yml", "--list"], capture_output=True, text=True, check=True, timeout=300
+    )
     read = json.loads(said.stdout)
     assert list(read["ungrouped"]["hosts"]) == [f"h{number}" for number in range(1, 13)]
     assert read["_meta"]["hostvars"]["h2"] == {
@@ -111,14 +112,8 @@ def addresses(host: lab.Host) -> dict[str, tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[list[lab.Host]]:
+def pair(container_engine: None) -> Iterator[list[lab.Host]]:
     """A lab of two hosts; nothing is left of it afterwards."""
-    if shutil.which("podman") is None:
-        cannot_run("Podman is not installed")
-    try:
-        engine.as_root()
-    except engine.ContainersError as error:
-        cannot_run(error.what)
     try:
         hosts = lab.up(FIRST, 2)
         yield hosts
@@ -301,8 +296,11 @@ def test_a_failure_on_the_way_up_takes_away_what_it_created(
 
 
 @pytest.mark.lab
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_on_the_way_up_takes_away_what_it_created(pair: list[lab.Host], number: int) -> None:
+@pytest.mark.parametrize(("number", "moment"), [(signal.SIGINT, 0), (signal.SIGTERM, 0), (signal.SIGINT, 0.3)])
+def test_an_interrupt_on_the_way_up_takes_away_what_it_created(
+    pair: list[lab.Host], number: int, moment: float
+) -> None:
+    before = set(os.listdir("/run/netns"))
     process = subprocess.Popen(
         [sys.executable, "-m", "containers.lab", "up", "--name", SECOND, "--hosts", "2"],
         stdout=subprocess.PIPE,
@@ -310,13 +308,19 @@ def test_an_interrupt_on_the_way_up_takes_away_what_it_created(pair: list[lab.Ho
         text=True,
         process_group=0,
     )
-    assert process.stderr is not None
-    for line in process.stderr:
-        if "creating" in line:
-            break
-    os.killpg(process.pid, number)
-    rest = process.communicate(timeout=60)[1]
-    assert process.returncode == 130
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "creating" in line:
+                break
+        time.sleep(moment)
+        os.killpg(process.pid, number)
+        rest = process.communicate(timeout=120)[1]
+    finally:  # else it would hold the lock of the labs, and what comes after would wait for it
+        process.kill()
+        process.wait(60)
+    assert process.returncode == 130, rest
     assert "interrupted" in rest
     assert "Traceback" not in rest
     assert left_of(SECOND) == []
+    assert set(os.listdir("/run/netns")) == before

@@ -5,6 +5,7 @@ h2 has two ranks, so that hosts differ. A test leaves the lab as it found it: de
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -19,7 +20,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT, cannot_run
+from tests.conftest import cannot_run
+from tests.sweep import lab_name
 
 FAB = Path(sys.executable).parent / "fab"
 WORKLOAD = "tests/lab/test_jobs"
@@ -32,7 +34,7 @@ class Lab:
 
     name: str
     first_deploy: str = ""
-    runs: list[str] = field(default_factory=list)
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     @property
     def inventory(self) -> Path:
@@ -54,14 +56,15 @@ class Lab:
         try:
             out, _ = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGINT)
-            out, _ = process.communicate(timeout=60)
-            pytest.fail(f"fab {task} took longer than {timeout} s; it printed:\n{out}")
+            pytest.fail(f"fab {task} took longer than {timeout} s; it printed:\n{_end(process)}")
+        except BaseException:  # the test's own time is over: nothing that it started may go on
+            print(_end(process))
+            raise
         return subprocess.CompletedProcess([task], process.returncode, out)
 
     def start(self, task: str, **variables: object) -> subprocess.Popen[str]:
         """A command in the background, in its own process group, as a terminal starts it."""
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [FAB, task],
             env=self.environment(**variables),
             stdout=subprocess.PIPE,
@@ -70,6 +73,15 @@ class Lab:
             text=True,
             start_new_session=True,
         )
+        self.started.append(process)
+        return process
+
+    def end_commands(self) -> None:
+        """End what a failed test has left running, so that the next one finds the lab free."""
+        for process in self.started:
+            if process.poll() is None:
+                print(_end(process))
+        self.started.clear()
 
     def train(self, script: str, arguments: str = "", **variables: Any) -> subprocess.CompletedProcess[str]:
         """The workload of this room, with one of its scripts."""
@@ -95,6 +107,7 @@ class Lab:
             capture_output=True,
             text=True,
             check=True,
+            timeout=60,
         ).stdout.strip()
         subprocess.run(["nsenter", "-t", pid, "-n", *words], check=True, timeout=30)
 
@@ -105,6 +118,18 @@ class Lab:
             for host in HOSTS
             for line in self.on(host, "podman ps --all --quiet --filter label=muster.run").split()
         ]
+
+
+def _end(process: subprocess.Popen[str]) -> str:
+    """End a command as Ctrl-C does, else by force; returns what it printed."""
+    for number in (signal.SIGINT, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        try:
+            return process.communicate(timeout=90)[0]
+        except subprocess.TimeoutExpired:
+            continue
+    return f"(process {process.pid} does not end)"
 
 
 def wait_for(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
@@ -130,12 +155,11 @@ def _must(done: subprocess.CompletedProcess[str]) -> str:
 
 
 @pytest.fixture(scope="session")
-def lab() -> Iterator[Lab]:
+def lab(container_engine: None) -> Iterator[Lab]:
     """Three hosts, trusted and deployed; h2 with two ranks."""
     if os.getuid() != 0:
         cannot_run("container hosts need root")
-    os.chdir(ROOT)
-    made = Lab(f"t{os.getpid()}")
+    made = Lab(lab_name())
     before = set(Path("runs").glob("*"))
     try:
         _must(made.fab("lab", 900, LAB=made.name, HOSTS=len(HOSTS)))
@@ -149,7 +173,10 @@ def lab() -> Iterator[Lab]:
     finally:
         made.fab("lab-down", LAB=made.name)
         subprocess.run(
-            ["podman", "rmi", "--force", "localhost/muster/workload-test-jobs"], capture_output=True, check=False
+            ["podman", "rmi", "--force", "localhost/muster/workload-test-jobs"],
+            capture_output=True,
+            check=False,
+            timeout=120,
         )
         shutil.rmtree(Path("build") / made.name, ignore_errors=True)
         for folder in set(Path("runs").glob("*")) - before:
@@ -158,8 +185,10 @@ def lab() -> Iterator[Lab]:
 
 @pytest.fixture(autouse=True)
 def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After every test of this room no container of a run is left on any host."""
+    """After every test of this room no command is under way and no container of a run is left on any host."""
     yield
     if "lab" in request.fixturenames:
-        left = request.getfixturevalue("lab").containers()
+        lab: Lab = request.getfixturevalue("lab")
+        lab.end_commands()
+        left = lab.containers()
         assert left == [], f"containers left on the lab's hosts: {left}"

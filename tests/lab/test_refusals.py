@@ -49,7 +49,7 @@ def refused(lab: Lab, folder: Path, status: int, *said: str, task: str = "deploy
 
 
 def test_all_hosts_that_let_us_not_in_stand_in_one_report(lab: Lab, copy: Path) -> None:
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", copy / "id_wrong"], check=True)
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", copy / "id_wrong"], check=True, timeout=60)
     address = lab.cluster["hosts"][0]["ssh"]["address"]
     down = address.rsplit(".", 1)[0] + ".250"  # nobody has it
     (copy / "known_hosts").write_text(
@@ -188,11 +188,11 @@ def test_no_cluster_map_yet_and_one_older_than_its_inventory(lab: Lab, copy: Pat
 
 
 def test_a_host_that_went_down_since_the_deploy(lab: Lab) -> None:
-    subprocess.run(["podman", "pause", f"muster-{lab.name}-h2"], check=True, capture_output=True)
+    subprocess.run(["podman", "pause", f"muster-{lab.name}-h2"], check=True, capture_output=True, timeout=120)
     try:
         refused(lab, lab.inventory, 3, "host h2", task="train", NODES=2)
     finally:
-        subprocess.run(["podman", "unpause", f"muster-{lab.name}-h2"], check=True, capture_output=True)
+        subprocess.run(["podman", "unpause", f"muster-{lab.name}-h2"], check=True, capture_output=True, timeout=120)
     wait_for(lambda: lab.on("h2", "true", check=False) == "", "h2 to be back")
 
 
