@@ -1,0 +1,53 @@
+"""--download: by one rank of the host while the other waits; a failure reaches both, and nobody waits forever."""
+
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests.train import dataset_files as disk
+from train.datasets import DataError, load
+from train.process import Place
+from train.settings import Settings
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    disk.write_cifar_python(tmp_path / "source", 10)
+    path = tmp_path / "cifar-10-python.tar.gz"
+    with tarfile.open(path, "w:gz") as file:
+        file.add(tmp_path / "source" / "cifar-10-batches-py", "cifar-10-batches-py")
+    return path
+
+
+@pytest.mark.slow
+def test_one_rank_fetches_for_both_and_both_tell_of_a_failure(archive: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.train.datasets_download_ranks", str(archive), str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    lines = sorted(line for line in result.stdout.splitlines() if " rank " in line)
+    assert lines[2:] == ["good rank 0: 50+5", "good rank 1: 50+5"]
+    assert "cannot be downloaded" in lines[0] and "copy the files there" in lines[0]
+    assert lines[1].startswith("bad rank 1: dataset cifar10") and "--download" in lines[1]
+
+
+def test_complete_data_is_left_alone(tmp_path: Path) -> None:
+    disk.write_stl10(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    waits = list[int]()
+    load(Settings(dataset="stl10", data_dir=tmp_path, download=True), Place(), lambda: waits.append(1))
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    assert len(waits) == 1
+
+
+def test_nothing_is_fetched_unasked(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="--download"):
+        load(Settings(dataset="mnist", data_dir=tmp_path / "none"), Place())
+    assert not (tmp_path / "none").exists()
+
+
+def test_imagefolder_cannot_be_fetched(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot fetch imagefolder"):
+        load(Settings(dataset="imagefolder", data_dir=tmp_path, download=True), Place(), lambda: None)

@@ -1,0 +1,79 @@
+"""Batches for the model: for each request, a list of sample numbers, normalised images and labels on the device.
+
+It holds no position: what comes is a function of the requests, the epoch and the seed alone, so that a resumed run
+asks for what it still needs and gets the same bits.
+"""
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from train.datasets.arrays import ArrayBatches
+from train.datasets.base import ArraySource, Dataset
+from train.datasets.files import FileBatches
+from train.datasets.folder import FolderSource
+from train.datasets.transform import Form
+from train.order import Ints
+from train.process import Place
+from train.settings import Settings
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Batches(Protocol):
+    def batches(self, requests: Iterable[Ints], epoch: int | None) -> Iterator[Batch]: ...
+
+    def close(self) -> None: ...
+
+
+class Loader:
+    """waited: seconds that the model waited in next() so far; on the CPU all time that batches took.
+
+    Raises DataError where --memory gpu has no room, or shared memory is too small for workers.
+    """
+
+    def __init__(self, dataset: Dataset, settings: Settings, device: torch.device, place: Place) -> None:
+        self.waited = 0.0
+        form = Form(settings.image_size or dataset.image_size, settings.channels_last, device)
+        self.maker: Batches
+        if isinstance(dataset.train, ArraySource) and isinstance(dataset.test, ArraySource):
+            self.maker = ArrayBatches(dataset, dataset.train, dataset.test, settings, form, place)
+        else:
+            assert isinstance(dataset.train, FolderSource) and isinstance(dataset.test, FolderSource)
+            self.maker = FileBatches(dataset, dataset.train, dataset.test, settings, form, place)
+
+    def training(self, requests: Iterable[Ints], epoch: int) -> Iterator[Batch]:
+        """For each request (int64 [n], sample numbers of the training part, any, also repeated): float32
+        [n, 3, size, size] on the device, augmented and normalised, in NHWC memory where channels_last, and int64
+        labels [n].
+
+        Requests are taken a few ahead of the batches. A sample has the same bits in every request, rank and worker
+        of the same epoch. next() raises DataError for a file that cannot be decoded.
+        """
+        return self._timed(self.maker.batches(requests, epoch))
+
+    def held_out(self, requests: Iterable[Ints]) -> Iterator[Batch]:
+        """The same of the held-out part, without augmentation."""
+        return self._timed(self.maker.batches(requests, None))
+
+    def _timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        while True:
+            begun = time.perf_counter()
+            batch = next(batches, None)
+            self.waited += time.perf_counter() - begun
+            if batch is None:
+                return
+            yield batch
+
+    def close(self) -> None:
+        """Ends the worker processes."""
+        self.maker.close()
+
+    def __enter__(self) -> "Loader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

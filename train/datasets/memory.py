@@ -1,0 +1,98 @@
+"""Host memory: how much there is, batches that use it again, and prepared images that are kept in it."""
+
+import ctypes
+import math
+import mmap
+import sys
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from train.datasets.base import Bytes
+from train.order import Ints
+
+KEPT_PART = 0.25  # of the memory that is available may hold prepared images, all ranks of the host together
+UNREFERENCED = 2  # sys.getrefcount of an array that only a list holds: the list's and its own argument's
+HUGE = 4 << 20  # bytes from which huge pages pay
+MADV_HUGEPAGE = 14
+
+
+def available_memory() -> int:
+    """Bytes that this process may still take: the machine's or, where that is less, its container's."""
+    rooms = [mmap.PAGESIZE * 2**20]
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        rooms.append(int(fields["MemAvailable"].split()[0]) * 1024)
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        paths = [Path("/sys/fs/cgroup") / name for name in (limit, used)]
+        if all(path.exists() for path in paths):
+            values = [path.read_text().strip() for path in paths]
+            if values[0] != "max":
+                rooms.append(int(values[0]) - int(values[1]))
+    return max(0, min(rooms))
+
+
+def huge_pages(array: npt.NDArray[np.generic]) -> None:
+    """Asks for huge pages: faulting in small ones takes as long as making a batch. No-op where there are none."""
+    if array.nbytes < HUGE or sys.platform != "linux":
+        return
+    start = -(-array.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
+    length = (array.ctypes.data + array.nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), MADV_HUGEPAGE)
+
+
+class Recycler:
+    """Float tensors for batches on the CPU. One whose last tensor, view or autograd graph is gone is used again.
+
+    Each tensor handed out holds a reference to its array, which the array's reference count shows.
+    """
+
+    MOST = 4
+
+    def __init__(self) -> None:
+        self.arrays: list[npt.NDArray[np.float32]] = []
+
+    def empty(self, count: int) -> Tensor:
+        """float32 [count], whatever was in it."""
+        for index in range(len(self.arrays)):
+            if sys.getrefcount(self.arrays[index]) == UNREFERENCED and self.arrays[index].size >= count:
+                return torch.from_numpy(self.arrays[index][:count])
+        array = np.empty(count, np.float32)
+        huge_pages(array)
+        idle = [one for one in range(len(self.arrays)) if sys.getrefcount(self.arrays[one]) == UNREFERENCED]
+        if idle:
+            self.arrays[idle[0]] = array  # too small
+        elif len(self.arrays) < self.MOST:
+            self.arrays.append(array)
+        return torch.from_numpy(array)
+
+
+class Kept:
+    """Prepared images by sample number: filled when first needed, memory taken only then."""
+
+    def __init__(self, samples: int, shape: tuple[int, ...]) -> None:
+        """shape: of one image, uint8."""
+        self.images: Bytes = np.empty((samples, *shape), np.uint8)
+        huge_pages(self.images)
+        self.filled = np.zeros(samples, dtype=np.bool_)
+
+    def missing(self, indices: Ints) -> Ints:
+        return np.unique(indices[~self.filled[indices]])
+
+    def fill(self, indices: Ints, images: Bytes) -> None:
+        self.images[indices] = images
+        self.filled[indices] = True
+
+
+def keeps(memory: str, samples: int, shape: tuple[int, ...], local_world_size: int) -> bool:
+    """Whether so many prepared images are kept in this rank's memory: as --memory says or, for auto, if they fit."""
+    if memory in ("ram", "disk"):
+        return memory == "ram"
+    return samples * math.prod(shape) <= available_memory() * KEPT_PART / local_world_size

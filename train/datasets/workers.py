@@ -1,0 +1,146 @@
+"""Processes that decode image files into shared memory, always a little ahead of the model.
+
+The memory is a fixed number of slots, each for a chunk of a batch; a worker is told a slot and which samples to put
+there, and answers nothing but that it is done. Workers come from a fork server: forking a process that runs NCCL or
+CUDA is unsafe. They end with their parent, however that ends.
+"""
+
+import multiprocessing
+import os
+import shutil
+import signal
+import threading
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import wait as wait_for_process
+from pathlib import Path
+
+import torch
+import torch.multiprocessing  # teaches multiprocessing to hand tensors over in shared memory
+from torch import Tensor
+
+from train.datasets.base import DataError
+from train.datasets.decode import Job, Task
+
+CHUNK = 16  # samples of one task, at most
+SHARED = Path("/dev/shm")
+LARGEST = 1 << 30  # bytes of shared memory of one rank, at most
+
+_job: Job
+_slots: Tensor
+
+
+def auto_workers(local_world_size: int, on_gpu: bool) -> int:
+    """For one rank: its part of the cores; on the CPU, where the model needs them too, a quarter of that."""
+    cores = len(os.sched_getaffinity(0)) // local_world_size
+    return max(1, min(16, cores if on_gpu else cores // 4))
+
+
+def chunk_of(batch: int, workers: int) -> int:
+    """Samples of one task: all workers can work on one batch."""
+    return max(1, min(CHUNK, -(-batch // max(1, workers))))
+
+
+def slots_for(image_bytes: int, chunk: int, batch: int, workers: int, local_world_size: int) -> int:
+    """How many chunks may wait: two batches and one for each worker, if there is room. Raises DataError."""
+    wanted = 2 * -(-batch // chunk) + workers
+    free = shutil.disk_usage(SHARED).free // 2 // local_world_size if SHARED.is_dir() else LARGEST
+    fit = min(free, LARGEST) // (chunk * image_bytes)
+    if fit < 2:
+        raise DataError(
+            f"{SHARED} is too small for workers that decode images: half of its free {free >> 20} MB per rank holds "
+            f"{fit} chunks of {chunk} images. Start the container with a larger --shm-size, or set --workers 0"
+        )
+    return min(wanted, fit)
+
+
+def initialise(job: Job, slots: Tensor) -> None:
+    global _job, _slots
+    _job, _slots = job, slots
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the rank ends its workers
+    torch.set_num_threads(1)
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+def end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait_for_process([parent.sentinel])
+        os._exit(1)
+
+
+def decode(slot: int, task: Task) -> None:
+    _job.into(_slots[slot], task)
+
+
+class Pool:
+    """Decodes tasks of at most `chunk` samples in order. With no workers it decodes in this process."""
+
+    def __init__(self, job: Job, workers: int, slots: int, chunk: int) -> None:
+        self.job, self.chunk = job, chunk
+        self.free: list[int] = []
+        self.executor: ProcessPoolExecutor | None = None
+        if workers:
+            self.slots = torch.empty((slots, chunk, *job.shape), dtype=torch.uint8).share_memory_()
+            self.free = list(range(slots))
+            context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload([__name__])
+            self.executor = ProcessPoolExecutor(workers, context, initialise, (job, self.slots))
+            # The workers start while the caller builds its model.
+            self.first = [self.executor.submit(os.getpid) for _ in range(workers)]
+
+    def chunks(self, tasks: Iterable[Task]) -> Generator[Tensor, None, None]:
+        """uint8 [n, *shape] for each task. Each is to be used before the next is asked for.
+
+        Raises DataError of the worker.
+        """
+        coming, waiting = iter(tasks), deque[tuple[int, int, Future[None]]]()
+        try:
+            while True:
+                self._hand_out(coming, waiting)
+                if waiting:
+                    slot, count, done = waiting[0]
+                    self._result(done)
+                    yield self.slots[slot, :count]
+                    waiting.popleft()
+                    self.free.append(slot)
+                    continue
+                # No workers, or another iteration, not yet ended, holds all slots.
+                task = next(coming, None)
+                if task is None:
+                    return
+                chunk = torch.empty((len(task.indices), *self.job.shape), dtype=torch.uint8)
+                self.job.into(chunk, task)
+                yield chunk
+        finally:
+            self._take_back(waiting)
+
+    def _hand_out(self, tasks: Iterator[Task], waiting: deque[tuple[int, int, "Future[None]"]]) -> None:
+        while self.executor and self.free:
+            task = next(tasks, None)
+            if task is None:
+                return
+            slot = self.free.pop()
+            waiting.append((slot, len(task.indices), self.executor.submit(decode, slot, task)))
+
+    def _result(self, done: "Future[None]") -> None:
+        try:
+            done.result()
+        except BrokenProcessPool as error:
+            raise DataError(
+                "a process that decodes images was ended from outside, often because memory ran out: set fewer "
+                "--workers (0: none), or give the container more memory"
+            ) from error
+
+    def _take_back(self, waiting: deque[tuple[int, int, "Future[None]"]]) -> None:
+        running = [done for _, _, done in waiting if not done.cancel()]
+        wait(running)
+        self.free += [slot for slot, _, _ in waiting]
+
+    def close(self) -> None:
+        if self.executor:
+            self.executor.shutdown(cancel_futures=True)
+            self.executor = None
+            self.free = []
