@@ -4,22 +4,45 @@
 
 import json
 import os
+import resource
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import torch
+
+from train.eventfiles import EventFiles
+
+Event = dict[str, Any]
+NAME = "metrics.jsonl"
+
 
 class Metrics:
     """Writes metrics.jsonl: one JSON object per line, {"event", "time": unix seconds, ...}, flushed line by
-    line.
+    line, and the same as TensorBoard's event files where asked.
 
     Events: start; step {"epoch", "step", "loss", "lr", "images"}; epoch {"epoch", "train_loss",
     "train_accuracy", "test_accuracy", "test_loss", "images_per_second", "seconds"}; end.
+
+    A run that goes on after optimizer step `after` keeps what is known up to that step and drops the rest, so
+    that a curve has each step once. What is known lies in `folder`, or in `earlier`, the folder of the run that
+    is continued. With `after` 0 everything begins anew.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.file = (folder / "metrics.jsonl").open("w", encoding="utf-8", buffering=1)
+    def __init__(self, folder: Path, after: int = 0, earlier: Path | None = None, tensorboard: bool = False) -> None:
+        """Raises OSError."""
+        path = folder / NAME
+        known = known_events(folder, earlier) if after else []
+        before = kept(known, after)
+        write_lines(path, before)
+        self.file = path.open("a", encoding="utf-8", buffering=1)
+        self.event_files: EventFiles | None = None
+        if tensorboard:
+            self.event_files = EventFiles(folder / "tensorboard", after)
+            if after and not self.event_files.has_history():
+                for event in before:
+                    self.event_files.add(event)
 
     def __enter__(self) -> "Metrics":
         return self
@@ -28,15 +51,56 @@ class Metrics:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.file.close()
+        if self.event_files:
+            self.event_files.close()
 
     def write(self, event: str, **values: Any) -> None:
-        self.file.write(json.dumps({"event": event, "time": time.time(), **values}) + "\n")
+        line = {"event": event, "time": time.time(), **values}
+        self.file.write(json.dumps(line) + "\n")
+        if self.event_files:
+            self.event_files.add(line)
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
+def known_events(folder: Path, earlier: Path | None) -> list[Event]:
+    """Of the first folder that has any."""
+    for path in (folder / NAME, *([earlier / NAME] if earlier else [])):
+        if path.is_file() and (events := read_metrics(path)):
+            return events
+    return []
+
+
+def kept(events: list[Event], after: int) -> list[Event]:
+    """The events up to optimizer step `after`. An epoch belongs to the step before it; an end is no end any more."""
+    found: list[Event] = []
+    step = 0
+    for event in events:
+        if event["event"] == "start":
+            step = event.get("resumed_from") or 0
+        step = event.get("step", step)
+        if event["event"] != "end" and step <= after:
+            found.append(event)
+    return found
+
+
+def write_lines(path: Path, events: list[Event]) -> None:
+    """The file whole or not at all."""
+    draft = path.with_name(f".{path.name}.tmp")
+    with draft.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(event) + "\n" for event in events)
+    draft.replace(path)
+
+
+def read_metrics(path: Path) -> list[Event]:
     """All whole lines of a metrics.jsonl; the last one may be torn while a run writes it."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def peak_memory(device: torch.device) -> dict[str, int | None]:
+    """The most memory that this process had at once, in bytes: resident, and tensors on its GPU."""
+    on_gpu = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts KiB
+    return {"peak_rss_bytes": resident, "peak_gpu_bytes": on_gpu}
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:

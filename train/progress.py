@@ -13,16 +13,40 @@ class Progress:
     """Plain lines: one every PAUSE seconds at most, and one for each epoch."""
 
     def __init__(self, epochs: int, steps: int) -> None:
+        """steps: of all epochs, also where a run goes on in the middle."""
         self.epochs, self.steps = epochs, steps
         self.spoke = time.monotonic()
+        self.first: tuple[int, float] | None = None  # the first step seen, and when
 
     def say(self, text: str) -> None:
         print(text, flush=True)
         self.spoke = time.monotonic()
 
-    def step(self, epoch: int, step: int, loss: float, images_per_second: float) -> None:
+    def step(
+        self,
+        epoch: int,
+        step: int,
+        loss: float,
+        images_per_second: float,
+        accuracy: float | None = None,
+        data_wait: float | None = None,
+        comm: float | None = None,
+    ) -> None:
+        """After optimizer step `step` of `epoch`, both counted from 1. accuracy: of this epoch so far; data_wait, comm:
+        parts of the time, 0 to 1; None where not known."""
+        left = self.time_left(step)
         if time.monotonic() - self.spoke >= PAUSE:
-            self.say(step_text(epoch, self.epochs, step, self.steps, loss, images_per_second))
+            self.say(
+                f"epoch {epoch}/{self.epochs}  step {step}/{self.steps}  "
+                + step_text(loss, images_per_second, accuracy, data_wait, comm, left)
+            )
+
+    def time_left(self, step: int) -> float | None:
+        """Seconds until the last step at the pace since the first one seen, evaluations included."""
+        if self.first is None:
+            self.first = (step, time.monotonic())
+        begun, when = self.first
+        return (time.monotonic() - when) / (step - begun) * (self.steps - step) if step > begun else None
 
     def epoch(self, values: dict[str, Any]) -> None:
         self.say(epoch_text(values, self.epochs))
@@ -36,32 +60,63 @@ class Bar(Progress):
 
     def __init__(self, epochs: int, steps: int) -> None:
         super().__init__(epochs, steps)
-        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as RichProgress
 
         self.bar = RichProgress(
-            TextColumn("training"),
-            BarColumn(),
+            TextColumn("epoch {task.fields[epoch]}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed}/{task.total}"),
             TextColumn("{task.fields[text]}"),
-            TimeRemainingColumn(),
             transient=True,
         )
-        self.task = self.bar.add_task("training", total=steps, text="")
+        self.task = self.bar.add_task("training", total=steps, epoch=f"1/{epochs}", text="")
         self.bar.start()
 
     def say(self, text: str) -> None:
         self.bar.console.print(text, highlight=False)
 
-    def step(self, epoch: int, step: int, loss: float, images_per_second: float) -> None:
-        text = step_text(epoch, self.epochs, step, self.steps, loss, images_per_second)
-        self.bar.update(self.task, completed=step, text=text)
+    def step(
+        self,
+        epoch: int,
+        step: int,
+        loss: float,
+        images_per_second: float,
+        accuracy: float | None = None,
+        data_wait: float | None = None,
+        comm: float | None = None,
+    ) -> None:
+        text = step_text(loss, images_per_second, accuracy, data_wait, comm, self.time_left(step))
+        self.bar.update(self.task, completed=step, epoch=f"{epoch}/{self.epochs}", text=text)
 
     def close(self) -> None:
         self.bar.stop()
 
 
-def step_text(epoch: int, epochs: int, step: int, steps: int, loss: float, images_per_second: float) -> str:
-    return f"epoch {epoch}/{epochs}  step {step}/{steps}  loss {loss:.4f}  {images_per_second:.0f} images/s"
+def step_text(
+    loss: float,
+    images_per_second: float,
+    accuracy: float | None = None,
+    data_wait: float | None = None,
+    comm: float | None = None,
+    left: float | None = None,
+) -> str:
+    parts = [
+        f"loss {loss:.4f}",
+        "" if accuracy is None else f"train {accuracy:.1%}",
+        f"{images_per_second:.0f} images/s",
+        "" if data_wait is None else f"data {data_wait:.0%}",
+        "" if comm is None else f"comm {comm:.0%}",
+        "" if left is None else f"ETA {duration(left)}",
+    ]
+    return "  ".join(filter(None, parts))
+
+
+def duration(seconds: float) -> str:
+    """0:07, 12:30, 3:05:00"""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def epoch_text(values: dict[str, Any], epochs: int) -> str:
