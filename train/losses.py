@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from train.order import random_words, uniform
 
-# Weights of the auxiliary heads' losses, by the field of torchvision's named tuples: GoogLeNet's (Szegedy et al. 2014, 5)
-# and those that are usual for Inception v3.
+# Weights of the auxiliary heads' losses, by the field of torchvision's named tuples: GoogLeNet's (Szegedy et al. 2014,
+# 5) and what is usual for Inception v3.
 AUXILIARY = {"aux_logits1": 0.3, "aux_logits2": 0.3, "aux_logits": 0.4}
 # First coordinate of the random numbers here: apart from order's (seed, epoch, ...) and dropout's (seed, step, rank).
 STREAM = 0x6D69785F00000000
