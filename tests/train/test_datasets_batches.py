@@ -13,10 +13,11 @@ from torch import Tensor
 
 from tests.train import dataset_files as disk
 from train.datasets import Dataset, load
-from train.datasets.augment import TRIES, resized_crop
+from train.datasets.augment import TRIES, Shifts, resized_crop
 from train.datasets.base import ArraySource
 from train.datasets.loader import Loader
 from train.datasets.memory import Recycler
+from train.datasets.transform import crop, crop_on_gpu
 from train.order import Ints, uniform
 from train.process import Place
 from train.settings import Settings
@@ -111,6 +112,14 @@ def test_augmentation_is_a_function_of_seed_and_epoch(root: Path, name: str) -> 
     assert not torch.equal(images(1), images(1, seed=1))
     assert torch.equal(images(1, augment="none"), images(2, augment="none"))
     assert torch.equal(images(1, memory="ram"), images(1, memory="disk"))
+
+
+def test_the_gpus_way_of_cropping_gives_the_same() -> None:
+    images = torch.from_numpy(disk.pixels(1, 30, 3, 9, 9))
+    places = np.random.default_rng(2).integers(-4, 5, (2, 30))
+    change = Shifts(places[0], places[1], np.arange(30) % 2 == 0)
+    every = np.arange(30, dtype=np.int64)
+    assert torch.equal(crop(images, every, change), crop_on_gpu(images, change))
 
 
 def test_global_generators_are_left_alone(root: Path) -> None:

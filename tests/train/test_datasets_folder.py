@@ -132,6 +132,17 @@ def test_workers_end_with_a_killed_parent(root: Path, tmp_path: Path) -> None:
     assert_gone(program("killed", root, tmp_path / "out"))
 
 
+def test_held_out_images_are_decoded_once(root: Path) -> None:
+    settings = Settings(dataset="imagefolder", data_dir=root, image_size=SIZE, workers=0, memory="ram")
+    loader = Loader(load(settings, Place()), settings, CPU, Place())
+    requests = [np.array([0, 1, 2]), np.array([3]), np.array([3])]
+    first = [images.clone() for images, _ in loader.held_out(requests)]
+    for path in (root / "val").rglob("*.*"):
+        path.unlink()
+    again = list(loader.held_out(requests[::-1]))
+    assert all(torch.equal(one, other) for one, (other, _) in zip(first, again[::-1], strict=True))
+
+
 def test_chunks_and_slots() -> None:
     assert chunk_of(64, 1) == 16 and chunk_of(8, 4) == 2 and chunk_of(1, 8) == 1
     assert slots_for(100, 16, 64, 2, 1) == 10

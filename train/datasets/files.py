@@ -9,6 +9,7 @@ from torch import Tensor
 from train.datasets.base import Dataset
 from train.datasets.decode import Job, Task
 from train.datasets.folder import FolderSource
+from train.datasets.memory import keeps
 from train.datasets.sidestream import on_side_stream
 from train.datasets.transform import Form, Normaliser, to_device
 from train.datasets.workers import Pool, auto_workers, chunk_of, slots_for
@@ -37,47 +38,64 @@ class FileBatches:
         chunk = chunk_of(batch, workers)
         slots = slots_for(3 * form.size**2, chunk, batch, workers, place.local_world_size) if workers else 0
         self.pool = Pool(job, workers, slots, chunk)
+        # Held-out images are the same in every epoch: their pixels may be kept, by request.
+        self.kept: dict[bytes, Tensor] = {}
+        mine = -(-len(test) // place.world_size)
+        self.keep = keeps(settings.memory, mine, job.shape, place.local_world_size)
         self.stream = torch.cuda.Stream(form.device) if on_gpu else None
 
     def batches(self, requests: Iterable[Ints], epoch: int | None) -> Iterator[tuple[Tensor, Tensor]]:
         """epoch None: the held-out part."""
+        known = frozenset(self.kept) if epoch is None else frozenset[bytes]()
         ahead, now = tee(requests)
-        chunks = self.pool.chunks(self.tasks(ahead, epoch))
+        chunks = self.pool.chunks(self.tasks(ahead, epoch, known))
 
         def make(indices: Ints) -> tuple[Tensor, Tensor]:
-            return self.batch(indices, chunks, epoch)
+            source = self.test if epoch is None else self.train
+            labels = to_device(torch.from_numpy(source.labels[indices]), self.form.device)
+            if indices.tobytes() in known:
+                return self.normalised(self.kept[indices.tobytes()]), labels
+            return self.batch(indices, chunks, self.keep and epoch is None), labels
 
         try:
             yield from on_side_stream(now, make, self.stream) if self.stream else map(make, now)
         finally:
             chunks.close()
 
-    def tasks(self, requests: Iterable[Ints], epoch: int | None) -> Iterator[Task]:
+    def tasks(self, requests: Iterable[Ints], epoch: int | None, known: frozenset[bytes]) -> Iterator[Task]:
         for request in requests:
-            for start in range(0, len(request), self.pool.chunk):
-                yield Task(request[start : start + self.pool.chunk], epoch)
+            if request.tobytes() not in known:
+                for start in range(0, len(request), self.pool.chunk):
+                    yield Task(request[start : start + self.pool.chunk], epoch)
 
-    def batch(self, indices: Ints, chunks: Iterator[Tensor], epoch: int | None) -> tuple[Tensor, Tensor]:
+    def batch(self, indices: Ints, chunks: Iterator[Tensor], keep: bool) -> Tensor:
         """Uses up the chunks of this request."""
-        on_gpu, count, ready = self.form.on_gpu, len(indices), 0
-        # To a GPU go the bytes, from pinned memory; on the CPU each chunk is normalised into its place.
-        out = torch.empty((count, *self.pool.job.shape), dtype=torch.uint8, pin_memory=True) if on_gpu else None
-        images = self.form.empty(count if out is None else 0)
-        while ready < count:
+        if not (self.form.on_gpu or keep):  # each chunk is normalised right into its place
+            images, ready = self.form.empty(len(indices)), 0
+            while ready < len(indices):
+                chunk = next(chunks)
+                self.normalise.into(images[ready : ready + len(chunk)], self.planes_first(chunk))
+                ready += len(chunk)
+            return images
+        pixels, ready = self.host_bytes(len(indices)), 0
+        while ready < len(indices):
             chunk = next(chunks)
-            piece = slice(ready, ready + len(chunk))
-            if out is None:
-                self.normalise.into(images[piece], self.planes_first(chunk))
-            else:
-                out[piece].copy_(chunk)
+            pixels[ready : ready + len(chunk)] = chunk
             ready += len(chunk)
-        if out is not None:
-            images = self.normalise(self.planes_first(out.to(self.form.device, non_blocking=True)))
-        source = self.test if epoch is None else self.train
-        return images, to_device(torch.from_numpy(source.labels[indices]), self.form.device)
+        if keep:
+            self.kept[indices.tobytes()] = pixels
+        return self.normalised(pixels)
+
+    def host_bytes(self, count: int) -> Tensor:
+        return torch.empty((count, *self.pool.job.shape), dtype=torch.uint8, pin_memory=self.form.on_gpu)
+
+    def normalised(self, pixels: Tensor) -> Tensor:
+        """Sends bytes to a GPU, not floats."""
+        return self.normalise(self.planes_first(pixels.to(self.form.device, non_blocking=True)))
 
     def planes_first(self, chunk: Tensor) -> Tensor:
         return chunk.permute(0, 3, 1, 2) if self.form.channels_last else chunk
 
     def close(self) -> None:
         self.pool.close()
+        self.kept = {}

@@ -167,7 +167,7 @@ class Store:
             images = self.sized(missing).numpy()
             self.kept.fill(missing, images.transpose(0, 2, 3, 1) if nhwc else images)
         kept = torch.from_numpy(self.kept.images)
-        return kept.permute(0, 3, 1, 2) if nhwc else kept, indices
+        return kept.permute(0, 3, 1, 2) if nhwc else kept, self.kept.rows[indices]
 
 
 def cropped_batch(normalise: Normaliser, store: Store, indices: Ints, change: Shifts | None) -> Tensor:
