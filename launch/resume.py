@@ -29,6 +29,7 @@ class Earlier:
     script: str | None
     args: tuple[str, ...]
     hosts: tuple[str, ...]
+    resumed: str | None = None  # the run that it continued itself
 
 
 def find(word: str, inventory: Path, runs: Path = Path("runs")) -> Earlier:
@@ -64,7 +65,7 @@ def select(word: str, inventory: str, plans: Plans) -> Earlier:
         what = f"run {word} was on another inventory ({plan.get('inventory', 'not noted')}), on other hosts' disks"
         raise refuse("RESUME", what, f"name its inventory with INVENTORY=..., or another run; {known}")
     hosts = tuple(str(part["host"]) for part in plan["parts"])
-    return Earlier(word, plan["script"], tuple(plan["args"]), hosts)
+    return Earlier(word, plan["script"], tuple(plan["args"]), hosts, plan.get("resume"))
 
 
 def _inventory_of(plan: Mapping[str, Any]) -> str | None:
@@ -99,5 +100,6 @@ def refusal_of_nothing(earlier: Earlier, asked: Sequence[str]) -> Refusal:
     """No host of the new run holds a checkpoint of the earlier one."""
     what = f"run {earlier.run} left no checkpoint on {', '.join(asked)}; it ran on {', '.join(earlier.hosts)}"
     missed = [host for host in earlier.hosts if host not in asked]
-    mend = f"let one of {', '.join(missed)} take part (NODES), or train" if missed else "train"
-    return refuse("RESUME", what, f"{mend} without RESUME")
+    ways = [f"let one of {', '.join(missed)} take part (NODES)"] if missed else []
+    ways += [f"continue what it continued: RESUME={earlier.resumed}"] if earlier.resumed else []
+    return refuse("RESUME", what, ", or ".join([*ways, "train without RESUME"]))

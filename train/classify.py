@@ -79,7 +79,9 @@ def prepared_or_reason(path: Path, recipe: Recipe, device: torch.device) -> Tens
         return prepare(path, recipe, device)
     except FileNotFoundError:
         return "there is no such file"
-    except (UnidentifiedImageError, Image.DecompressionBombError, DataError, ValueError, SyntaxError) as error:
+    except UnidentifiedImageError:
+        return "not an image in a format that Pillow knows"
+    except (Image.DecompressionBombError, DataError, ValueError, SyntaxError) as error:
         return f"not an image that can be decoded ({error})"
     except OSError as error:  # Pillow's for an image that is cut off, or the system's
         return f"cannot be read ({error.strerror or error})"

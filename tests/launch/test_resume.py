@@ -115,7 +115,14 @@ def test_a_run_that_left_nothing_on_any_host_is_refused() -> None:
     with pytest.raises(Refusal) as caught:
         run.check_standing([Host(False)], hosts, "ab" * 32, EARLIER)
     assert "run 03 left no checkpoint on h1; it ran on h1, h2" in str(caught.value)
-    assert "let one of h2 take part (NODES)" in str(caught.value)
+    assert "let one of h2 take part (NODES), or train without RESUME" in str(caught.value)
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_points_to_the_one_that_it_continued() -> None:
+    said = str(resume.refusal_of_nothing(replace(EARLIER, resumed="01"), ["h1", "h2"]))
+    assert "continue what it continued: RESUME=01, or train without RESUME" in said
+    continued = PLANS["03"] | {"resume": "01"}
+    assert resume.select("03", "lab", PLANS | {"03": continued}).resumed == "01"
 
 
 def test_a_hosts_answer_is_read() -> None:

@@ -200,7 +200,10 @@ def test_each_image_is_classified_in_order_and_what_is_none_is_named(
     absent = images / "absent.png"
     status, lines, said = predictions(capsys, "--checkpoint", run, "--device", "cpu", absent, images, "--batch-size", 2)
     assert status == predict.EXIT_SKIPPED
-    assert f"{images / 'notes.txt'}: not an image" in said and f"{absent}: there is no such file; skipped" in said
+    assert (
+        f"{images / 'notes.txt'}: not an image in a format that Pillow knows; skipped" in said
+        and f"{absent}: there is no such file; skipped" in said
+    )
     assert [Path(line.split("\t")[0]).stem for line in lines] == [str(number) for number in range(7)]
     model = network(0)
     for number, line in enumerate(lines):
