@@ -5,6 +5,7 @@ follows; errors of the background are told; and a writer killed at any moment le
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,39 @@ def test_background_and_blocking_write_the_same_bytes_though_the_tensors_change(
         assert one.read_bytes() == other.read_bytes()
     plain.close()
     beside.close()
+
+
+def test_a_guarded_optimizer_waits_for_the_copy(tmp_path: Path) -> None:
+    """The background copies the weights while the next step runs, as they were before it."""
+    network, optimizer = training()
+    plain, beside = Writer(tmp_path / "blocking", keep=9, blocking=True), Writer(tmp_path / "background", keep=9)
+    beside.guard(optimizer)
+    for step in range(5):
+        plain.save(step, state_of(network, optimizer))
+        beside.save(step, state_of(network, optimizer))
+        optimizer.zero_grad()
+        network(torch.randn(2, 3, 8, 8)).sum().backward()  # changes the batch statistics
+        optimizer.step()
+    plain.close()
+    beside.close()
+    for step in range(5):
+        one, other = (tmp_path / name / f"step-{step}.pt" for name in ("blocking", "background"))
+        assert one.read_bytes() == other.read_bytes()
+
+
+def test_a_guarded_weight_that_changes_nevertheless_is_told(tmp_path: Path) -> None:
+    network, optimizer = training()
+    writer = Writer(tmp_path)
+    writer.guard(optimizer)
+    hold = threading.Event()
+    writer.background.submit(hold.wait)  # the background is late
+    writer.save(1, state_of(network, optimizer))
+    with torch.no_grad():
+        network.get_parameter("3.weight").zero_()
+    hold.set()
+    with pytest.raises(CheckpointError, match="settle"):
+        writer.close()
+    assert saved_steps(tmp_path) == []
 
 
 def test_what_was_saved_is_loaded_bit_by_bit(writer: Writer) -> None:

@@ -13,7 +13,7 @@ from train.checkpoints import files
 from train.checkpoints.files import CheckpointError, Manifest
 from train.checkpoints.prune import set_aside
 from train.checkpoints.transfer import everyone, hand_out, raise_together
-from train.process import Place
+from train.group import Place
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ one. CUDA tensors go to pinned memory on a stream of their own (that path is not
 """
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 import torch
@@ -20,10 +20,13 @@ class Snapshot:
 
     def __init__(self) -> None:
         self.buffers: list[Tensor] = []
+        self.late: list[tuple[Tensor, Tensor, int]] = []  # buffer, tensor, the tensor's version in take()
 
-    def take(self, state: State) -> State:
+    def take(self, state: State, guarded: Set[int] = frozenset()) -> State:
         """The same nested dicts, lists and tuples with each tensor replaced by its copy, which is valid until the next
-        call. Raises CheckpointError for what could not be loaded again: neither tensor nor plain value.
+        call. CPU tensors whose data_ptr() is in `guarded` are copied in finish(); until then they must not change.
+
+        Raises CheckpointError for what could not be loaded again: neither tensor nor plain value.
         """
         pairs: list[tuple[Tensor, Tensor]] = []
 
@@ -38,8 +41,17 @@ class Snapshot:
 
         copied = rebuilt(state, "state", copy_of)
         del self.buffers[len(pairs) :]
-        copy_all(pairs)
+        is_late = [tensor.is_cpu and tensor.data_ptr() in guarded for _, tensor in pairs]
+        self.late = [(*pair, pair[1]._version) for pair, late in zip(pairs, is_late, strict=True) if late]
+        copy_all([pair for pair, late in zip(pairs, is_late, strict=True) if not late])
         return dict(copied)
+
+    def finish(self) -> None:
+        """Copies what take() left. Raises CheckpointError where a tensor has changed since."""
+        late, self.late = self.late, []
+        copy_all([(buffer, tensor) for buffer, tensor, _ in late])
+        if any(tensor._version != version for _, tensor, version in late):
+            raise CheckpointError("weights changed while they were copied: call Writer.settle() before changing them")
 
 
 def rebuilt(value: Any, where: str, copy_of: Callable[[Tensor], Tensor]) -> Any:

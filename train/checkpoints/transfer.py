@@ -12,7 +12,7 @@ import torch.distributed as dist
 from train.checkpoints import files
 from train.checkpoints.durable import Draft
 from train.checkpoints.files import CheckpointError, Manifest
-from train.process import Place
+from train.group import Place
 
 PIECE = 16 << 20  # bytes of one broadcast
 TIMEOUT = timedelta(seconds=300)  # of one broadcast

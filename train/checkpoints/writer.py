@@ -1,12 +1,17 @@
 """Writes checkpoints in the background: training waits for a copy in memory, not for the disk."""
 
 import os
+import sys
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
 
 from train.checkpoints import files
 from train.checkpoints.durable import clear_drafts
@@ -14,6 +19,7 @@ from train.checkpoints.files import CheckpointError, State
 from train.checkpoints.prune import prune
 from train.checkpoints.snapshot import Snapshot
 
+TURN = 0.0002  # seconds
 NICE = 10  # the background takes what the training leaves of the cores
 
 
@@ -32,6 +38,8 @@ class Writer:
         self.snapshot = Snapshot()
         self.background = ThreadPoolExecutor(1, thread_name_prefix="checkpoint", initializer=yield_to_training)
         self.pending: Future[None] | None = None
+        self.copying: Future[None] | None = None
+        self.optimizer: Optimizer | None = None
         clear_drafts(folder)
 
     def reserve(self, state: State) -> None:
@@ -46,8 +54,32 @@ class Writer:
     def touch(self, state: State) -> None:
         self.snapshot.take(state)
 
+    def guard(self, optimizer: Optimizer) -> None:
+        """Lets the background copy parameters and optimizer state on the CPU, too: they do not change before the next
+        optimizer.step(), which now waits for the copy. Whoever else changes them (an average swapped in for an
+        evaluation, load_state_dict) calls settle() before. CUDA tensors are copied in save() all the same.
+        """
+        self.optimizer = optimizer
+        optimizer.register_step_pre_hook(lambda *_: self.settle())
+
+    def guarded(self) -> set[int]:
+        """Addresses of the tensors that only the guarded optimizer changes."""
+        if self.optimizer is None or self.blocking:
+            return set()
+        tensors = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        tensors += [each for state in self.optimizer.state.values() for each in state.values()]
+        return {each.data_ptr() for each in tensors if isinstance(each, Tensor) and each.is_cpu}
+
+    def settle(self) -> None:
+        """Until the background has copied what save() left to it."""
+        copying, self.copying = self.copying, None
+        if copying is not None and not copying.done():
+            begun = time.monotonic()
+            wait([copying])
+            self.lost += time.monotonic() - begun
+
     def save(self, step: int, state: State, metric: float | None = None) -> None:
-        """Copies the state, which may change as soon as this returns, and has it written.
+        """Copies the state, which may change as soon as this returns (but see guard()), and has it written.
 
         Raises CheckpointError: what was wrong with the one before (then this one is not written), or this state holds
         more than tensors and plain values.
@@ -55,11 +87,12 @@ class Writer:
         begun = time.monotonic()
         try:
             self.wait()
-            copy = self.snapshot.take(state)
+            copy = self.snapshot.take(state, self.guarded())
             if self.blocking:
                 self.write(step, copy, metric)
             else:
-                self.pending = self.background.submit(self.write, step, copy, metric)
+                self.copying = self.background.submit(self.snapshot.finish)
+                self.pending = self.background.submit(self.write, step, copy, metric, self.copying)
         finally:
             self.lost += time.monotonic() - begun
 
@@ -76,15 +109,31 @@ class Writer:
         finally:
             self.background.shutdown()
 
-    def write(self, step: int, copy: dict[str, Any], metric: float | None) -> None:
+    def write(self, step: int, copy: dict[str, Any], metric: float | None, copied: Future[None] | None = None) -> None:
         path = files.path_of(self.folder, step)
         try:
-            files.write(self.folder, step, copy, metric)
+            if copied is not None:
+                copied.result()
+            with short_turns():
+                files.write(self.folder, step, copy, metric)
             prune(self.folder, self.keep, step)
         except CheckpointError:
             raise
         except Exception as error:  # whatever ended it, training must hear of it
             raise files.cannot_write(path, error) from error
+
+
+@contextmanager
+def short_turns() -> Iterator[None]:
+    """The interpreter's lock changes hands sooner: else each of the training's operations waits up to 5 ms for the
+    background while that pickles (measured on ResNet-50: 4 ms lost by a checkpoint instead of 10).
+    """
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(TURN)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 def yield_to_training() -> None:

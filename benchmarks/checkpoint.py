@@ -1,0 +1,168 @@
+"""`make bench-checkpoint`: training time that a checkpoint costs, in the background against a blocking torch.save.
+
+ResNet-50 with SGD and momentum (205 MB) trains on small images on the CPU. A round is a number of steps with nothing
+else, the same steps with a checkpoint by train.checkpoints.Writer after the first of them, and the same with a plain
+`torch.save(state, path)` over the file of the time before (no sync, no hash, as the tutorials write it). The order
+changes from turn to turn; rounds are long enough that the background has ended before the next checkpoint, and what it
+takes from the steps beside it counts. Lost by a checkpoint: the round with it less the round without, median of all
+turns; `spread_ms` is the middle half's width of the rounds without, which tells how quiet the machine was.
+
+One training thread, which leaves a core to the background as GPU training does: the figure that counts
+(`async_over_blocking`). Then one thread for each core, where the background must take its time from the training
+(`all_cores_*`). Needs 2 cores with nothing else running on them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision
+from torch.nn import functional
+
+from benchmarks.common import close
+from train.checkpoints import Writer
+from train.group import keep_freed_memory
+
+Save = Callable[[int, dict[str, Any]], None]
+
+
+def nothing(step: int, state: dict[str, Any]) -> None:
+    """The round that the others are compared with."""
+
+
+class Training:
+    """A model in training: its steps, and the state that a checkpoint holds."""
+
+    def __init__(self, threads: int) -> None:
+        torch.set_num_threads(threads)
+        torch.manual_seed(0)
+        self.network = torchvision.models.resnet50()
+        self.optimizer = torch.optim.SGD(self.network.parameters(), lr=1e-4, momentum=0.9)
+        self.images, self.labels = torch.randn(4, 3, 64, 64), torch.randint(1000, (4,))
+        self.step_number = 0
+
+    def step(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        functional.cross_entropy(self.network(self.images), self.labels).backward()
+        self.optimizer.step()
+        self.step_number += 1
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "model": self.network.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "position": {"epoch": 0, "batch": self.step_number, "step": self.step_number},
+        }
+
+    def round(self, steps: int, save: Save) -> tuple[float, float]:
+        """Seconds of all steps with one checkpoint, and seconds of its call alone."""
+        begun = time.perf_counter()
+        self.step()
+        called = time.perf_counter()
+        save(self.step_number, self.state())
+        returned = time.perf_counter()
+        for _ in range(steps - 1):
+            self.step()
+        return time.perf_counter() - begun, returned - called
+
+
+def measure(threads: int, rounds: int, seconds: float, folder: Path) -> dict[str, float]:
+    """Milliseconds: lost by one checkpoint of each kind, of its call alone, of a step."""
+    training = Training(threads)
+    for _ in range(3):
+        training.step()
+    writer = Writer(folder / "ours")
+    writer.guard(training.optimizer)
+    writer.reserve(training.state())
+    writer.wait()
+    path = folder / "plain.pt"
+    kinds: dict[str, Save] = {
+        "none": nothing,
+        "async": lambda step, state: writer.save(step, state, None),
+        "blocking": lambda step, state: torch.save(state, path),
+    }
+    steps = max(2, round(seconds * 8 / training.round(8, nothing)[0]))
+    times: dict[str, list[float]] = {kind: [] for kind in kinds}
+    calls: dict[str, list[float]] = {kind: [] for kind in kinds}
+    latest = 0.0
+    for turn in range(rounds + 1):
+        for kind in list(kinds)[turn % 3 :] + list(kinds)[: turn % 3]:
+            whole, call = training.round(steps, kinds[kind])
+            begun = time.perf_counter()
+            writer.wait()  # no time where the round was long enough
+            late = time.perf_counter() - begun
+            if turn:  # the first one is the warm-up
+                times[kind].append(whole + late)
+                calls[kind].append(call)
+                latest = max(latest, late)
+    writer.close()
+    low, base, high = statistics.quantiles(times["none"], n=4)
+    figures = {"step_ms": base / steps * 1e3, "spread_ms": (high - low) * 1e3, "late_ms": latest * 1e3}
+    for kind in ("async", "blocking"):
+        differences = [with_it - without for with_it, without in zip(times[kind], times["none"], strict=True)]
+        figures[f"{kind}_ms"] = statistics.median(differences) * 1e3
+        figures[f"{kind}_call_ms"] = statistics.median(calls[kind]) * 1e3
+    return {name: round(value, 1) for name, value in figures.items()}
+
+
+def in_a_process(threads: int, options: argparse.Namespace) -> dict[str, float]:
+    """`measure` in an interpreter whose libraries know the number of threads from the beginning."""
+    words = ["--threads", str(threads), "--rounds", str(options.rounds), "--seconds", str(options.seconds)]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.checkpoint", *words, "--folder", str(options.folder)],
+        env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"benchmark: the training with {threads} thread(s) ended with {done.returncode}")
+    print(f"{threads} training thread(s): {done.stdout.strip()}", flush=True)
+    return dict(json.loads(done.stdout))
+
+
+def main() -> None:
+    """Measure with one training thread, then with one for each core, and print the ratios."""
+    p = argparse.ArgumentParser(description="time that a checkpoint costs the training")
+    p.add_argument("--rounds", type=int, default=30)
+    p.add_argument("--seconds", type=float, default=1.5, help="of a round; longer than a checkpoint is written")
+    p.add_argument("--threads", type=int, default=0, help="measure only this many training threads")
+    p.add_argument("--folder", type=Path, default=Path("build"), help="on the disk to be measured")
+    options = p.parse_args()
+    options.folder.mkdir(exist_ok=True)
+    if options.threads:
+        keep_freed_memory()
+        with tempfile.TemporaryDirectory(prefix="bench-checkpoint-", dir=options.folder) as folder:
+            print(json.dumps(measure(options.threads, options.rounds, options.seconds, Path(folder))))
+        return
+    cores = os.cpu_count() or 1
+    one, every = in_a_process(1, options), in_a_process(cores, options)
+    close(
+        {
+            "async_over_blocking": round(one["async_ms"] / one["blocking_ms"], 3),
+            "async_ms": one["async_ms"],
+            "blocking_ms": one["blocking_ms"],
+            "async_call_ms": one["async_call_ms"],
+            "spread_ms": one["spread_ms"],
+            "all_cores_async_over_blocking": round(every["async_ms"] / every["blocking_ms"], 3),
+            "all_cores_async_ms": every["async_ms"],
+            "all_cores_blocking_ms": every["blocking_ms"],
+            "cores": cores,
+            "reference": "torch.save(state, path) of ResNet-50 + SGD momentum, 205 MB, neither synced nor hashed",
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()
