@@ -60,7 +60,7 @@ def gather_buffers(network: nn.Module) -> Tensor:
     row = flat(network)
     rows = torch.empty(dist.get_world_size(), row.numel(), dtype=row.dtype, device=row.device)
     if row.numel():
-        dist.all_gather_into_tensor(rows.view(-1), row)
+        dist.all_gather_single(rows.view(-1), row)
     return rows.cpu()
 
 

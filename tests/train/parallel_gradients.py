@@ -20,7 +20,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def of_all_cases(place: Place, parallel: str, **settings: Any) -> dict[str, Any]:
-    found = {}
+    found: dict[str, Any] = {}
     for name, case in CASES.items():
         weights = case.get("weights", [1.0] * 4)[: place.world_size]
         cut = cut_by(weights) if "weights" in case else equally(place.world_size)

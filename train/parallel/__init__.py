@@ -31,7 +31,8 @@ Groups = list[dict[str, Any]]  # an optimizer's parameter groups
 class Strategy(Protocol):
     """How the ranks train one model together. What says "collective" is called by all ranks, in the same order.
 
-    equal_passes: every rank has to make the same number of passes in a step (fsdp gathers parameters in each).
+    equal_passes: every pass through `module` or `network`, in evaluation too, is one of all ranks together: they make
+        the same number of them (fsdp gathers parameters in each).
     note: one line for the user about a choice made for him, or empty.
     """
 
@@ -40,7 +41,7 @@ class Strategy(Protocol):
     equal_passes: bool
     note: str
 
-    def compile(self) -> None:
+    def compile(self, **options: Any) -> None:
         """Applies torch.compile in place; no name changes. To be called once, before the first pass."""
 
     def optimizer(self, make: Callable[[Groups], Optimizer], groups: Groups) -> Optimizer:
@@ -82,7 +83,8 @@ class Strategy(Protocol):
         """The reverse of the two above, from states that are whole on every rank. Raises SettingsError if unfit."""
 
     def warm_up(self, images: Tensor, labels: Tensor, loss: Loss) -> None:
-        """Before the first step of a resumed run: makes sums go in the order of the unbroken run (collective).
+        """Before the first step of a run resumed after one step at least: sums then go in the order of the unbroken
+        run's (collective).
 
         Changes neither weights, gradients, buffers, optimizer nor random numbers. `images`, `labels`: any batch.
         """
@@ -121,5 +123,5 @@ def make(settings: Settings, network: nn.Module, place: Place, device: torch.dev
         case "horovod":
             from train.parallel.horovod import Horovod
 
-            return Horovod(network, place, device)
+            return Horovod(network, place, device, settings.timeout)
     raise SettingsError(f"--parallel {name}: it is none of ddp, dp, fsdp, horovod, none")

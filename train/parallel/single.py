@@ -22,10 +22,10 @@ class Single:
         self.device = device
         self.note = ""
 
-    def compile(self) -> None:
+    def compile(self, **options: Any) -> None:
         # The module's own compile(), unlike torch.compile(module), puts no `_orig_mod.` before the names. Under
         # DistributedDataParallel the inner module is the one to compile: torch then cuts the graph at the buckets.
-        self.network.compile()
+        self.network.compile(**options)
 
     def optimizer(self, make: Callable[[Groups], Optimizer], groups: Groups) -> Optimizer:
         return make(groups)

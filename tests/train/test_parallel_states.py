@@ -1,0 +1,155 @@
+"""Promises of states and buffers: kept under plain names, they fit any --parallel and any number of ranks."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tests.train.parallel_models import adamw, data, network, strategy_of
+from tests.train.parallel_ranks import run
+from tests.train.parallel_states import BATCHES
+from train.group import Place
+from train.settings import SettingsError
+
+pytestmark = pytest.mark.slow
+WAYS = {"ddp": (2,), "none": (1,), "fsdp": (1, 3)}
+
+
+def assert_same(ours: Any, theirs: Any, exact: bool = True) -> None:
+    if isinstance(theirs, dict):
+        assert ours.keys() == theirs.keys()
+        for key in theirs:
+            assert_same(ours[key], theirs[key], exact)
+    elif isinstance(theirs, Tensor):
+        tolerance = {"rtol": 0, "atol": 0} if exact else {"rtol": 1e-4, "atol": 1e-6}
+        torch.testing.assert_close(ours, theirs, **tolerance)
+    else:
+        assert ours == theirs
+
+
+@pytest.fixture(scope="module", params=[("save_ddp", 2), ("save_compiled", 2), ("save_fsdp", 3)], ids=lambda p: p[0])
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    function, world_size = request.param
+    out = tmp_path_factory.mktemp(function)
+    run("parallel_states", function, out, world_size)
+    return out
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_state_goes_on_under_any_way(saved: Path, way: str) -> None:
+    """Loaded to the bit; and the next step gives the weights that the run it comes from got."""
+    state, following = torch.load(saved / "saved.pt"), torch.load(saved / "next.pt")
+    assert list(state["model"]) == list(network().state_dict())
+    for (_, rank), found in run("parallel_states", f"resume_{way}", saved, *WAYS[way]).items():
+        if rank == 0 or way != "fsdp":
+            assert_same(found["loaded"]["model"], state["model"])
+            assert_same(found["loaded"]["optimizer"]["state"], state["optimizer"]["state"])
+            assert [g["lr"] for g in found["loaded"]["optimizer"]["groups"]] == [0.01, 0.01]
+        else:  # once per host is enough
+            assert found["loaded"] == {"model": {}, "optimizer": {}}
+        assert_same(found["next"], following["model"], exact=False)
+
+
+def test_another_model_is_refused_with_names() -> None:
+    strategy = strategy_of(Place(), network(), parallel="none")
+    model = strategy.model_state()
+    wrong = {key: value for key, value in model.items() if key != "3.bias"} | {"5.weight": torch.zeros(2, 33)}
+    before = {key: value.clone() for key, value in model.items()}
+    with pytest.raises(SettingsError, match=r"lacks 3\.bias; 5\.weight is \[2, 33\] there and \[10, 33\] here"):
+        strategy.load(wrong, None, None)
+    assert_same(strategy.model_state(), before)
+
+
+def test_another_optimizers_groups_are_refused() -> None:
+    strategy = strategy_of(Place(), network(), parallel="none")
+    state = strategy.optimizer_state(adamw(strategy))
+    other = torch.optim.SGD(strategy.network.parameters(), lr=0.1)
+    with pytest.raises(SettingsError, match="other parameter groups"):
+        strategy.load(strategy.model_state(), other, state)
+
+
+def test_loading_leaves_the_loaded_state_alone() -> None:
+    strategy = strategy_of(Place(), network(), parallel="none")
+    images, labels = data()
+
+    def one_step(optimizer: torch.optim.Optimizer) -> None:
+        functional.cross_entropy(strategy.module(images), labels).backward()
+        optimizer.step()
+
+    first = adamw(strategy)
+    one_step(first)
+    state = strategy.optimizer_state(first)
+    before = {name: values["exp_avg"].clone() for name, values in state["state"].items()}
+    second = adamw(strategy)
+    strategy.load(strategy.model_state(), second, state)
+    one_step(second)
+    assert_same({name: values["exp_avg"] for name, values in state["state"].items()}, before)
+
+
+def test_clipping_sees_the_whole_gradient(tmp_path: Path) -> None:
+    images, labels = data()
+    model, batch = network(), torch.from_numpy(BATCHES[0])
+    functional.cross_entropy(model(images[batch]), labels[batch]).backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    for each in run("parallel_states", "clipped", tmp_path, 3).values():
+        for found in each.values():
+            torch.testing.assert_close(found["norm"], norm)
+            for mine, parameter in zip(found["gradients"], model.parameters(), strict=True):
+                torch.testing.assert_close(mine, parameter.grad)
+
+
+def test_under_fsdp_all_ranks_skip_a_step_that_overflowed_on_one(tmp_path: Path) -> None:
+    for found in run("parallel_states", "scaled", tmp_path, 2).values():
+        assert_same(found["after"], found["before"])
+        assert found["scale"] == 4.0
+
+
+def test_batch_statistics_are_each_ranks_own_and_their_mean_is_for_evaluation(tmp_path: Path) -> None:
+    found = run("parallel_states", "statistics", tmp_path, 2)
+    one, other = found[2, 0], found[2, 1]
+    assert not one["own"]["0.1.running_mean"].equal(other["own"]["0.1.running_mean"])
+    for key in ("0.1.running_mean", "0.1.running_var"):
+        torch.testing.assert_close(one["mean"][key], (one["own"][key] + other["own"][key]) / 2)
+    assert_same(other["mean"], one["mean"])
+    for rank in (one, other):
+        assert_same(rank["inside"], rank["mean"])
+        assert_same(rank["after"], rank["own"])
+        assert_same(rank["rank 0's"], one["own"])
+    assert one["own"]["0.1.num_batches_tracked"].dtype == torch.int64
+    assert_same(other["rows"], one["rows"])
+    assert_same(dict(enumerate(other["weights"])), dict(enumerate(one["weights"])))
+
+
+def test_a_parameter_without_gradient_is_named(tmp_path: Path) -> None:
+    for found in run("parallel_states", "unused", tmp_path, 2).values():
+        for when in ("at once", "later"):
+            assert "no gradient reached unused.weight, unused.bias" in found[when]
+            assert "--find-unused-parameters" in found[when]
+        assert found["asked"] == found["static"] == ""
+
+
+@pytest.fixture(scope="module")
+def joined(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], Any]:
+    return run("parallel_states", "joined", tmp_path_factory.mktemp("joined"), 2)
+
+
+def test_ddp_says_how_much_of_a_step_waits_for_others(joined: dict[tuple[int, int], Any]) -> None:
+    for found in joined.values():
+        assert 0 <= found["comm"] < 1
+    assert strategy_of(Place(), network(), parallel="none").comm_share() is None
+
+
+def test_uneven_inputs_are_joined(joined: dict[tuple[int, int], Any]) -> None:
+    """Rank 0 makes three steps, rank 1 two: every sample weighs the same, and the replicas stay equal."""
+    assert_same(joined[2, 1]["model"], joined[2, 0]["model"])
+    images, labels = data()
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for chosen in (slice(0, 8), slice(8, 16), slice(16, 20)):
+        (functional.cross_entropy(model(images[chosen]), labels[chosen], reduction="sum") / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_same(joined[2, 0]["model"], dict(model.state_dict()), exact=False)
