@@ -21,8 +21,8 @@ MADV_HUGEPAGE = 14
 
 
 def available_memory() -> int:
-    """Bytes that this process may still take: the machine's or, where that is less, its container's."""
-    rooms = [mmap.PAGESIZE * 2**20]
+    """Bytes that this process may still take: the machine's or, where that is less, its container's. 0: unknown."""
+    rooms = list[int]()
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
@@ -36,7 +36,7 @@ def available_memory() -> int:
             values = [path.read_text().strip() for path in paths]
             if values[0] != "max":
                 rooms.append(int(values[0]) - int(values[1]))
-    return max(0, min(rooms))
+    return max(0, min(rooms, default=0))
 
 
 def huge_pages(array: npt.NDArray[np.generic]) -> None:
