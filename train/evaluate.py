@@ -7,8 +7,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from train.batches import Batches
-from train.order import evaluation_indices
+from train.datasets.loader import Loader
+from train.features import Precision
+from train.group import Place
+from train.order import Cut, evaluation_passes
 
 
 @dataclass(frozen=True)
@@ -22,26 +24,38 @@ class Score:
         return self.correct / self.samples
 
 
-def sum_over_ranks(values: list[float], device: torch.device) -> list[float]:
+def sum_over_ranks(values: Tensor) -> list[float]:
     """Each value summed over all ranks, in float64: counts stay exact."""
-    total: Tensor = torch.tensor(values, dtype=torch.float64, device=device)
+    total = values.double()
     dist.all_reduce(total)
     return total.tolist()
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, batches: Batches, batch_size: int, rank: int, world_size: int) -> Score:
-    """`model` is the bare module, not DDP's wrapper: ranks hold different numbers of batches here."""
-    was_training = model.training
-    model.eval()
-    mine = evaluation_indices(len(batches.labels), rank, world_size)
-    correct = torch.zeros((), dtype=torch.int64, device=batches.device)
-    loss = torch.zeros((), dtype=torch.float64, device=batches.device)
-    for start in range(0, len(mine), batch_size):
-        images, labels = batches.plain(mine[start : start + batch_size])
-        outputs = model(images)
-        correct += (outputs.argmax(1) == labels).sum()
-        loss += functional.cross_entropy(outputs, labels, reduction="sum").double()
-    model.train(was_training)
-    samples, right, total = sum_over_ranks([len(mine), int(correct), float(loss)], batches.device)
-    return Score(int(samples), int(right), total / samples)
+def evaluate(
+    network: nn.Module,
+    loader: Loader,
+    samples: int,
+    batch_size: int,
+    cut: Cut,
+    place: Place,
+    precision: Precision,
+) -> Score:
+    """`network` is the bare module, not DDP's wrapper; `batch_size` counts the samples of one rank.
+
+    Nothing is read from the device before the end.
+    """
+    was_training = network.training
+    network.eval()
+    passes = list(evaluation_passes(samples, batch_size, cut, place.rank))
+    sums = torch.zeros(2, dtype=torch.float64, device=precision.device)
+    batches = loader.held_out(piece.indices for piece in passes)
+    for piece, (images, labels) in zip(passes, batches, strict=True):
+        with precision.autocast():
+            outputs = network(images)
+        outputs, labels = outputs[: piece.count].float(), labels[: piece.count]
+        sums[0] += (outputs.argmax(1) == labels).sum()
+        sums[1] += functional.cross_entropy(outputs, labels, reduction="sum").double()
+    network.train(was_training)
+    correct, loss = sum_over_ranks(sums)
+    return Score(samples, int(correct), loss / samples)

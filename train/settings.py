@@ -9,6 +9,7 @@ import dataclasses
 import math
 import os
 import re
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -315,3 +316,9 @@ def contradictions(settings: Settings, world_size: int) -> Iterator[str]:
         yield "--nesterov: goes with --optimizer sgd and a --momentum above 0"
     if settings.spawn and "RANK" in os.environ:
         yield f"--spawn {settings.spawn}: torchrun has started this rank already; leave one of the two out"
+
+
+def refuse(complaint: str) -> int:
+    """The one line that a user sees, and the exit status."""
+    print(f"train: {complaint}", file=sys.stderr, flush=True)
+    return EXIT_BAD_SETTINGS

@@ -1,226 +1,177 @@
-"""The training loop: epochs of steps, each epoch evaluated and kept in a checkpoint; the figures of the run.
+"""The training loop: epochs of steps, evaluation, checkpoints, and an orderly stop.
 
 Knows nothing of command lines and process groups: `train.__main__` hands it all that it works on.
 """
 
-import dataclasses
-import os
+import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from types import FrameType
 
 import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from train import checkpoint, model
-from train.batches import Batches
-from train.data import Dataset
-from train.evaluate import evaluate, sum_over_ranks
-from train.metrics import Metrics
-from train.order import random_words, shares, steps_per_epoch
-from train.process import Place
-from train.progress import Progress, progress_for
-from train.settings import Settings, as_document
+from train import order
+from train.buffers import evaluating_with, mean_buffers
+from train.checkpoints.writer import Writer
+from train.evaluate import Score, evaluate
+from train.report import Report
+from train.session import Session, state_of
+from train.settings import Every, every
+from train.step import Batch, optimizer_step
+from train.watch import StepRecord, StepStats
 
 
 @dataclass
-class Reporter:
-    """Rank 0's metrics and progress; other ranks have none and stay silent."""
+class StopRequest:
+    """SIGTERM or Ctrl-C: finish the step, write a checkpoint, leave. A second signal ends the process at once."""
 
-    metrics: Metrics
-    progress: Progress
+    by: str = ""
 
-
-@contextmanager
-def reporter(settings: Settings, place: Place, steps: int, **start: Any) -> Iterator[Reporter | None]:
-    if place.rank != 0:
-        yield None
-        return
-    progress = progress_for(settings.epochs, steps)
-    with Metrics(settings.run_dir) as metrics:
-        metrics.write("start", **start)
+    @contextmanager
+    def watched(self) -> Iterator["StopRequest"]:
+        previous = {number: signal.signal(number, self.note) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            yield Reporter(metrics, progress)
+            yield self
         finally:
-            progress.close()
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        self.by = signal.Signals(number).name
 
 
-def train(
-    settings: Settings,
-    place: Place,
-    device: torch.device,
-    dataset: Dataset,
-    network: nn.Module,
-    started: float,
-) -> dict[str, Any]:
-    """Trains `network` in place. Returns result.json's content (the same on every rank but for times).
+@dataclass
+class CheckpointClock:
+    """When the next checkpoint is due. Seconds are rank 0's: the others learn of it with the step's figures."""
 
-    `started`: time.monotonic() at this process's start, for the time to the first optimizer step.
-    Raises NonFiniteLoss, CheckpointError.
-    """
-    samples = len(dataset.train)
-    total_steps = settings.epochs * steps_per_epoch(samples, settings.batch_size)
-    network = network.to(device)
-    ids = [device.index] if device.type == "cuda" else None
-    # Within an epoch buffers (batch statistics) are each rank's own; average_buffers makes them equal.
-    ddp = DistributedDataParallel(network, device_ids=ids, forward_sync_buffers=False, gradient_as_bucket_view=True)
-    optimizer = model.optimizer_for(network, settings.lr)
-    schedule = model.Schedule(settings.lr, total_steps)
-    training = Batches(dataset, dataset.train, settings.image_size, device)
-    held_out = Batches(dataset, dataset.test, settings.image_size, device)
-    config = as_document(settings)
+    every: Every
+    written: float = field(default_factory=time.monotonic)
 
-    begun, train_time, values = time.monotonic(), 0.0, dict[str, Any]()
-    with reporter(settings, place, total_steps, world_size=place.world_size, device=str(device), **config) as report:
-        for epoch in range(settings.epochs):
-            epoch_begun = time.monotonic()
-            loss, accuracy = train_epoch(settings, place, ddp, optimizer, schedule, training, epoch, report, started)
-            epoch_time = time.monotonic() - epoch_begun
-            train_time += epoch_time
-            average_buffers(network)
-            score = evaluate(network, held_out, settings.batch_size, place.rank, place.world_size)
-            position = {"epoch": epoch + 1, "batch": 0, "step": (epoch + 1) * total_steps // settings.epochs}
-            if place.local_rank == 0:
-                state = {
-                    "weights": network.state_dict(),
-                    "optimizer": optimizer.state_dict(),
-                    "schedule": dataclasses.asdict(schedule),
-                    "position": position,
-                    "config": config,
-                }
-                checkpoint.save(settings.run_dir / "checkpoints", position["step"], state)
-            values = {
-                "epoch": epoch + 1,
-                "train_loss": loss,
-                "train_accuracy": accuracy,
-                "test_accuracy": score.accuracy,
-                "test_loss": score.loss,
-                "images_per_second": samples / epoch_time,
-                "seconds": time.monotonic() - epoch_begun,
-            }
-            if report:
-                report.metrics.write("epoch", **values)
-                report.progress.epoch(values)
-        result = {
-            "test_accuracy": values["test_accuracy"],
-            "images_per_second": settings.epochs * samples / train_time,
-            "train_seconds": time.monotonic() - begun,
-            "epochs": settings.epochs,
-            "steps": total_steps,
-            "world_size": place.world_size,
-            "model": settings.model,
-            "dataset": settings.dataset,
-        }
-        if report:
-            report.metrics.write("end", **result)
-    return result
+    def due_by_time(self) -> bool:
+        return self.every.seconds is not None and time.monotonic() - self.written >= self.every.seconds
+
+    def due_by_steps(self, step: int) -> bool:
+        return self.every.steps is not None and step % self.every.steps == 0
+
+    def reset(self) -> None:
+        self.written = time.monotonic()
 
 
-def train_epoch(
-    settings: Settings,
-    place: Place,
-    ddp: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    schedule: model.Schedule,
-    batches: Batches,
-    epoch: int,
-    report: Reporter | None,
-    started: float,
-) -> tuple[float, float]:
-    """One pass over the training part. Returns (mean loss, accuracy) of all ranks, as seen in training."""
-    ddp.train()
-    samples = len(batches.labels)
-    step = epoch * steps_per_epoch(samples, settings.batch_size)
-    begun, images = time.monotonic(), 0
-    sums = torch.zeros(2, dtype=torch.float64, device=batches.device)
-    log = StepLog(report)
-    for share in shares(samples, settings.batch_size, settings.seed, epoch, place.rank, place.world_size):
-        lr = schedule.at(step)
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        torch.manual_seed(int(random_words(settings.seed, step, place.rank)[0]))  # dropout and its like
-        inputs, labels = batches.training(share.indices, settings.seed, epoch)
-        where = f"epoch {epoch + 1}, step {step + 1}"
-        mine = model.step(
-            ddp,
-            optimizer,
-            inputs,
-            labels,
-            share.count,
-            share.global_count,
-            place.rank,
-            place.world_size,
-            where,
-        )
-        sums += mine
-        step += 1
-        images += share.global_count
-        if step == 1 and report:
-            if batches.device.type == "cuda":
-                torch.cuda.synchronize()
-            report.progress.say(f"first optimizer step after {time.monotonic() - started:.2f} s")
-        log.add(mine, share.global_count, epoch + 1, step, lr, images / (time.monotonic() - begun))
-    log.flush()
-    loss, correct = sum_over_ranks(sums.tolist(), batches.device)
-    return loss / samples, correct / samples
+@dataclass
+class Training:
+    """One run of the loop. `train` returns the last evaluation, or None after a stop that was asked for."""
 
+    session: Session
+    writer: Writer | None  # one rank per host has it
+    report: Report
+    stop: StopRequest = field(default_factory=StopRequest)
 
-class StepLog:
-    """The mean loss of each global batch, written by rank 0.
+    def __post_init__(self) -> None:
+        session = self.session
+        self.clock = CheckpointClock(every(session.settings.checkpoint_every))
+        self.stats = StepStats(session.place.world_size, session.place.rank, session.device)
+        self.due = self.stopping = False  # what all ranks know of each other, not what happened to this one
 
-    The sum over the ranks runs beside the next step and is read only then, so that no step waits for its
-    logging.
-    """
+    def train(self) -> Score | None:
+        """Raises NonFiniteLoss, CheckpointError, DataError."""
+        session, position = self.session, self.session.position
+        score = None
+        with self.stop.watched():
+            while position.epoch < session.settings.epochs:
+                if not self.epoch():
+                    return None
+                score = self.end_epoch()
+                if self.stopping and position.epoch < session.settings.epochs:
+                    return None
+        return score or self.evaluate()  # a run that had ended before
 
-    def __init__(self, report: Reporter | None) -> None:
-        self.report = report
-        self.pending: tuple[Any, torch.Tensor, dict[str, Any], float] | None = None
+    def epoch(self) -> bool:
+        """The steps that are left of the current epoch. False after a stop within it."""
+        session, position, settings = self.session, self.session.position, self.session.settings
+        session.strategy.module.train()
+        self.report.begin_epoch()
+        steps = list(
+            order.steps(session.samples, settings.batch_size, settings.seed, position.epoch, session.cut,
+                        session.place.rank, settings.micro_batch, session.mixes, done=position.batch)
+        )  # fmt: skip
+        batches = session.loader.training((piece.indices for step in steps for piece in step.passes), position.epoch)
+        begun = time.monotonic() - position.seconds
+        for number, step in enumerate(steps, 1):
+            self.step(step, batches, begun)
+            if number < len(steps) and (self.checkpoint_is_due() or self.stopping):
+                self.checkpoint(None)
+                if self.stopping:
+                    return False
+        self.take(self.stats.flush())
+        position.seconds = time.monotonic() - begun  # with the work that the device still had
+        return True
 
-    def add(self, sums: torch.Tensor, images: int, epoch: int, step: int, lr: float, images_per_second: float) -> None:
-        self.flush()
-        total = sums.clone()
-        work = dist.all_reduce(total, async_op=True)
-        self.pending = (
-            work,
-            total,
-            {"epoch": epoch, "step": step, "lr": lr, "images": images},
-            images_per_second,
-        )
+    def step(self, step: order.Step, batches: Iterator[Batch], begun: float) -> None:
+        session, position, settings = self.session, self.session.position, self.session.settings
+        lr = session.schedule.set(session.optimizer, position.step)
+        torch.manual_seed(order.word(settings.seed, position.step, session.place.rank))  # dropout and its like
+        sums = optimizer_step(
+            session.strategy, session.optimizer, session.precision, batches, step, session.mix(),
+            settings.label_smoothing, settings.clip,
+        )  # fmt: skip
+        self.report.stepped()
+        position.step, position.batch = position.step + 1, position.batch + 1
+        if session.ema:
+            session.ema.update(position.step)
+        position.seconds = time.monotonic() - begun
+        self.take(
+            self.stats.add(
+                position.step, position.epoch + 1, sums.loss, sums.correct, sums.finite, step.global_count,
+                stop=bool(self.stop.by), due=self.clock.due_by_time(), lr=lr, seconds=position.seconds,
+            )
+        )  # fmt: skip
 
-    def flush(self) -> None:
-        if self.pending is None:
+    def take(self, record: StepRecord | None) -> None:
+        """Books the figures of a step, which come one step late; the same on all ranks."""
+        if record is None:
             return
-        work, total, values, rate = self.pending
-        self.pending = None
-        work.wait()
-        if self.report:
-            values["loss"] = float(total[0]) / values["images"]
-            self.report.metrics.write("step", **values)
-            self.report.progress.step(values["epoch"], values["step"], values["loss"], rate)
+        position = self.session.position
+        self.due = self.due or record.due
+        self.stopping = self.stopping or bool(record.stop)
+        position.loss += record.loss_sum
+        position.correct += record.correct
+        position.images += record.images
+        self.report.step(record)
 
+    def checkpoint_is_due(self) -> bool:
+        return self.clock.due_by_steps(self.session.position.step) or self.due
 
-@torch.no_grad()
-def average_buffers(network: nn.Module) -> None:
-    """Batch statistics become the mean over all ranks: replicas, and the hosts' checkpoints, are equal."""
-    floating = [buffer for buffer in network.buffers() if buffer.is_floating_point()]
-    if not floating or dist.get_world_size() == 1:
-        return
-    flat = torch.cat([buffer.reshape(-1).float() for buffer in floating])
-    dist.all_reduce(flat)
-    flat /= dist.get_world_size()
-    pieces = torch.split(flat, [buffer.numel() for buffer in floating])
-    for buffer, piece in zip(floating, pieces, strict=True):
-        buffer.copy_(piece.view_as(buffer))
+    def checkpoint(self, metric: float | None) -> None:
+        """Raises NonFiniteLoss rather than keep weights that a step just spoilt."""
+        self.take(self.stats.flush())
+        state = state_of(self.session, metric)
+        if self.writer:
+            self.writer.save(self.session.position.step, state, metric)
+        self.clock.reset()
+        self.due = False
 
+    def evaluate(self) -> Score:
+        """With averaged batch statistics, and averaged weights if there are any; leaves the training as it was."""
+        session, settings = self.session, self.session.settings
+        network = session.strategy.network
+        rank_batch = settings.micro_batch or -(-settings.batch_size // session.place.world_size)
+        averaged = session.ema.swapped_in() if session.ema else nullcontext()
+        with evaluating_with(network, mean_buffers(network)), averaged:
+            return evaluate(
+                network, session.loader, len(session.dataset.test), rank_batch, session.cut, session.place,
+                session.precision,
+            )  # fmt: skip
 
-def prepare_run_dir(path: Path) -> None:
-    """Raises OSError where the folder cannot be made or written to."""
-    path.mkdir(parents=True, exist_ok=True)
-    probe = path / f".writable-{os.getpid()}"  # every rank tries
-    probe.touch()
-    probe.unlink()
+    def end_epoch(self) -> Score:
+        """Evaluation, figures of the epoch, checkpoint."""
+        position = self.session.position
+        self.report.trained()
+        score = self.evaluate()
+        position.train_seconds += position.seconds
+        position.best_accuracy = max(position.best_accuracy, score.accuracy)
+        self.report.epoch(score)
+        position.begin_epoch()
+        self.checkpoint(score.accuracy)
+        return score

@@ -1,12 +1,10 @@
-"""Promises of train.order, train.data and train.batches: which sample goes where, whatever the number of ranks."""
+"""Promises of train.order: which sample goes where, whatever the number of ranks."""
 
 import numpy as np
-import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from train import data, order
-from train.batches import affine_maps
+from train import order
 
 SAMPLES = st.integers(1, 200)
 SEEDS = st.integers(0, 2**31)
@@ -80,33 +78,3 @@ def test_evaluation_counts_each_sample_once(samples: int, batch: int, weights: l
     assert sorted(seen) == list(range(samples))
     assert len({len(passes) for passes in ranks}) == 1  # collectives match
     assert all(0 < len(piece.indices) <= batch for passes in ranks for piece in passes)
-
-
-@settings(max_examples=30)
-@given(SEEDS, st.integers(0, 50), st.lists(st.integers(0, 10**6), min_size=2, max_size=20))
-def test_augmentation_of_a_sample_does_not_depend_on_its_company(seed: int, epoch: int, indices: list[int]) -> None:
-    augmentation = data.Augmentation(degrees=10, scale=0.1, shift=0.1, mirror=True)
-    together = affine_maps(augmentation, seed, epoch, np.array(indices, dtype=np.int64))
-    for row, index in enumerate(indices):
-        alone = affine_maps(augmentation, seed, epoch, np.array([index], dtype=np.int64))
-        assert together[row].equal(alone[0])
-
-
-@given(st.integers(1, 2000))
-def test_split_is_disjoint_and_whole(samples: int) -> None:
-    train, test = data.split(samples)
-    assert sorted([*train, *test]) == list(range(samples))
-
-
-@pytest.mark.parametrize(("name", "train", "test"), [("digits", 1438, 359), ("fake", 515, 128)])
-def test_datasets_have_what_they_say(name: str, train: int, test: int) -> None:
-    dataset = data.DATASETS[name]()
-    assert (len(dataset.train), len(dataset.test)) == (train, test)
-    assert set(dataset.train.labels) == set(dataset.test.labels) == set(range(dataset.classes))
-    assert dataset.train.images.std() > 20
-
-
-def test_digits_are_those_of_scikit_learn() -> None:
-    table = data.digits()
-    assert table.train.images.max() == 240  # 16 * 15
-    assert abs(float(table.train.images.mean()) / 255 - table.mean) < 0.01

@@ -1,0 +1,95 @@
+"""Whole trainings on real gloo ranks, forked from one interpreter: broken off at a step, continued, compared.
+
+The network is tiny and has what resuming can get wrong: batch statistics, dropout, several layers.
+"""
+
+import dataclasses
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+from train import run, session, step, trainer
+from train.checkpoints import load
+from train.settings import Settings
+
+CRASH = 9
+STEPS = 12  # 4 in each of 3 epochs
+SETTINGS = Settings(
+    dataset="fake", image_size=8, epochs=3, batch_size=130, lr=0.01, checkpoint_every="2", tensorboard=False, keep=3
+)
+Change = Callable[[], None]  # made in a rank's process before it begins
+
+
+def network(normalised: bool) -> nn.Module:
+    torch.manual_seed(7)
+    norm: list[nn.Module] = [nn.BatchNorm2d(6)] if normalised else []
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3), *norm, nn.ReLU(), nn.Flatten(), nn.Dropout(0.2 if normalised else 0.0),
+        nn.Linear(6 * 36, 16), nn.ReLU(), nn.Linear(16, 10),
+    )  # fmt: skip
+
+
+def crash_in_step(number: int, how: Callable[[], None] = lambda: os._exit(CRASH)) -> Change:
+    """Ends the process (or does `how`) in the middle of the optimizer step of this number, counted from 1."""
+
+    def change() -> None:
+        made, position = step.optimizer_step, {"step": 0}
+        begin = session.begin
+
+        def noting(begun: session.Session) -> list[str]:
+            notes = begin(begun)
+            position["step"] = begun.position.step
+            return notes
+
+        def counted(*arguments: Any) -> Any:
+            position["step"] += 1
+            if position["step"] == number:
+                how()
+            return made(*arguments)
+
+        mock.patch.object(session, "begin", noting).start()
+        mock.patch.object(trainer, "optimizer_step", counted).start()
+
+    return change
+
+
+def one_rank(rank: int, world_size: int, settings: Settings, normalised: bool, change: Change) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size)
+    )
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    mock.patch.object(run, "build_model", lambda *arguments: network(normalised)).start()
+    change()
+    os._exit(run.run(settings))
+
+
+def train(
+    world_size: int, settings: Settings, normalised: bool = True, changes: dict[int, Change] | None = None
+) -> list[int]:
+    """Exit statuses of the ranks. changes: by rank; those that are not named change nothing."""
+    fork = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        settings = dataclasses.replace(settings, init=f"file://{folder}/store", timeout=30.0)
+        ranks = []
+        for rank in range(world_size):
+            change = (changes or {}).get(rank, lambda: None)
+            ranks.append(fork.Process(target=one_rank, args=(rank, world_size, settings, normalised, change)))
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join(120)
+        for process in ranks:
+            process.kill()  # no-op for those that have ended
+        return [int(process.exitcode or 0) for process in ranks]
+
+
+def end_of(folder: Path) -> dict[str, Any]:
+    return load(folder / "checkpoints", STEPS)

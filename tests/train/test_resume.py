@@ -1,0 +1,120 @@
+"""Promises of resuming: broken off anywhere and continued, a training ends as if nothing had happened."""
+
+import dataclasses
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.train.resume_ranks import CRASH, SETTINGS, STEPS, crash_in_step, end_of, train
+from train.settings import EXIT_BAD_SETTINGS, EXIT_STOPPED, Settings
+
+RICH = {
+    "optimizer": "sgd",
+    "nesterov": True,
+    "mixup": 0.4,
+    "ema": 0.9,
+    "clip": 1.0,
+    "micro_batch": 20,
+    "label_smoothing": 0.1,
+}
+PARTS = ("model", "rank_buffers", "optimizer", "ema", "scaler")
+
+
+def settings_in(folder: Path, **changes: Any) -> Settings:
+    return dataclasses.replace(SETTINGS, run_dir=folder, **changes)
+
+
+def assert_equal(ours: Any, theirs: Any, where: str = "") -> None:
+    """Every tensor bit by bit, every other value as it is."""
+    if isinstance(ours, torch.Tensor):
+        assert ours.equal(theirs), where
+    elif isinstance(ours, dict):
+        assert ours.keys() == theirs.keys(), where
+        for key in ours:
+            assert_equal(ours[key], theirs[key], f"{where}.{key}")
+    elif isinstance(ours, list | tuple):
+        assert len(ours) == len(theirs), where
+        for index, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            assert_equal(one, other, f"{where}[{index}]")
+    else:
+        assert ours == theirs, where
+
+
+def losses(folder: Path) -> list[float]:
+    """Of each step, in order; a step that was done twice counts with its last time."""
+    events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    by_step = {event["step"]: event["loss"] for event in events if event["event"] == "step"}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def break_and_resume(folder: Path, world_size: int, step: int, **changes: Any) -> dict[str, Any]:
+    settings = settings_in(folder, **changes)
+    broken = train(world_size, settings, changes=dict.fromkeys(range(world_size), crash_in_step(step)))
+    assert broken == [CRASH] * world_size
+    assert train(world_size, settings) == [0] * world_size
+    return end_of(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("changes", [{}, RICH], ids=["plain", "rich"])
+def test_a_run_killed_in_any_step_ends_with_the_same_bits(
+    world_size: int, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    assert train(world_size, settings_in(tmp_path / "whole", **changes)) == [0] * world_size
+    whole = end_of(tmp_path / "whole")
+    every_step = range(1, STEPS + 1) if world_size == 3 else (1, 4, 7, 12)
+    for step in every_step:
+        folder = tmp_path / f"broken-{step}"
+        resumed = break_and_resume(folder, world_size, step, **changes)
+        for part in PARTS:
+            assert_equal(resumed[part], whole[part], f"killed in step {step}: {part}")
+        assert losses(folder)[-1] == losses(tmp_path / "whole")[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", [1, 2, 4])
+def test_another_number_of_ranks_goes_on_with_the_same_curve(other: int, tmp_path: Path) -> None:
+    """Without batch statistics and dropout, which are each rank's own."""
+    assert train(3, settings_in(tmp_path / "whole"), normalised=False) == [0] * 3
+    settings = settings_in(tmp_path / "broken")
+    train(3, settings, normalised=False, changes=dict.fromkeys(range(3), crash_in_step(7)))
+    assert train(other, settings, normalised=False) == [0] * other
+    assert losses(tmp_path / "broken") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
+    ours, theirs = end_of(tmp_path / "broken")["model"], end_of(tmp_path / "whole")["model"]
+    for name in theirs:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_stop_asked_of_one_rank_ends_all_after_a_checkpoint(tmp_path: Path) -> None:
+    assert train(2, settings_in(tmp_path / "whole")) == [0, 0]
+    settings = settings_in(tmp_path / "stopped", checkpoint_every="epoch")
+    asked = crash_in_step(6, how=lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert train(2, settings, changes={1: asked}) == [EXIT_STOPPED, EXIT_STOPPED]
+    assert max(int(p.stem.removeprefix("step-")) for p in (settings.run_dir / "checkpoints").glob("step-*.pt")) in (
+        6,
+        7,
+    )
+    assert not (settings.run_dir / "result.json").exists()
+    assert train(2, settings) == [0, 0]
+    resumed, whole = end_of(settings.run_dir), end_of(tmp_path / "whole")
+    for part in PARTS:
+        assert_equal(resumed[part], whole[part], part)
+
+
+def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
+    assert train(1, settings_in(tmp_path, epochs=1)) == [0]
+    assert train(1, settings_in(tmp_path, seed=1)) == [EXIT_BAD_SETTINGS]
+    assert train(1, settings_in(tmp_path, seed=1, epochs=1, resume="none")) == [0]
+
+
+def test_a_loss_that_is_not_finite_ends_all_ranks_and_keeps_no_spoilt_checkpoint(tmp_path: Path) -> None:
+    assert train(2, settings_in(tmp_path, lr=1e30, checkpoint_every="1")) == [1, 1]
+    states = [torch.load(path, weights_only=True) for path in (tmp_path / "checkpoints").glob("*.pt")]
+    assert all(tensor.isfinite().all() for state in states for tensor in state["model"].values())

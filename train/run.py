@@ -1,0 +1,109 @@
+"""One rank, from its settings to its exit status: process group, data and model, proof, where to begin, training.
+
+Where any rank has a complaint, all leave together before the first step, and rank 0 says it in one line.
+"""
+
+import dataclasses
+import time
+from contextlib import suppress
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from train import group, proof, session, torchvision_cpu
+from train.checkpoints import CheckpointError, Writer, fit, load_weights
+from train.datasets import DataError, Dataset, fingerprint, load
+from train.group import Place
+from train.model import build as build_model
+from train.report import Report
+from train.session import Session
+from train.settings import EXIT_BAD_SETTINGS, EXIT_STOPPED, Settings, SettingsError, refuse
+from train.trainer import Training
+
+Wrong = (SettingsError, DataError, CheckpointError, proof.ProofError)
+
+
+def run(settings: Settings, complaint: str = "", started: float | None = None) -> int:
+    """Returns the exit status. `complaint`: what is wrong with this rank's settings, for all to hear.
+
+    `started`: time.monotonic() at this process's start. Raises what a training raises: NonFiniteLoss, CheckpointError,
+    DataError.
+    """
+    started = time.monotonic() if started is None else started
+    torchvision_cpu.watch()
+    group.keep_freed_memory()
+    try:
+        place = Place.from_environment()
+        device = group.device_of(place)
+        group.backend_for(device, settings.backend)
+    except SettingsError as error:  # every host finds the same, or torchrun ends the others
+        return refuse(str(error))
+    timeout = Settings.timeout if complaint else settings.timeout
+    with group.process_group(place, device, timeout, settings.backend, settings.init):
+        try:
+            made, notes = prepare(settings, complaint, place, device)
+        except Wrong as error:  # the same on all ranks
+            return refuse(str(error)) if place.rank == 0 else follow_rank_0()
+        try:
+            return train(made, notes, started)
+        finally:
+            made.close()
+
+
+def prepare(settings: Settings, complaint: str, place: Place, device: torch.device) -> tuple[Session, list[str]]:
+    """(what to train, at the position where it begins; what a user should know). Collective.
+
+    Raises one of Wrong, on all ranks alike.
+    """
+    materials, notes = None, list[str]()
+    if not complaint:
+        try:
+            materials = gather(settings, place, notes)
+        except Wrong as error:
+            complaint = str(error)
+    if complaint := group.first_complaint(complaint, place):
+        raise SettingsError(complaint)
+    assert materials is not None
+    dataset, network = materials
+    settings = dataclasses.replace(settings, image_size=settings.image_size or dataset.image_size)
+    proof.prove(settings, fingerprint(dataset))
+    made = session.build(settings, place, device, dataset, network)
+    return made, [*notes, made.strategy.note, *session.begin(made)]
+
+
+def gather(settings: Settings, place: Place, notes: list[str]) -> tuple[Dataset, nn.Module]:
+    """This rank's dataset and network, and its run folder made. Raises one of Wrong, on this rank alone."""
+    dataset = load(settings, place, wait=dist.barrier)
+    size = settings.image_size or dataset.image_size
+    network = build_model(settings.model, dataset.classes, size, settings.seed)
+    if settings.init_from:
+        weights, said = fit(network, load_weights(settings.init_from))
+        network.load_state_dict(weights)
+        notes += [f"--init-from: {line}" for line in said]
+    session.make_run_dir(settings.run_dir)
+    return dataset, network
+
+
+def follow_rank_0() -> int:
+    """Leaves after rank 0 has: launchers blame the first rank that ends, and rank 0 is the one that says why."""
+    with suppress(RuntimeError):  # its end closes the connection
+        dist.recv(torch.zeros(1), src=0)
+    return EXIT_BAD_SETTINGS
+
+
+def train(made: Session, notes: list[str], started: float) -> int:
+    settings, place = made.settings, made.place
+    folder = settings.run_dir / "checkpoints"
+    writer = Writer(folder, settings.keep, settings.blocking_checkpoints) if place.local_rank == 0 else None
+    with Report(made, notes, started) as report:
+        try:
+            score = Training(made, writer, report).train()
+        finally:
+            if writer:
+                writer.close()
+        if score is None:
+            report.stopped()
+            return EXIT_STOPPED
+        report.end(score, lost=writer.lost if writer else 0.0)
+    return 0

@@ -1,0 +1,250 @@
+"""What a run is made of: model, strategy, optimizer, data and their settings, built once and in the right order.
+
+Also what of it goes into a checkpoint, and how it comes back: `state_of` and `restore` are each other's reverse.
+"""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from train import buffers, features, optim, order, parallel
+from train.checkpoints import CheckpointError, load_path, resolve
+from train.datasets import Dataset
+from train.datasets.loader import Loader
+from train.ema import Ema
+from train.group import Place, first_complaint
+from train.losses import Mix, per_sample
+from train.parallel import shares
+from train.settings import Settings, SettingsError, as_document, flag
+
+State = dict[str, Any]
+# Another value of these makes another training: a checkpoint of one is no checkpoint of the other.
+FIXED = ("model", "dataset", "batch_size", "seed")
+
+
+@dataclass
+class Position:
+    """How far a run is: `epoch` whole epochs, `batch` steps of the next one, `step` steps in all.
+
+    The sums are those of the unfinished epoch over all ranks, so that its figures come out as if never interrupted.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    loss: float = 0.0
+    correct: float = 0.0
+    images: int = 0
+    seconds: float = 0.0  # of training in the unfinished epoch
+    train_seconds: float = 0.0  # of training in all
+    best_accuracy: float = 0.0
+
+    def begin_epoch(self) -> None:
+        self.epoch, self.batch = self.epoch + 1, 0
+        self.loss, self.correct, self.images, self.seconds = 0.0, 0.0, 0, 0.0
+
+
+@dataclass
+class Session:
+    settings: Settings
+    place: Place
+    device: torch.device
+    dataset: Dataset
+    strategy: parallel.Strategy
+    optimizer: torch.optim.Optimizer
+    schedule: optim.Schedule
+    precision: features.Precision
+    loader: Loader
+    ema: Ema | None
+    weights: Sequence[float]  # the ranks' parts of a global batch
+    position: Position
+    resumed_from: Path | None = None
+
+    @property
+    def cut(self) -> order.Cut:
+        return shares.cut_by(self.weights)
+
+    @property
+    def samples(self) -> int:
+        return len(self.dataset.train)
+
+    @property
+    def mixes(self) -> bool:
+        return self.settings.mixup > 0 or self.settings.cutmix > 0
+
+    @property
+    def total_steps(self) -> int:
+        return self.schedule.total_steps
+
+    def mix(self) -> Mix | None:
+        """What mixes the samples of the next step; None where mixing is off."""
+        settings = self.settings
+        return Mix(settings.seed, self.position.step, settings.mixup, settings.cutmix) if self.mixes else None
+
+    def close(self) -> None:
+        self.loader.close()
+
+
+def build(settings: Settings, place: Place, device: torch.device, dataset: Dataset, network: nn.Module) -> Session:
+    """`network`: on the CPU, the same on all ranks. Collective. Raises SettingsError, on all ranks alike."""
+    features.use_deterministic(settings)
+    network = features.prepare(network, settings, device, place.world_size).to(device)
+    loader = Loader(dataset, settings, device, place)
+    weights = share_weights(settings, place, dataset, network, loader)
+    strategy = parallel.make(settings, network, place, device)
+    if settings.compile:
+        strategy.compile()
+    groups = optim.make_groups(strategy.network, settings.weight_decay)
+    optimizer = strategy.optimizer(lambda groups: optim.make_optimizer(settings, groups, device), groups)
+    per_epoch = order.steps_per_epoch(len(dataset.train), settings.batch_size)
+    return Session(
+        settings=settings,
+        place=place,
+        device=device,
+        dataset=dataset,
+        strategy=strategy,
+        optimizer=optimizer,
+        schedule=optim.Schedule(settings, per_epoch, settings.epochs * per_epoch),
+        precision=features.Precision(settings, device),
+        loader=loader,
+        ema=Ema(strategy.network, settings.ema) if settings.ema else None,
+        weights=weights,
+        position=Position(),
+    )
+
+
+def share_weights(
+    settings: Settings, place: Place, dataset: Dataset, network: nn.Module, loader: Loader
+) -> list[float]:
+    """The ranks' parts of a global batch as --shares says (collective where they are measured)."""
+    if not settings.shares or place.world_size == 1:
+        return [1.0] * place.world_size
+    if settings.shares != "auto":
+        return shares.parse_shares(settings.shares, place.world_size)
+    images, labels = some_samples(settings, place, dataset, loader)
+    return shares.measured(network, images, labels, per_sample)
+
+
+def some_samples(settings: Settings, place: Place, dataset: Dataset, loader: Loader) -> tuple[Tensor, Tensor]:
+    """Training images as many as a rank's usual pass has: to measure and to warm up with."""
+    usual = min(-(-settings.batch_size // place.world_size), settings.micro_batch or settings.batch_size)
+    indices = np.arange(min(max(usual, order.LEAST), len(dataset.train)), dtype=np.int64)
+    return next(iter(loader.training([indices], 0)))
+
+
+def state_of(session: Session, metric: float | None) -> State:
+    """Everything a checkpoint holds: tensors (not copied) and plain values. Collective; the same on all ranks."""
+    strategy, network = session.strategy, session.strategy.network
+    model = strategy.model_state() | buffers.mean_buffers(network)
+    return {
+        "model": model,
+        "rank_buffers": buffers.gather_buffers(network),
+        "optimizer": strategy.optimizer_state(session.optimizer),
+        "scaler": session.precision.state(),
+        "ema": session.ema.state() if session.ema else None,
+        "shares": list(session.weights),
+        "position": dataclasses.asdict(session.position),
+        "config": as_document(session.settings) | {"data": data_document(session.dataset, session.settings)},
+        "versions": {"torch": torch.__version__, "torchvision": torchvision.__version__},
+        "world_size": session.place.world_size,
+        "metric": metric,
+    }
+
+
+def data_document(dataset: Dataset, settings: Settings) -> dict[str, Any]:
+    """What `predict` needs to see images as training did."""
+    return {
+        "classes": dataset.classes,
+        "class_names": list(dataset.class_names),
+        "mean": list(dataset.mean),
+        "std": list(dataset.std),
+        "image_size": settings.image_size or dataset.image_size,
+    }
+
+
+def restore(session: Session, state: State) -> list[str]:
+    """Brings a session to where the checkpoint was. Collective. Returns what a user should know, one line each.
+
+    Raises SettingsError where the checkpoint is of another training.
+    """
+    notes = compare(state["config"], as_document(session.settings))
+    same_ranks = state["world_size"] == session.place.world_size
+    session.strategy.load(state["model"], session.optimizer, state["optimizer"])
+    if same_ranks and state["rank_buffers"] is not None:
+        buffers.set_buffers(session.strategy.network, state["rank_buffers"][session.place.rank])
+    session.precision.load(state["scaler"])
+    if session.ema and state["ema"]:
+        session.ema.load(state["ema"])
+    if same_ranks:
+        session.weights = state["shares"]
+    else:
+        notes.append(f"{session.place.world_size} ranks go on from a checkpoint of {state['world_size']}")
+    session.position = Position(**state["position"])
+    if same_ranks:  # else its sums come in another order anyway
+        images, labels = some_samples(session.settings, session.place, session.dataset, session.loader)
+        session.strategy.warm_up(images, labels, per_sample)
+    return notes
+
+
+def compare(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Settings that differ from the checkpoint's, as notes. Raises SettingsError for those that may not."""
+    wrong = [
+        f"{flag(name)} {now[name]} (the checkpoint has {before[name]})"
+        for name in FIXED
+        if before.get(name) != now[name]
+    ]
+    if wrong:
+        raise SettingsError(
+            f"the checkpoint is of another training: {'; '.join(wrong)}; "
+            "give its settings, start afresh with --resume none, or take only its weights with --init-from"
+        )
+    ignored = {"data", "run_dir", "resume", "timeout", "spawn", "init", "keep", "checkpoint_every", "workers"}
+    changed = [k for k in now if k in before and before[k] != now[k] and k not in ignored]
+    return (
+        [f"settings changed since the checkpoint: {', '.join(f'{k} {before[k]} -> {now[k]}' for k in changed)}"]
+        if changed
+        else []
+    )
+
+
+def begin(session: Session) -> list[str]:
+    """Goes to where --resume says. Collective. Returns notes for the user.
+
+    Raises CheckpointError, SettingsError, on all ranks alike.
+    """
+    settings, place = session.settings, session.place
+    folder = settings.run_dir / "checkpoints"
+    found = resolve(settings.resume, folder, place)
+    earlier = os.environ.get("MUSTER_RESUME_DIR")
+    if found.path is None and settings.resume == "auto" and earlier:
+        found = resolve(earlier, folder, place)
+    if found.path is None:
+        return found.notes
+    state, problem = {}, ""
+    try:
+        state = load_path(found.path)
+    except CheckpointError as error:
+        problem = str(error)
+    if problem := first_complaint(problem, place):
+        raise CheckpointError(problem)
+    session.resumed_from = found.path
+    return [*found.notes, f"going on from {found.path.name}", *restore(session, state)]
+
+
+def make_run_dir(path: Path) -> None:
+    """Raises SettingsError where the folder cannot be made or written to."""
+    probe = path / f".writable-{os.getpid()}"  # every rank tries
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise SettingsError(f"--run-dir {path}: cannot write there ({error.strerror or error})") from error
