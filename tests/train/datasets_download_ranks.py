@@ -17,7 +17,7 @@ from pathlib import Path
 from torchvision import datasets
 
 from train.datasets import DataError, load
-from train.process import Place
+from train.group import Place
 from train.settings import Settings
 
 

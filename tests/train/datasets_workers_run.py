@@ -13,7 +13,7 @@ import torch
 from train.datasets import DataError, load
 from train.datasets.files import FileBatches
 from train.datasets.loader import Loader
-from train.process import Place
+from train.group import Place
 from train.settings import Settings
 
 

@@ -18,8 +18,8 @@ from train.datasets.base import ArraySource
 from train.datasets.loader import Loader
 from train.datasets.memory import Recycler
 from train.datasets.transform import crop, crop_on_gpu
+from train.group import Place
 from train.order import Ints, uniform
-from train.process import Place
 from train.settings import Settings
 
 CPU = torch.device("cpu")

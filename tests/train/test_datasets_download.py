@@ -9,7 +9,7 @@ import pytest
 
 from tests.train import dataset_files as disk
 from train.datasets import DataError, load
-from train.process import Place
+from train.group import Place
 from train.settings import Settings
 
 

@@ -17,7 +17,7 @@ from train.datasets.decode import Job, Task
 from train.datasets.folder import FolderSource
 from train.datasets.loader import Loader
 from train.datasets.workers import chunk_of, slots_for
-from train.process import Place
+from train.group import Place
 from train.settings import Settings
 
 CPU = torch.device("cpu")

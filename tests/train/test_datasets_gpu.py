@@ -9,7 +9,7 @@ import torch
 from tests.train import dataset_files as disk
 from train.datasets import load
 from train.datasets.loader import Loader
-from train.process import Place
+from train.group import Place
 from train.settings import Settings
 
 pytestmark = [

@@ -14,7 +14,7 @@ import pytest
 from tests.train import dataset_files as disk
 from train.datasets import DATASETS, DataError, Dataset, fingerprint, load
 from train.datasets.base import ArraySource, data_dir_of
-from train.process import Place
+from train.group import Place
 from train.settings import DATASET_NAMES, Settings
 
 

@@ -16,8 +16,8 @@ from train.datasets.base import ArraySource, Dataset
 from train.datasets.files import FileBatches
 from train.datasets.folder import FolderSource
 from train.datasets.transform import Form
+from train.group import Place
 from train.order import Ints
-from train.process import Place
 from train.settings import Settings
 
 Batch = tuple[Tensor, Tensor]
