@@ -1,13 +1,16 @@
 """Run by test_horovod.py under torchrun, horovodrun or alone: a few steps with --parallel horovod or none.
 
-    python -m tests.train.horovod_ranks OUT PARALLEL MICRO_BATCH [again]
+    python -m tests.train.horovod_ranks OUT PARALLEL MICRO_BATCH [again | busy | frozen]
 
 Each rank saves OUT/<parallel>-<world size>-<micro batch>-<rank>.pt. The network has no batch normalisation, whose
-statistics are each rank's own. The last batch has one sample: with two ranks one has none.
+statistics are each rank's own. The last batch has one sample: with two ranks one has none. `again` trains more than
+once; with `busy` and `frozen` rank 1 stays away from the first step, and rank 0 saves how that ended.
 """
 
 import os
+import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,8 @@ from train.parallel import Strategy, make
 from train.parallel.horovod_start import horovodrun_store, started_by_horovodrun
 from train.settings import Settings
 
-SAMPLES, BATCH, TIMEOUT = 31, 15, 60.0
+SAMPLES, BATCH = 31, 15
+TIMEOUT, SHORT = 60.0, 3.0  # s
 CPU = torch.device("cpu")
 
 
@@ -35,9 +39,9 @@ def data() -> tuple[Tensor, Tensor]:
     return torch.randn(SAMPLES, 20, generator=generator), torch.randint(5, (SAMPLES,), generator=generator)
 
 
-def start(parallel: str, place: Place) -> tuple[Strategy, torch.optim.Optimizer]:
+def start(parallel: str, place: Place, timeout: float = TIMEOUT) -> tuple[Strategy, torch.optim.Optimizer]:
     network = build(place.rank)  # rank 0's has to win
-    strategy = make(Settings(parallel=parallel, timeout=TIMEOUT), network, place, CPU)
+    strategy = make(Settings(parallel=parallel, timeout=timeout), network, place, CPU)
     parameters = list(strategy.network.parameters())
     groups = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": 0.1},
@@ -90,6 +94,27 @@ def run(parallel: str, place: Place, micro_batch: int) -> dict[str, Any]:
     }
 
 
+def without_rank_1(place: Place, how: str) -> dict[str, Any]:
+    """What rank 0 meets in its step: {"seconds": ..., "error": ...}."""
+    strategy, optimizer = start("horovod", place, timeout=SHORT)
+    processes = [0, 0]
+    dist.all_gather_object(processes, os.getpid())
+    if place.rank == 1:
+        if how == "frozen":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        dist.barrier()
+        return {}
+    begun, error = time.monotonic(), ""
+    try:
+        step(strategy, optimizer, place, 0, 0)
+    except Exception as caught:
+        error = str(caught)
+    seconds = time.monotonic() - begun
+    os.kill(processes[1], signal.SIGCONT)
+    dist.barrier()
+    return {"seconds": seconds, "error": error}
+
+
 def copied(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.clone()
@@ -114,7 +139,10 @@ def main() -> int:
         from train.parallel import horovod
 
         horovod.GROUP_BYTES = 2000
-    result = run(parallel, place, micro_batch)
+    if sys.argv[-1] in ("busy", "frozen"):
+        result = without_rank_1(place, sys.argv[-1])
+    else:
+        result = run(parallel, place, micro_batch)
     if "again" in sys.argv:
         result["again"] = [run(parallel, place, micro_batch)["model"] for _ in range(10)]
     torch.save(result, out / f"{parallel}-{place.world_size}-{micro_batch}-{place.rank}.pt")

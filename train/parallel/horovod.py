@@ -11,6 +11,8 @@ As a tutorial has it (hvd.init, broadcast_parameters, DistributedOptimizer), but
 Where Horovod was built without CUDA, gradients on a GPU go through the host's memory.
 """
 
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -28,6 +30,7 @@ from train.parallel.single import Single
 from train.settings import Settings, SettingsError
 
 GROUP_BYTES = 16 << 20  # Horovod fuses at most 128 MB
+LEAVE = 10.0  # s
 
 
 class ThroughHost:
@@ -49,6 +52,7 @@ class Horovod(Single):
         self, network: nn.Module, place: Place, device: torch.device, timeout: float = Settings.timeout
     ) -> None:
         self.hvd = start(place, timeout)
+        self.timeout = timeout
         self.hvd.broadcast_parameters(network.state_dict(), root_rank=0)  # still on the CPU
         super().__init__(network, device)
         self.distributed: Any = None  # the optimizer, once there is one
@@ -106,9 +110,38 @@ class Horovod(Single):
             self.add_nothing()
         self.summed = False
         begun = time.monotonic()
-        self.distributed.synchronize()
+        with self.limited():
+            self.distributed.synchronize()
         ended = time.monotonic()
         self.waited, self.stepped = ended - begun, (self.stepped[1] or begun, ended)
+
+    @contextmanager
+    def limited(self) -> Iterator[None]:
+        """Ends a wait for the other ranks' gradients with an error after `timeout` s.
+
+        Horovod 0.28.1 by itself waits for ever for a rank that is merely busy: HOROVOD_STALL_SHUTDOWN_TIME_SECONDS did
+        nothing when tried. shutdown() drops what is waited for, but may then wait for that rank as well, also when
+        Python ends: so this process has LEAVE s left to report what happened.
+        """
+
+        def give_up() -> None:
+            leave = threading.Timer(LEAVE, os._exit, (1,))
+            leave.daemon = True
+            leave.start()
+            self.hvd.shutdown()
+
+        late = threading.Timer(self.timeout, give_up)
+        late.daemon = True
+        late.start()
+        try:
+            yield
+        except (RuntimeError, ValueError) as error:  # HorovodInternalError; a handle that was dropped
+            raise RuntimeError(
+                f"--parallel horovod: a rank has ended, or did not come to this step within {self.timeout:g} s "
+                f"(--timeout): {error}"
+            ) from error
+        finally:
+            late.cancel()
 
     def join(self, divide_by_initial_world_size: bool = True) -> AbstractContextManager[None]:
         raise SettingsError("--parallel horovod: every rank needs the same number of steps: take --parallel ddp")

@@ -31,8 +31,8 @@ POLL = 0.05  # s
 def start(place: Place, timeout: float) -> Any:
     """Horovod's module horovod.torch, initialised (collective over torch.distributed, whose group must be there).
 
-    No wait of Horovod is longer than `timeout` s. Raises SettingsError on all ranks where one of them has no Horovod
-    or no network interface for it.
+    No wait of Horovod for a rank that does not answer is longer than `timeout` s. Raises SettingsError, on all ranks,
+    where one of them has no Horovod or no network interface for it.
     """
     complaint, hvd, here = "", None, ("", "")
     try:
@@ -71,12 +71,11 @@ def module() -> Any:
 
 
 def limits(timeout: float) -> dict[str, str]:
-    """Horovod's settings that bound its waits: of gloo, and for a tensor that other ranks do not submit."""
-    seconds = max(1, math.ceil(timeout))
+    """Horovod's settings that bound its waits for ranks that do not answer at all; for those that are merely busy,
+    whose Horovod does answer, train.parallel.horovod has a limit of its own.
+    """
     return {
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(seconds),
-        "HOROVOD_STALL_CHECK_TIME_SECONDS": str(min(60, seconds)),  # a warning; beyond the next one it is ignored
-        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(seconds),
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, math.ceil(timeout))),
         "HOROVOD_DISABLE_GROUP_FUSION": "1",  # see train.parallel.horovod
     }
 
@@ -89,7 +88,7 @@ def variables(place: Place, local_ranks: Sequence[int], interface: str, address:
         interface: this host's.
         address: of the server through which the ranks meet.
     """
-    host = local_ranks[: place.rank + 1].count(0)
+    host = local_ranks[: place.rank + 1].count(0) - 1
     peers = [rank for rank, local_rank in enumerate(local_ranks) if local_rank == place.local_rank]
     return {
         "HOROVOD_RANK": str(place.rank),
