@@ -90,23 +90,6 @@ def device_of(place: Place) -> torch.device:
     return torch.device("cuda", place.local_rank)
 
 
-def describe(device: torch.device) -> str:
-    """The device for a reader, e.g. `cuda:0 (NVIDIA H100; of CUDA_VISIBLE_DEVICES=3,1 it is 3)`."""
-    if device.type != "cuda":
-        return "the CPU"
-    index = device.index or 0
-    return f"cuda:{index} ({torch.cuda.get_device_name(index)}{renumbering(index, os.environ)})"
-
-
-def renumbering(index: int, environment: Mapping[str, str]) -> str:
-    """What `cuda:<index>` is outside this process: CUDA counts only the visible GPUs, from 0. Else empty."""
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    entries = [entry.strip() for entry in (visible or "").split(",")]
-    if visible is None or index >= len(entries) or entries[index] == str(index):
-        return ""
-    return f"; of CUDA_VISIBLE_DEVICES={visible} it is {entries[index]}"
-
-
 def backend_for(device: torch.device, backend: str = "auto") -> str:
     """The backend as init_process_group takes it. Raises SettingsError for one that cannot be had here.
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from train import metrics, picture
+from train.devices import describe
 from train.evaluate import Score
-from train.group import describe
 from train.progress import progress_for
 from train.session import Session
 from train.settings import as_document
@@ -80,6 +80,7 @@ class Report:
             images=record.images,
             loss=record.loss,
             accuracy=record.accuracy,
+            seconds=record.values["seconds"],
         )
         self.progress.step(
             record.epoch,
@@ -103,6 +104,7 @@ class Report:
         session, position = self.session, self.session.position
         values = {
             "epoch": position.epoch + 1,
+            "step": position.step,
             "train_loss": position.loss / session.samples,
             "train_accuracy": position.correct / session.samples,
             "test_accuracy": score.accuracy,

@@ -15,7 +15,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from train import buffers, features, optim, order, parallel
+from train import buffers, features, optim, order, parallel, proof, recipe
 from train.checkpoints import CheckpointError, load_path, resolve
 from train.datasets import Dataset
 from train.datasets.loader import Loader
@@ -152,22 +152,17 @@ def state_of(session: Session, metric: float | None) -> State:
         "ema": session.ema.state() if session.ema else None,
         "shares": list(session.weights),
         "position": dataclasses.asdict(session.position),
-        "config": as_document(session.settings) | {"data": data_document(session.dataset, session.settings)},
+        "config": config_of(session),
         "versions": {"torch": torch.__version__, "torchvision": torchvision.__version__},
         "world_size": session.place.world_size,
         "metric": metric,
     }
 
 
-def data_document(dataset: Dataset, settings: Settings) -> dict[str, Any]:
-    """What `predict` needs to see images as training did."""
-    return {
-        "classes": dataset.classes,
-        "class_names": list(dataset.class_names),
-        "mean": list(dataset.mean),
-        "std": list(dataset.std),
-        "image_size": settings.image_size or dataset.image_size,
-    }
+def config_of(session: Session) -> dict[str, Any]:
+    """The settings without what is each host's own affair: hosts' checkpoints of a step are equal to the bit."""
+    kept = {name: value for name, value in as_document(session.settings).items() if name not in proof.OWN_AFFAIRS}
+    return kept | {"data": recipe.data_config(session.dataset, session.settings)}
 
 
 def restore(session: Session, state: State) -> list[str]:

@@ -25,7 +25,8 @@ from train.watch import StepRecord, StepStats
 
 @dataclass
 class StopRequest:
-    """SIGTERM or Ctrl-C: finish the step, write a checkpoint, leave. A second signal ends the process at once."""
+    """SIGTERM or Ctrl-C: finish the step, write a checkpoint, leave. A second one changes nothing: torchrun hands on
+    a terminal's Ctrl-C that the ranks have got already."""
 
     by: str = ""
 
@@ -72,6 +73,9 @@ class Training:
         session = self.session
         self.clock = CheckpointClock(every(session.settings.checkpoint_every))
         self.stats = StepStats(session.place.world_size, session.place.rank, session.device)
+        if self.writer and session.settings.parallel in ("ddp", "none"):  # whose states are the live tensors
+            self.writer.guard(session.optimizer)
+        self.reserved = session.settings.blocking_checkpoints
         self.due = self.stopping = False  # what all ranks know of each other, not what happened to this one
 
     def train(self) -> Score | None:
@@ -117,6 +121,7 @@ class Training:
             settings.label_smoothing, settings.clip,
         )  # fmt: skip
         self.report.stepped()
+        self.reserve()
         position.step, position.batch = position.step + 1, position.batch + 1
         if session.ema:
             session.ema.update(position.step)
@@ -127,6 +132,14 @@ class Training:
                 stop=bool(self.stop.by), due=self.clock.due_by_time(), lr=lr, seconds=position.seconds,
             )
         )  # fmt: skip
+
+    def reserve(self) -> None:
+        """After the first step: memory for the copies of the state, made ready beside the next ones."""
+        if not self.reserved:
+            self.reserved = True
+            state = state_of(self.session, None)
+            if self.writer:
+                self.writer.reserve(state)
 
     def take(self, record: StepRecord | None) -> None:
         """Books the figures of a step, which come one step late; the same on all ranks."""
@@ -157,6 +170,8 @@ class Training:
         session, settings = self.session, self.session.settings
         network = session.strategy.network
         rank_batch = settings.micro_batch or -(-settings.batch_size // session.place.world_size)
+        if self.writer:
+            self.writer.settle()  # weights are about to be swapped, which only optimizer steps may do unasked
         averaged = session.ema.swapped_in() if session.ema else nullcontext()
         with evaluating_with(network, mean_buffers(network)), averaged:
             return evaluate(
