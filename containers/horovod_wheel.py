@@ -56,7 +56,7 @@ for word do
     shift
     case "$word" in -Wl,-rpath,*) ;; *) set -- "$@" "$word" ;; esac
 done
-exec {compiler} "$@" -std=c++17 -g0 -ffile-prefix-map={source}=horovod
+exec {compiler} "$@" -std=c++17 -g0 -ffile-prefix-map={source}=horovod -ffile-prefix-map={packages}=packages
 """
 
 
@@ -211,7 +211,9 @@ def _compile(draft: Path, requirements: list[str], progress: Progress) -> None:
 
 def _build_environment(folder: Path, source: Path) -> dict[str, str]:
     compiler = folder / "c++"
-    compiler.write_text(COMPILER.format(compiler=shutil.which("g++"), source=source))
+    compiler.write_text(
+        COMPILER.format(compiler=shutil.which("g++"), source=source, packages=sysconfig.get_path("platlib"))
+    )
     compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
     return {
         **SWITCHES,
