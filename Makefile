@@ -9,7 +9,7 @@ need = @$(PYTHON) -m launch.bootstrap
 export INVENTORY
 .DEFAULT_GOAL := help
 .PHONY: help local horovod demo lab lab-down lab-status trust deploy train status logs stop teardown image \
-	test test-fast lint bench-deploy bench-launch bench-checkpoint
+	test test-fast lint bench-deploy bench-launch bench-checkpoint bench-train
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -89,3 +89,7 @@ bench-launch:  ## from `make train` to the first optimizer step, against ssh and
 bench-checkpoint:  ## training time lost by a checkpoint, in the background against a blocking torch.save
 	$(need) train
 	@$(BIN)/python -m benchmarks.checkpoint
+
+bench-train:  ## images/s of the trainer on two processes, against a plain DDP script and without input
+	$(need) train
+	@$(BIN)/python -m benchmarks.train

@@ -4,6 +4,7 @@ Ranks are started by torchrun, by `--spawn` (`train.spawn`), by mpirun or horovo
 variables of torchrun; alone, this process is rank 0 of 1.
 """
 
+import atexit
 import ctypes
 import os
 from collections.abc import Iterator, Mapping
@@ -136,7 +137,21 @@ def process_group(
     try:
         yield
     finally:
-        dist.destroy_process_group()
+        leave_process_group()
+
+
+_left: list[object] = []
+atexit.register(_left.clear)  # while the interpreter still lives: gloo's threads need it to end
+
+
+def leave_process_group() -> None:
+    """In place of destroy_process_group, with which a rank may hang for ever after its last step.
+
+    There DDP's reducer can be the group's last holder. It then waits for gloo's threads without letting go of the
+    interpreter's lock, which such a thread needs to drop its last tensor. Python's own reference lets go of the lock.
+    """
+    _left.append(dist.group.WORLD)
+    dist.destroy_process_group()
 
 
 def first_complaint(complaint: str, place: Place) -> str:

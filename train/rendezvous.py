@@ -121,6 +121,8 @@ def file_store(path: Path, rank: int, world_size: int, timeout: float) -> Store:
                 store.set(f"met-{rank}", "")
                 return store
             time.sleep(POLL)
+    except TimeoutError:
+        raise
     except OSError as error:
         raise SettingsError(
             f"--init file://{path}: {error.strerror or error}: it needs a folder that all ranks can write to"

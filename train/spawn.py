@@ -20,9 +20,10 @@ from types import FrameType
 from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
-from torch.multiprocessing import start_processes  # type: ignore[attr-defined]
+from torch.multiprocessing import _prctl_pr_set_pdeathsig, start_processes  # type: ignore[attr-defined]
 
 GRACE = 30.0  # s between the first failure and the end of the others, as torchrun's
+POLL = 0.2  # s
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -77,6 +78,7 @@ def environment(variables: dict[str, str]) -> Iterator[None]:
 
 def entry(rank: int, grace: float, main: Callable[..., int], arguments: tuple[Any, ...]) -> None:
     """A rank's first function."""
+    _prctl_pr_set_pdeathsig(0)  # torch's SIGINT comes once per thread of the parent: outlive_no_parent sends one
     os.setpgid(0, 0)  # a terminal's Ctrl-C goes to the parent alone, which passes it on once
     threading.Thread(target=outlive_no_parent, args=(grace,), daemon=True).start()
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
@@ -88,45 +90,50 @@ def entry(rank: int, grace: float, main: Callable[..., int], arguments: tuple[An
     except Exception:
         print(f"rank {rank} failed:", file=sys.stderr)
         traceback.print_exc()
+    leave_nothing()
     sys.exit(status)
 
 
+def leave_nothing() -> None:
+    """Ends what this rank has started, and itself, if the parent, whose task that is, is dead."""
+    parent = parent_process()
+    if parent is not None and not parent.is_alive():
+        os.killpg(0, signal.SIGKILL)
+
+
 def outlive_no_parent(grace: float) -> None:
-    """torch sends SIGINT to a rank whose parent died; what has not ended `grace` seconds later is killed."""
+    """When the parent has died: SIGINT, as its Ctrl-C; what has not ended `grace` seconds later is killed."""
     parent = parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])
+        os.kill(os.getpid(), signal.SIGINT)
         time.sleep(grace)
         os.killpg(0, signal.SIGKILL)
 
 
 def watch(ranks: list[BaseProcess], grace: float) -> int:
     """Waits for all ranks. Returns the status of the first that failed, else 0."""
-    running: dict[int, BaseProcess] = {process.sentinel: process for process in ranks}
-    status, limit, told = 0, None, False
+    running, status, limit, told = list(ranks), 0, float("inf"), False
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         nonlocal told
         told = True
-        for process in running.values():
+        for process in running:
             send(process, number)
 
     with handling(pass_on):
-        while running:
-            remaining = None if limit is None else max(0.0, limit - time.monotonic())
-            ready = connection.wait(list(running), timeout=remaining)
-            for sentinel in ready:
-                process = running.pop(sentinel)  # type: ignore[arg-type]
-                process.join()
+        while running and time.monotonic() < limit:
+            connection.wait([process.sentinel for process in running], timeout=POLL)
+            # Not by the sentinels alone: what a rank has forked keeps its sentinel open.
+            for process in [process for process in running if not process.is_alive()]:
+                running.remove(process)
                 failure = status_of(process.exitcode or 0)
                 end(process)
                 if failure and not status:
                     status, limit = failure, time.monotonic() + grace
                     if not told:  # else they are about to leave by themselves
                         pass_on(signal.SIGTERM, None)
-            if not ready:
-                return status  # the caller ends what is left
-    return status
+    return status  # the caller ends what is left
 
 
 def status_of(exitcode: int) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import ansible.module_utils
+import torch._dynamo  # noqa: F401  first: Ansible replaces sys.intern, and this cannot be imported in a process after that
+
+import ansible.module_utils  # isort: skip
 
 PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
 

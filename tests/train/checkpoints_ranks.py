@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from train.checkpoints import CheckpointError, files, newest_common, resolve, transfer
-from train.group import Place
+from train.group import Place, leave_process_group
 
 NUMBERS = 5000  # a file of more than one piece
 transfer.PIECE = 4096
@@ -152,7 +152,7 @@ def one_rank(rank: int, each: int, hosts: list[Path], resume: str, case: Path) -
         answer = {"error": str(error)}
     (case / f"{rank}.json").write_text(json.dumps(answer))
     dist.barrier()
-    dist.destroy_process_group()
+    leave_process_group()
 
 
 def main() -> int:

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from train import torchvision_cpu
 from train.ema import Ema
 from train.features import Precision, prepare
+from train.group import leave_process_group
 from train.losses import per_sample
 from train.optim import make_groups, make_optimizer
 from train.recompute import blocks
@@ -214,7 +215,7 @@ def one_rank(case: str, rank: int, world_size: int, store: str, out: Path) -> No
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
     torch.save(CASES[case](rank, world_size), out / f"{case}-{rank}.pt")
-    dist.destroy_process_group()
+    leave_process_group()
 
 
 def main() -> int:

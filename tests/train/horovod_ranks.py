@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from train.group import Place
+from train.group import Place, leave_process_group
 from train.parallel import Strategy, make
 from train.parallel.horovod_start import horovodrun_store, started_by_horovodrun
 from train.settings import Settings
@@ -146,7 +146,7 @@ def main() -> int:
     if "again" in sys.argv:
         result["again"] = [run(parallel, place, micro_batch)["model"] for _ in range(10)]
     torch.save(result, out / f"{parallel}-{place.world_size}-{micro_batch}-{place.rank}.pt")
-    dist.destroy_process_group()
+    leave_process_group()
     return 0
 
 

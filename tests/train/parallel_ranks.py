@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from train.group import Place
+from train.group import Place, leave_process_group
 
 ROOT = Path(__file__).resolve().parents[2]
 Scenario = Callable[[Place, Path], Any]
@@ -37,7 +37,7 @@ def one_rank(scenario: Scenario, rank: int, world_size: int, store: str, out: Pa
     except Exception:
         traceback.print_exc()
         os._exit(1)  # not waiting for ranks that hang in a collective with this one
-    dist.destroy_process_group()
+    leave_process_group()
 
 
 def main() -> int:

@@ -23,6 +23,7 @@ torchvision_cpu.watch()
 import torchvision  # noqa: E402, F401  (once, before the ranks are forked)
 
 from train import proof  # noqa: E402
+from train.group import leave_process_group  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def one_rank(rank: int, case: list[dict[str, Any]], folder: str, out: Path) -> N
     except proof.ProofError as error:
         said = {"error": str(error)}
     out.write_text(json.dumps(said))
-    dist.destroy_process_group()
+    leave_process_group()
 
 
 def main() -> int:

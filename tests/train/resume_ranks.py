@@ -86,9 +86,12 @@ def train(
             process.start()
         for process in ranks:
             process.join(120)
+        statuses = [process.exitcode for process in ranks]
         for process in ranks:
             process.kill()  # no-op for those that have ended
-        return [int(process.exitcode or 0) for process in ranks]
+            process.join()
+        assert None not in statuses, f"ranks that did not end: {statuses}"
+        return [int(status or 0) for status in statuses]
 
 
 def end_of(folder: Path) -> dict[str, Any]:

@@ -1,0 +1,217 @@
+"""`make bench-train`: the trainer's images/s on two processes, against a plain DDP script and against its own ceiling.
+
+The plain script is benchmarks/plain_ddp.py. Both get the same model, optimizer, global batch, threads, number of steps
+and files (STL-10's format, written here: nothing can be downloaded), each as a user starts it, with torchrun. They run
+in turn, TURNS times, every other turn in reverse order; a figure is the median of the turns, a ratio the median of the
+turns' ratios. Counted are the steps of an epoch after the first few, thus without starting workers, evaluation and
+checkpoints. Of several epochs the first is not counted: it is when the trainer resizes what it then keeps.
+
+- model_bound_ratio: resnet18 on images of 96 pixels, their own size; the model takes nearly all the time.
+- synthetic_share: the trainer at the same, as a part of the trainer with one constant batch (no input at all).
+- input_bound_ratio: the trainer against the plain script on images resized to 224, with shufflenet_v2_x0_5, of
+  torchvision's models the one that costs least at 224. On CPU cores it still takes 8 to 15 ms an image (squeezenet1_1
+  and mnasnet0_5 two to three times that) and shares them with the input, which takes the plain script 2 to 3 ms: the
+  model bounds both, and no trainer could be more than (model + plain input) / model times as fast. The ratio says
+  what a user gets there; what the input allows where something else computes the model is the next one.
+- input_only_ratio: the same input without a model, two processes: the trainer's batches against the DataLoader's (two
+  workers each). input_only_first_epoch_ratio: while the trainer still resizes.
+
+The trainer's images are also cropped at random, the plain script's only mirrored. Needs 2 cores with nothing else
+running on them: `load` is the machine's load average before and after, of which the benchmark itself makes about 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.common import close
+
+ROOT = Path(__file__).resolve().parent.parent
+RANKS = 2
+TURNS = 3
+SKIP = 4  # first steps of an epoch that are not counted
+LIMIT_SECONDS = 300
+SIZE = 96  # pixels of STL-10's images
+CLASSES = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck")
+Rates = list[float]  # images/s of all ranks, of each epoch
+
+
+@dataclass(frozen=True)
+class Work:
+    """What both sides do."""
+
+    model: str
+    image_size: int
+    batch_size: int  # of all ranks together
+    steps: int  # of an epoch
+    epochs: int
+
+    @property
+    def images(self) -> int:
+        return self.steps * self.batch_size
+
+
+MODEL_BOUND = Work("resnet18", 96, 64, steps=12, epochs=1)
+INPUT_BOUND = Work("shufflenet_v2_x0_5", 224, 64, steps=14, epochs=2)
+INPUT_ONLY = Work("none", 224, 64, steps=40, epochs=2)
+QUICK = tuple(Work("shufflenet_v2_x0_5", size, 8, steps=SKIP + 2, epochs=2) for size in (32, 40, 40))
+
+
+def write_stl10(root: Path, images: int, held_out: int = 8) -> None:
+    """STL-10's binary files: smooth colours with noise, column by column, labels from 1."""
+    folder = root / "stl10_binary"
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(0)
+    for part, count in (("train", images), ("test", held_out)):
+        coarse = random.integers(0, 200, (count, 3, SIZE // 8, SIZE // 8), np.uint8)
+        pixels = coarse.repeat(8, 2).repeat(8, 3) + random.integers(0, 56, (count, 3, SIZE, SIZE), np.uint8)
+        pixels.tofile(folder / f"{part}_X.bin")
+        (np.arange(count, dtype=np.uint8) % len(CLASSES) + 1).tofile(folder / f"{part}_y.bin")
+    (folder / "class_names.txt").write_text("\n".join(CLASSES) + "\n")
+
+
+def torchrun(*words: object) -> str:
+    """Runs two ranks of one thread for each core they have; returns what they printed.
+
+    Raises:
+        SystemExit: when they fail.
+    """
+    threads = str(max(1, len(os.sched_getaffinity(0)) // RANKS))
+    launcher = ["torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={RANKS}"]
+    done = subprocess.run(
+        [sys.executable, "-m", *launcher, *map(str, words)],
+        env=os.environ | {"OMP_NUM_THREADS": threads, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"benchmark: {' '.join(map(str, words))} ended with {done.returncode}:\n{done.stdout}")
+    return done.stdout
+
+
+def plain(work: Work, data: Path, *how: str) -> Rates:
+    """benchmarks/plain_ddp.py, or what `how` starts with the same flags."""
+    printed = torchrun(
+        *(how or ["benchmarks/plain_ddp.py"]),
+        *("--data-dir", data, "--model", work.model, "--image-size", work.image_size),
+        *("--batch-size", work.batch_size, "--epochs", work.epochs, "--skip", SKIP),
+    )
+    return [float(rate) for rate in re.findall(r"([\d.]+) images/s", printed)]
+
+
+def trainer(work: Work, data: Path, *how: str) -> Rates:
+    """`-m train`, or what `how` starts with the same flags."""
+    run_dir = data / "run"
+    shutil.rmtree(run_dir, ignore_errors=True)
+    torchrun(
+        *(how or ["-m", "train"]),
+        *("--dataset", "stl10", "--data-dir", data, "--model", work.model, "--image-size", work.image_size),
+        *("--batch-size", work.batch_size, "--epochs", work.epochs, "--run-dir", run_dir, "--resume", "none"),
+        *("--optimizer", "sgd", "--lr", "0.01", "--momentum", "0.9", "--weight-decay", "5e-4"),
+    )
+    return epoch_rates((run_dir / "metrics.jsonl").read_text())
+
+
+def epoch_rates(metrics: str) -> Rates:
+    """Of a metrics.jsonl. A step is written when the next one has ended, an epoch's last when it has itself."""
+    events = [event for event in map(json.loads, metrics.splitlines()) if event["event"] == "step"]
+    rates = []
+    for _, group in groupby(events, key=lambda event: event["epoch"]):
+        steps = list(group)
+        seconds = steps[-1]["time"] - steps[SKIP - 2]["time"]
+        rates.append(sum(step["images"] for step in steps[SKIP:]) / seconds)
+    return rates
+
+
+def steady(rates: Rates) -> float:
+    return statistics.median(rates[1:] or rates)
+
+
+def measure(turns: int, quick: bool, root: Path) -> dict[str, list[Rates]]:
+    """Kind -> for each turn the rates of its epochs."""
+    model_bound, input_bound, input_only = QUICK if quick else (MODEL_BOUND, INPUT_BOUND, INPUT_ONLY)
+    for work in {model_bound, input_bound, input_only}:
+        write_stl10(folder_of(root, work), work.images)
+    rank = ("-m", "benchmarks.train_rank")
+    kinds: dict[str, Callable[[], Rates]] = {
+        "model_bound": lambda: trainer(model_bound, folder_of(root, model_bound)),
+        "model_bound_plain": lambda: plain(model_bound, folder_of(root, model_bound)),
+        "synthetic": lambda: trainer(model_bound, folder_of(root, model_bound), *rank, "constant"),
+        "input_bound": lambda: trainer(input_bound, folder_of(root, input_bound)),
+        "input_bound_plain": lambda: plain(input_bound, folder_of(root, input_bound)),
+        "input_only": lambda: plain(input_only, folder_of(root, input_only), *rank, "input", "ours"),
+        "input_only_plain": lambda: plain(input_only, folder_of(root, input_only), *rank, "input", "plain"),
+    }
+    found: dict[str, list[Rates]] = {kind: [] for kind in kinds}
+    for turn in range(turns):
+        for kind in reversed(kinds) if turn % 2 else kinds:
+            found[kind].append(kinds[kind]())
+            print(f"turn {turn + 1}: {kind} {', '.join(f'{r:.1f}' for r in found[kind][-1])} images/s", flush=True)
+    return found
+
+
+def folder_of(root: Path, work: Work) -> Path:
+    return root / f"{work.images}-{work.image_size}"
+
+
+def summary(found: dict[str, list[Rates]]) -> dict[str, float | list[float]]:
+    """Ratios, then images/s, then the ratios of each turn."""
+    rates = {kind: [steady(turn) for turn in turns] for kind, turns in found.items()}
+    rates["first"] = [turn[0] for turn in found["input_only"]]
+    ratios = {
+        name: [a / b for a, b in zip(rates[ours], rates[reference], strict=True)]
+        for name, ours, reference in (
+            ("model_bound_ratio", "model_bound", "model_bound_plain"),
+            ("input_bound_ratio", "input_bound", "input_bound_plain"),
+            ("synthetic_share", "model_bound", "synthetic"),
+            ("input_only_ratio", "input_only", "input_only_plain"),
+            ("input_only_first_epoch_ratio", "first", "input_only_plain"),
+        )
+    }
+    return {
+        **{name: round(statistics.median(values), 3) for name, values in ratios.items()},
+        **{f"{kind}_images_per_second": round(statistics.median(rates[kind]), 1) for kind in found},
+        **{f"{name}_turns": [round(value, 3) for value in values] for name, values in ratios.items()},
+    }
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure all in turn and print the ratios."""
+    p = argparse.ArgumentParser(description="the trainer's images/s against a plain DDP script's")
+    p.add_argument("--turns", type=int, default=TURNS)
+    p.add_argument("--quick", action="store_true", help="only try that it works: tiny sizes, one turn")
+    options = p.parse_args(arguments)
+    before = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory(prefix="bench-train-") as folder:
+        found = measure(1 if options.quick else options.turns, options.quick, Path(folder))
+    close(
+        {
+            **summary(found),
+            "load": [round(before, 2), round(os.getloadavg()[0], 2)],
+            "ranks": RANKS,
+            "cores": len(os.sched_getaffinity(0)),
+            "reference": "benchmarks/plain_ddp.py: DataLoader with 2 workers, PIL, DDP; same files and steps",
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Run by test_group.py: a rank that joins a process group and sums the ranks over it.
+
+    python -m tests.train.group_rank INIT TIMEOUT [die]      one rank, its place from the environment
+    python -m tests.train.group_rank spawn N [what]          N ranks by train.spawn
+
+Prints the sum. `die`: leaves without closing anything, as a crash does.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from train.group import Place, process_group
+from train.rendezvous import RendezvousError
+from train.settings import SettingsError
+from train.spawn import spawn
+
+
+def join(init: str, timeout: float, die: bool) -> int:
+    try:
+        place = Place.from_environment()
+        with process_group(place, torch.device("cpu"), timeout, init=init):
+            total = torch.tensor([float(place.rank)])
+            dist.all_reduce(total)
+            print(f"sum {total.item():.0f}\n", end="", flush=True)  # in one piece: other ranks print, too
+            if die:
+                os._exit(9)
+    except (SettingsError, RendezvousError) as error:
+        print(error, flush=True)
+        return 2
+    return 0
+
+
+def spawned(what: str) -> int:
+    place = Place.from_environment()
+    if what == "fails" and place.rank == 1:
+        return 7
+    if what == "raises" and place.rank == 1:
+        raise ValueError("a fault")
+    if what == "killed" and place.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what in ("fails", "raises", "killed", "waits"):
+        if what == "waits":
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
+            helper = os.fork()  # as a loader's worker, that would outlive its rank
+            if helper == 0:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                signal.pause()
+            Path(os.environ["OUT"], f"rank-{place.rank}").write_text(f"{os.getpid()} {helper}")
+            print("waiting\n", end="", flush=True)
+        while True:
+            time.sleep(60)  # until a signal comes
+    return join("env://", 60, False)
+
+
+def main() -> int:
+    if sys.argv[1] == "spawn":
+        return spawn(spawned, ((sys.argv[3:] or [""])[0],), int(sys.argv[2]), grace=1.0)
+    return join(sys.argv[1], float(sys.argv[2]), "die" in sys.argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

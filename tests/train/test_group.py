@@ -1,0 +1,178 @@
+"""Promises of the process group: ranks find each other however they are started, or are told why not."""
+
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.train.parallel_ranks import ROOT, environment
+from train.group import Place, backend_for
+from train.rendezvous import checked, meet
+from train.settings import SettingsError
+
+CPU = torch.device("cpu")
+HELPER = [sys.executable, "-m", "tests.train.group_rank"]
+
+
+def start(init: str, rank: int, world_size: int, *more: str, timeout: int = 120) -> subprocess.Popen[str]:
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+    env = environment() | {name: str(value) for name, value in place.items()} | {"GLOO_SOCKET_IFNAME": "lo"}
+    command = [*HELPER, init, str(timeout), *more]
+    return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
+
+
+def ended(ranks: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
+    try:
+        return [(process.returncode, out.strip()) for process in ranks for out in [process.communicate(timeout=100)[0]]]
+    finally:
+        for process in ranks:
+            process.kill()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def test_a_place_is_read_from_whoever_started_the_rank() -> None:
+    torchrun = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+    mpirun = {
+        "OMPI_COMM_WORLD_RANK": "1",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+        "OMPI_COMM_WORLD_SIZE": "2",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+    }
+    assert Place.from_environment(torchrun) == Place(3, 1, 4, 2)
+    assert Place.from_environment(mpirun) == Place(1, 0, 2, 1)
+    assert Place.from_environment({}) == Place()
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "RANK is set but not LOCAL_RANK, LOCAL_WORLD_SIZE"),
+        ({"RANK": "x", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}, "RANK=x.*whole numbers"),
+        ({"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}, "ranks count from 0"),
+    ],
+)
+def test_a_wrong_place_is_refused(variables: dict[str, str], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        Place.from_environment(variables)
+
+
+def test_backends_that_cannot_be_are_refused() -> None:
+    assert backend_for(CPU) == "gloo"
+    with pytest.raises(SettingsError, match="nccl: it needs a GPU"):
+        backend_for(CPU, "nccl")
+
+
+@pytest.mark.skipif(torch.distributed.is_mpi_available(), reason="this torch has MPI")
+def test_mpi_is_refused_where_torch_lacks_it() -> None:
+    with pytest.raises(SettingsError, match=r"built without MPI.*--backend gloo"):
+        backend_for(CPU, "mpi")
+
+
+@pytest.mark.parametrize(
+    "init",
+    ["", "env", "tcp://host", "tcp://:2000", "tcp://host:x", "tcp://h:99999", "file://", "file://name", "nfs:///a"],
+)
+def test_a_wrong_init_is_refused(init: str) -> None:
+    with pytest.raises(SettingsError, match=f"--init {init}.*take env://, tcp://HOST:PORT"):
+        checked(init)
+
+
+def test_what_cannot_be_listened_at_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SettingsError, match="take another port"):
+            meet(f"tcp://127.0.0.1:{port}", 0, 2, 5)
+    with pytest.raises(SettingsError, match=r"no address of its host: give one of rank 0's host"):
+        meet("tcp://192.0.2.1:2000", 0, 2, 5)
+
+
+def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="a folder that all ranks can write to"):
+        meet(f"file://{tmp_path}/none/store", 1, 2, 5)
+
+
+def test_env_without_a_master_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    monkeypatch.setenv("MASTER_PORT", "2000")
+    with pytest.raises(SettingsError, match="MASTER_ADDR not set: start the ranks with torchrun or --spawn"):
+        meet("env://", 0, 2, 5)
+
+
+@pytest.mark.slow
+def test_ranks_meet_at_an_address() -> None:
+    init = f"tcp://127.0.0.1:{free_port()}"
+    assert ended([start(init, rank, 3) for rank in range(3)]) == [(0, "sum 3")] * 3
+
+
+@pytest.mark.slow
+def test_files_of_a_crashed_run_do_no_harm(tmp_path: Path) -> None:
+    """A run that crashed leaves its store, and a rank that was killed before it met anyone leaves its word."""
+    init = f"file://{tmp_path}/store"
+    assert ended([start(init, rank, 2, "die") for rank in range(2)]) == [(9, "sum 1")] * 2
+    assert list(tmp_path.iterdir())
+    (tmp_path / "store.rank-1").write_text("0123456789abcdef")
+    (tmp_path / "store.meeting").write_text('{"store": "/nowhere", "words": {"1": "0123456789abcdef"}}')
+    assert ended([start(init, rank, 2) for rank in range(2)]) == [(0, "sum 1")] * 2
+    assert not list(tmp_path.glob("store.rank-*")) and not (tmp_path / "store.meeting").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["file", "tcp"])
+def test_a_rank_that_waits_in_vain_says_so(tmp_path: Path, scheme: str) -> None:
+    init = f"file://{tmp_path}/store" if scheme == "file" else f"tcp://127.0.0.1:{free_port()}"
+    [(status, out)] = ended([start(init, 0, 2, timeout=1)])
+    assert status == 2
+    assert f"rank 0 waited 1 s at --init {init} for the 2 ranks to meet" in out
+
+
+def spawn(count: int, what: str = "", out: Path | None = None) -> subprocess.Popen[str]:
+    env = environment() | {"OUT": str(out)}
+    command = [*HELPER, "spawn", str(count), what]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=ROOT, env=env, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+
+
+@pytest.mark.slow
+def test_spawned_ranks_meet() -> None:
+    process = spawn(2)
+    out, _ = process.communicate(timeout=100)
+    assert (process.returncode, out.split()) == (0, ["sum", "1"] * 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("what", "status"), [("fails", 7), ("raises", 1), ("killed", 128 + signal.SIGKILL)])
+def test_the_first_failing_ranks_status_is_the_parents(what: str, status: int) -> None:
+    process = spawn(2, what)
+    _, err = process.communicate(timeout=100)
+    assert process.returncode == status
+    assert ("ValueError: a fault" in err) == (what == "raises")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_no_process_outlives_the_parent(tmp_path: Path, number: signal.Signals) -> None:
+    """SIGTERM is passed on, and the ranks' own status comes back; SIGKILL of the parent ends them, too."""
+    process = spawn(2, "waits", tmp_path)
+    assert process.stdout is not None
+    waiting = [process.stdout.readline() for _ in range(2)]
+    pids = [int(pid) for file in tmp_path.glob("rank-*") for pid in file.read_text().split()]
+    process.send_signal(number)
+    process.communicate(timeout=60)  # until the last of them has closed its output
+    assert waiting == ["waiting\n"] * 2 and len(pids) == 4
+    assert process.returncode == (5 if number == signal.SIGTERM else -signal.SIGKILL)
+    assert not [pid for pid in pids if running(pid)]
+
+
+def running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in ("Z", "X")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
