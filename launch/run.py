@@ -20,7 +20,7 @@ from typing import Any
 
 from rich.console import Console
 
-from launch import clustermap, exits, inventory, makevars, outcome, ssh
+from launch import clustermap, config, exits, inventory, makevars, outcome, ssh
 from launch import plan as plans
 from launch import resume as resuming
 from launch.clustermap import ClusterMap, MapHost
@@ -94,7 +94,7 @@ def parse_options(request: Request) -> Options:
     except ValueError as error:
         raise refuse("ARGS", f"ARGS={request.args}: {error}", "close the quotation") from None
     script = _check_workload(request.workload, request.script) if request.workload or request.script else None
-    return Options(nodes, args, script, grace=grace)
+    return Options(nodes, args if script else config.inline(args), script, grace=grace)
 
 
 def _check_workload(workload: str, script: str) -> str:

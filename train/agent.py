@@ -40,7 +40,6 @@ from typing import Any
 SCHEMA = 1
 # Seconds that ranks get between SIGTERM and SIGKILL.
 GRACE = "30"
-SILENT_REFUSAL = "exit status 2"  # of a rank that leaves the word to rank 0
 EXIT_STOPPED = 75  # as in train.settings, which needs more than a launcher should
 TAIL = 65536
 
@@ -128,9 +127,7 @@ def describe(rank: int, failure: Any, log_dir: str | None, since: float) -> Fail
         "exception": exception,
         "traceback": trace,
         "time": getattr(failure, "noticed", float(failure.timestamp)),
-        "consequence": bool(PEER_LOST.search(exception))
-        or failure.exitcode in (-signal.SIGTERM, EXIT_STOPPED)
-        or exception == SILENT_REFUSAL,
+        "consequence": bool(PEER_LOST.search(exception)) or failure.exitcode in (-signal.SIGTERM, EXIT_STOPPED),
     }
 
 

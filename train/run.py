@@ -5,7 +5,6 @@ Where any rank has a complaint, all leave together before the first step, and ra
 
 import dataclasses
 import time
-from contextlib import suppress
 
 import torch
 import torch.distributed as dist
@@ -18,7 +17,7 @@ from train.group import Place
 from train.model import build as build_model
 from train.report import Report
 from train.session import Session
-from train.settings import EXIT_BAD_SETTINGS, EXIT_STOPPED, Settings, SettingsError, refuse
+from train.settings import EXIT_STOPPED, Settings, SettingsError, refuse
 from train.trainer import Training
 
 Wrong = (SettingsError, DataError, CheckpointError, proof.ProofError)
@@ -44,7 +43,7 @@ def run(settings: Settings, complaint: str = "", started: float | None = None) -
         try:
             made, notes = prepare(settings, complaint, place, device)
         except Wrong as error:  # the same on all ranks
-            return refuse(str(error)) if place.rank == 0 else follow_rank_0()
+            return refuse(str(error), aloud=place.rank == 0)
         try:
             return train(made, notes, started)
         finally:
@@ -83,13 +82,6 @@ def gather(settings: Settings, place: Place, notes: list[str]) -> tuple[Dataset,
         notes += [f"--init-from: {line}" for line in said]
     session.make_run_dir(settings.run_dir)
     return dataset, network
-
-
-def follow_rank_0() -> int:
-    """Leaves after rank 0 has: launchers blame the first rank that ends, and rank 0 is the one that says why."""
-    with suppress(RuntimeError):  # its end closes the connection
-        dist.recv(torch.zeros(1), src=0)
-    return EXIT_BAD_SETTINGS
 
 
 def train(made: Session, notes: list[str], started: float) -> int:

@@ -6,6 +6,7 @@ here: anything that needs torch. What only a built model or a loaded dataset can
 
 import argparse
 import dataclasses
+import json
 import math
 import os
 import re
@@ -190,14 +191,16 @@ def parse(arguments: list[str]) -> Settings:
 
 
 def read_config(name: str) -> dict[str, Any]:
-    """The settings in a YAML file, or in the ready one of this name. Raises SettingsError."""
+    """The settings in a YAML file, in the ready one of this name, or in `{...}`, YAML itself. Raises SettingsError."""
     import yaml  # a tenth of a second, only where there is a file
 
-    path = Path(name)
-    if not path.is_file() and (CONFIGS / f"{name}.yaml").is_file():
+    path, text = Path(name), None
+    if name.startswith("{"):
+        name, text = "{...}", name
+    elif not path.is_file() and (CONFIGS / f"{name}.yaml").is_file():
         path = CONFIGS / f"{name}.yaml"
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.safe_load(path.read_text(encoding="utf-8") if text is None else text)
     except (OSError, UnicodeDecodeError) as error:
         ready = ", ".join(sorted(f.stem for f in CONFIGS.glob("*.yaml")))
         reason = getattr(error, "strerror", None) or error
@@ -318,7 +321,14 @@ def contradictions(settings: Settings, world_size: int) -> Iterator[str]:
         yield f"--spawn {settings.spawn}: torchrun has started this rank already; leave one of the two out"
 
 
-def refuse(complaint: str) -> int:
-    """The one line that a user sees, and the exit status."""
-    print(f"train: {complaint}", file=sys.stderr, flush=True)
+def refuse(complaint: str, aloud: bool = True) -> int:
+    """The one line that a user sees, and the exit status. The launcher hears it from each rank: any may end first."""
+    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        said = {
+            "message": f"exit status {EXIT_BAD_SETTINGS}: train: {complaint}",
+            "extraInfo": {"py_callstack": "", "timestamp": str(int(time.time()))},
+        }
+        Path(file).write_text(json.dumps({"message": said}), encoding="utf-8")
+    if aloud:
+        print(f"train: {complaint}", file=sys.stderr, flush=True)
     return EXIT_BAD_SETTINGS

@@ -9,6 +9,7 @@ import pytest
 from launch import preflight, run, trust
 from launch.inventory import Target
 from launch.refusal import Refusal
+from train.settings import parse
 
 
 def request(**more: str) -> run.Request:
@@ -23,6 +24,20 @@ def test_arguments_are_split_as_a_shell_would() -> None:
 def test_an_open_quotation_is_refused() -> None:
     with pytest.raises(Refusal, match="ARGS"):
         run.parse_options(request(args="--name 'two"))
+
+
+def test_a_config_file_of_this_machine_travels_in_the_plan(tmp_path: Path) -> None:
+    file = tmp_path / "my.yaml"
+    file.write_text("epochs: 3\nlr: 0.1  # high\n")
+    for args in (f"--config {file} --seed 1", f"--config={file} --seed 1"):
+        parsed = run.parse_options(request(args=args)).args
+        settings = parse(list(parsed))
+        assert (settings.epochs, settings.lr, settings.seed) == (3, 0.1, 1)
+    assert run.parse_options(request(args="--config digits")).args == ("--config", "digits")
+    for bad, said in (("a: [1", "line"), ("- 1", "found list")):
+        file.write_text(bad)
+        with pytest.raises(Refusal, match=rf"(?s)--config.*my.yaml.*{said}"):
+            run.parse_options(request(args=f"--config {file}"))
 
 
 def test_missing_script_workload_or_both(tmp_path: Path) -> None:
