@@ -1,6 +1,6 @@
 """The training loop: epochs of steps, evaluation, checkpoints, and an orderly stop.
 
-Knows nothing of command lines and process groups: `train.__main__` hands it all that it works on.
+Knows nothing of command lines and process groups: `train.run` hands it all that it works on.
 """
 
 import signal

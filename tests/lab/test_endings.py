@@ -63,7 +63,7 @@ def processes_naming(text: str) -> list[str]:
             line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
-        if text in line and "pytest" not in line:
+        if text in line and "-m pytest" not in line:
             lines.append(line)
     return lines
 
