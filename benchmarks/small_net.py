@@ -6,14 +6,22 @@ on a CPU: the cheapest, shufflenet_v2_x0_5, takes several times as long for an i
 
 from typing import Any
 
-from torch import nn
-from torchvision.models import register_model
+from torch import Tensor, nn
+from torchvision.models._api import register_model
+
+
+class Thinned(nn.Module):
+    """Every 16th pixel of every 16th row; torch's strided convolutions and pools take longer here than all the rest."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images[..., ::16, ::16]
 
 
 def small_net(weights: None = None, num_classes: int = 10, **_: Any) -> nn.Module:
-    """Patches of 16 pixels, one more convolution, an average."""
+    """Two convolutions on 14 x 14 of 224 x 224 pixels."""
     return nn.Sequential(
-        nn.Conv2d(3, 16, 16, stride=16),
+        Thinned(),
+        nn.Conv2d(3, 16, 3),
         nn.ReLU(),
         nn.Conv2d(16, 32, 3, stride=2),
         nn.ReLU(),

@@ -4,7 +4,8 @@ The plain script is benchmarks/plain_ddp.py. Both get the same model, optimizer,
 and files (STL-10's format, written here: nothing can be downloaded), each as a user starts it, with torchrun. They run
 in turn, TURNS times, every other turn in reverse order; a figure is the median of the turns, a ratio the median of the
 turns' ratios. Counted are the steps of an epoch after the first few, thus without starting workers, evaluation and
-checkpoints. Of several epochs the first is not counted: it is when the trainer resizes what it then keeps.
+checkpoints. Of several epochs it is the median without the first: the trainer keeps what it has resized, and each rank
+needs about half of the images that it has not yet had in each new epoch.
 
 - model_bound_ratio: resnet18 on images of 96 pixels, their own size; the model takes nearly all the time.
 - synthetic_share: the trainer at the same, as a part of the trainer with one constant batch (no input at all).
@@ -64,9 +65,9 @@ class Work:
 
 
 MODEL_BOUND = Work("resnet18", 96, 64, steps=12, epochs=1)
-INPUT_BOUND = Work("small_net", 224, 64, steps=40, epochs=2)
+INPUT_BOUND = Work("small_net", 224, 256, steps=16, epochs=8)
 SMALL_MODEL = Work("shufflenet_v2_x0_5", 224, 64, steps=14, epochs=2)
-QUICK = tuple(Work(model, 64, 8, steps=SKIP + 2, epochs=2) for model in ("resnet18", "small_net", "shufflenet_v2_x0_5"))
+QUICK = tuple(Work(model, 96, 8, steps=SKIP + 2, epochs=2) for model in ("resnet18", "small_net", "shufflenet_v2_x0_5"))
 
 
 def write_stl10(root: Path, images: int, held_out: int = 8) -> None:
