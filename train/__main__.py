@@ -54,4 +54,10 @@ def ranks_here() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # before the loop, which ends its step and writes a checkpoint
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            raise
+        print("train: interrupted before the first step: nothing was trained", file=sys.stderr)
+        sys.exit(130)

@@ -129,7 +129,7 @@ class Report:
             position = self.session.position
             self.progress.say(
                 f"stopped as asked after step {position.step} of {self.session.total_steps}; its checkpoint is "
-                "written: the same command with the same --run-dir goes on from there"
+                f"written: --resume {self.session.settings.run_dir} goes on from there"
             )
 
     def end(self, score: Score, lost: float) -> None:
@@ -164,7 +164,7 @@ def result_of(session: Session, score: Score) -> dict[str, Any]:
     return {
         "test_accuracy": score.accuracy,
         "best_accuracy": max(score.accuracy, position.best_accuracy),
-        "images_per_second": settings.epochs * session.samples / trained if trained else 0.0,
+        "images_per_second": position.epoch * session.samples / trained if trained else 0.0,
         "epochs": settings.epochs,
         "steps": session.total_steps,
         "world_size": session.place.world_size,

@@ -5,6 +5,7 @@ Where any rank has a complaint, all leave together before the first step, and ra
 
 import dataclasses
 import time
+from contextlib import suppress
 
 import torch
 import torch.distributed as dist
@@ -43,8 +44,12 @@ def run(settings: Settings, complaint: str = "", started: float | None = None) -
         try:
             made, notes = prepare(settings, complaint, place, device)
         except Wrong as error:  # the same on all ranks
+            with suppress(OSError):  # none where there is something in it
+                settings.run_dir.rmdir()
             return refuse(str(error), aloud=place.rank == 0)
         try:
+            if finished(made):
+                return say_finished(made)
             return train(made, notes, started)
         finally:
             made.close()
@@ -68,7 +73,12 @@ def prepare(settings: Settings, complaint: str, place: Place, device: torch.devi
     settings = dataclasses.replace(settings, image_size=settings.image_size or dataset.image_size)
     proof.prove(settings, fingerprint(dataset))
     made = session.build(settings, place, device, dataset, network)
-    return made, [*notes, made.strategy.note, *session.begin(made)]
+    notes += [made.strategy.note, *session.begin(made)]
+    if settings.shares == "auto":
+        notes.append(f"--shares auto: {', '.join(f'{weight / sum(made.weights):.1%}' for weight in made.weights)}")
+    if settings.amp == "fp16" and device.type == "cpu":
+        notes.append("--amp fp16: very slow on CPUs; take bf16 or off there")
+    return made, [note for note in notes if note]
 
 
 def gather(settings: Settings, place: Place, notes: list[str]) -> tuple[Dataset, nn.Module]:
@@ -82,6 +92,23 @@ def gather(settings: Settings, place: Place, notes: list[str]) -> tuple[Dataset,
         notes += [f"--init-from: {line}" for line in said]
     session.make_run_dir(settings.run_dir)
     return dataset, network
+
+
+def finished(made: Session) -> bool:
+    """Whether the run folder's run has all of its epochs: what it says of itself must stay."""
+    folder, position = made.settings.run_dir, made.position
+    complete = position.epoch >= made.settings.epochs and (folder / "result.json").exists()
+    return not group.first_complaint("" if made.place.rank or complete else "no", made.place)
+
+
+def say_finished(made: Session) -> int:
+    if made.place.rank == 0:
+        print(
+            f"{made.settings.run_dir} has trained its {made.position.epoch} epochs: nothing to do (more: --epochs N; "
+            "anew: another --run-dir, or --resume none)",
+            flush=True,
+        )
+    return 0
 
 
 def train(made: Session, notes: list[str], started: float) -> int:

@@ -155,7 +155,7 @@ def parser() -> argparse.ArgumentParser:
         description="Trains a torchvision classification model, data-parallel: one process per rank under torchrun, "
         "with --spawn N, or alone. Uses the GPUs (NCCL) where there are any, else the CPU (gloo).",
         epilog=f"Exit status: 0 trained; 1 failed; 2 wrong settings, nothing was started; {EXIT_STOPPED} stopped by "
-        "SIGTERM or Ctrl-C after writing a checkpoint.",
+        "SIGTERM or Ctrl-C after writing a checkpoint; 130 stopped before the first step.",
         allow_abbrev=False,
     )
     p.add_argument(
@@ -224,6 +224,7 @@ def checked(name: str, key: str, value: Any) -> tuple[str, Any]:
         close = get_close_matches(key, fields)
         raise SettingsError(f"--config {name}: {key}: no such setting{f'; {close[0]}?' if close else ''}")
     kind = kind_of(field)
+    value = as_meant(kind, value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if kind is str and isinstance(value, int) and not isinstance(value, bool):
@@ -235,6 +236,20 @@ def checked(name: str, key: str, value: Any) -> tuple[str, Any]:
     if field.metadata["choices"] and value not in field.metadata["choices"]:
         raise SettingsError(f"--config {name}: {key}: {value!r} is none of {', '.join(field.metadata['choices'])}")
     return field.name, value
+
+
+def as_meant(kind: type, value: Any) -> Any:
+    """YAML reads `1e-3` as text, `off` as false, an empty value as null, and `[3, 1]` as a list."""
+    if kind is float and isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    if kind is str and isinstance(value, list):
+        return ",".join(map(str, value))
+    if kind is str and (value is None or value is False):
+        return "none" if value is None else "off"
+    return value
 
 
 def default_run_dir() -> Path:

@@ -118,3 +118,12 @@ def test_a_loss_that_is_not_finite_ends_all_ranks_and_keeps_no_spoilt_checkpoint
     assert train(2, settings_in(tmp_path, lr=1e30, checkpoint_every="1")) == [1, 1]
     states = [torch.load(path, weights_only=True) for path in (tmp_path / "checkpoints").glob("*.pt")]
     assert all(tensor.isfinite().all() for state in states for tensor in state["model"].values())
+
+
+@pytest.mark.slow
+def test_a_finished_run_keeps_its_record(tmp_path: Path) -> None:
+    settings = dataclasses.replace(SETTINGS, run_dir=tmp_path)
+    assert train(2, settings) == [0, 0]
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    assert train(2, settings) == [0, 0]
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before

@@ -110,3 +110,10 @@ def test_help_and_refusal_need_no_torch(tmp_path: Path) -> None:
         command = [sys.executable, "-c", program.format(arguments)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
         assert (done.returncode, done.stdout.splitlines()[-1]) == (status, "False"), done.stderr
+
+
+def test_yaml_values_mean_what_people_write(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("lr: 1e-3\namp: off\nshares: [3, 1]\n")
+    settings = parse(["--config", str(file)])
+    assert (settings.lr, settings.amp, settings.shares) == (0.001, "off", "3,1")
