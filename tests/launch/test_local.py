@@ -61,6 +61,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return finish(start(runs, "--nproc", "2", *TINY), runs)
 
 
+@pytest.mark.slow
 def test_a_run_succeeds_and_says_so(trained: Run) -> None:
     status, output, folder, summary = trained
     assert status == exits.SUCCEEDED, output
@@ -73,6 +74,7 @@ def test_a_run_succeeds_and_says_so(trained: Run) -> None:
     assert "curves.png" in output.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_run_leaves_what_it_promises(trained: Run) -> None:
     folder = trained[2]
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
@@ -86,6 +88,7 @@ def test_a_run_leaves_what_it_promises(trained: Run) -> None:
     assert not list(folder.glob(".*"))
 
 
+@pytest.mark.slow
 def test_a_failure_names_rank_and_step(tmp_path: Path) -> None:
     status, output, folder, summary = finish(start(tmp_path, "--nproc", "1", *TINY, "--lr", "1e30"), tmp_path)
     assert status == exits.FAILED, output
@@ -95,6 +98,7 @@ def test_a_failure_names_rank_and_step(tmp_path: Path) -> None:
     assert not (folder / "result.json").exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_all_ranks(tmp_path: Path) -> None:
     process = start(tmp_path, "--nproc", "2", *TINY, "--epochs", "1000")
     assert process.stdout

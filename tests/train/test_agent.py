@@ -16,6 +16,8 @@ import pytest
 from train import agent
 from train.settings import EXIT_STOPPED
 
+pytestmark = pytest.mark.slow  # nearly every test starts torchrun
+
 ROOT = Path(__file__).resolve().parents[2]
 RANK = "import os, sys, time, signal\nrank = int(os.environ['RANK'])\n"
 WAIT = "time.sleep(60)\n"
