@@ -13,6 +13,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -225,12 +226,6 @@ def checked(name: str, key: str, value: Any) -> tuple[str, Any]:
         raise SettingsError(f"--config {name}: {key}: no such setting{f'; {close[0]}?' if close else ''}")
     kind = kind_of(field)
     value = as_meant(kind, value)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if kind is str and isinstance(value, int) and not isinstance(value, bool):
-        value = str(value)  # checkpoint_every: 500
-    if kind is Path and isinstance(value, str):
-        value = Path(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise SettingsError(f"--config {name}: {key}: {value!r} is no {kind.__name__}")
     if field.metadata["choices"] and value not in field.metadata["choices"]:
@@ -239,17 +234,18 @@ def checked(name: str, key: str, value: Any) -> tuple[str, Any]:
 
 
 def as_meant(kind: type, value: Any) -> Any:
-    """YAML reads `1e-3` as text, `off` as false, an empty value as null, and `[3, 1]` as a list."""
-    if kind is float and isinstance(value, str):
-        try:
+    """YAML reads `1e-3` as text, `off` as false, `[3, 1]` as a list, and knows no paths."""
+    number = isinstance(value, int) and not isinstance(value, bool)
+    if kind is float and (number or isinstance(value, str)):
+        with suppress(ValueError):
             return float(value)
-        except ValueError:
-            return value
+    if kind is str and number:
+        return str(value)  # checkpoint_every: 500
     if kind is str and isinstance(value, list):
         return ",".join(map(str, value))
-    if kind is str and (value is None or value is False):
-        return "none" if value is None else "off"
-    return value
+    if kind is str and value is False:
+        return "off"
+    return Path(value) if kind is Path and isinstance(value, str) else value
 
 
 def default_run_dir() -> Path:
