@@ -61,6 +61,7 @@ INVENTORIES = REPOSITORY / "inventory"
 MARK = "# Written by `make lab`; `make lab-down` removes it.\n"
 VOLUMES = {"storage": "/var/lib/containers", "muster": "/var/lib/muster"}
 SSH_TIMEOUT = 30.0  # seconds until sshd must answer
+UNDO_SECONDS = 20.0  # until what an interrupted call made must be gone
 WORKERS = 4
 APT_SETTINGS = re.compile(r"^Acquire::(?:https?::(?:\S+::)?Proxy|Check-Valid-Until|Check-Date)\b.*$", re.MULTILINE)
 
@@ -106,11 +107,33 @@ class Created:
     folders: list[Path] = field(default_factory=list)
 
     def undo(self) -> None:
-        _quietly("rm", "--force", "--time=0", "--ignore", *self.containers)
-        _quietly("volume", "rm", "--force", *self.volumes)
-        _quietly("network", "rm", "--force", *self.networks)
+        """Take it away; again where Podman, busy with what was interrupted, refuses at first.
+
+        Raises:
+            LabError: some of it stays.
+        """
         for folder in self.folders:
             shutil.rmtree(folder, ignore_errors=True)
+        deadline = time.monotonic() + UNDO_SECONDS
+        while left := self.left():
+            for kind, command in (("container", ("rm", "--force", "--time=0")), ("volume", ("volume", "rm", "--force")),
+                                  ("network", ("network", "rm", "--force"))):  # fmt: skip
+                for name in left.get(kind, ()):
+                    _quietly(*command, name)
+            if time.monotonic() > deadline:
+                names = ", ".join(name for names in left.values() for name in names)
+                raise LabError(f"not all of it could be taken away: {names}", "the control machine", "`make lab-down`")
+            time.sleep(0.1)
+
+    def left(self) -> dict[str, list[str]]:
+        """What there still is of it, by kind."""
+        there = {
+            "container": (self.containers, ("ps", "--all", "--format={{.Names}}")),
+            "volume": (self.volumes, ("volume", "ls", "--quiet")),
+            "network": (self.networks, ("network", "ls", "--quiet")),
+        }
+        found = {kind: sorted(set(made) & set(podman(*ask).split())) for kind, (made, ask) in there.items() if made}
+        return {kind: names for kind, names in found.items() if names}
 
 
 def up(name: str, hosts: int, link: str | None = None, progress: Progress = lambda line: None) -> list[Host]:

@@ -279,6 +279,37 @@ def test_two_labs_stand_side_by_side(pair: list[lab.Host]) -> None:
     assert not lab.down(SECOND)
 
 
+class BusyPodman:
+    """Holds two volumes; refuses to remove anything `refusals` times."""
+
+    def __init__(self, refusals: int) -> None:
+        self.volumes, self.refusals = ["v1", "v2", "another"], refusals
+
+    def __call__(self, *arguments: str) -> str:
+        if arguments[:2] == ("volume", "ls"):
+            return "\n".join(self.volumes)
+        assert arguments[:3] == ("volume", "rm", "--force")
+        self.refusals -= 1
+        if self.refusals >= 0:
+            raise engine.CommandFailed(["podman", *arguments], 125, "busy")
+        self.volumes.remove(arguments[3])
+        return ""
+
+
+def test_taking_away_goes_on_while_podman_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = BusyPodman(refusals=3)
+    monkeypatch.setattr(lab, "podman", busy)
+    lab.Created(volumes=["v1", "v2", "never-made"]).undo()
+    assert busy.volumes == ["another"]
+
+
+def test_what_could_not_be_taken_away_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab, "podman", BusyPodman(refusals=10_000))
+    monkeypatch.setattr(lab, "UNDO_SECONDS", 0.2)
+    with pytest.raises(lab.LabError, match="v1, v2"):
+        lab.Created(volumes=["v1", "v2"]).undo()
+
+
 @pytest.mark.lab
 def test_a_failure_on_the_way_up_takes_away_what_it_created(
     pair: list[lab.Host], monkeypatch: pytest.MonkeyPatch
