@@ -9,7 +9,7 @@ need = @$(PYTHON) -m launch.bootstrap
 export INVENTORY
 .DEFAULT_GOAL := help
 .PHONY: help local horovod demo lab lab-down lab-status trust deploy train status logs stop teardown image \
-	test test-fast lint bench-deploy bench-launch bench-checkpoint bench-train
+	test test-fast lint bench-deploy bench-launch bench-checkpoint bench-train bench-forecast
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,7 +26,7 @@ demo:  ## the main job at once on a bare machine (root): lab of two hosts, trust
 	$(need) --root control
 	@$(BIN)/fab demo
 
-lab:  ## containers as hosts on this machine (root)  [HOSTS=3 LAB=lab LINK=1gbit]
+lab:  ## containers as hosts on this machine (root)  [HOSTS=3 LAB=lab LINK=1gbit CPUS=0.4]
 	$(need) --root control
 	@$(BIN)/fab lab
 
@@ -93,3 +93,7 @@ bench-checkpoint:  ## training time lost by a checkpoint, in the background agai
 bench-train:  ## images/s of the trainer on two processes, against a plain DDP script and without input
 	$(need) train
 	@$(BIN)/python -m benchmarks.train
+
+bench-forecast:  ## the forecast of a run against the run: three link speeds, two models, one to three lab hosts
+	$(need) --root control
+	@$(BIN)/python -m benchmarks.forecast

@@ -150,12 +150,20 @@ def _lab(*arguments: str) -> None:
     _end(command)
 
 
-@task(help={"hosts": "how many (2)", "name": "name of the lab (lab)", "link": "rate of the data NICs, such as 1gbit"})
-def lab(context: Context, hosts: str = "", name: str = "", link: str = "") -> None:
+@task(
+    help={
+        "hosts": "how many (2)",
+        "name": "name of the lab (lab)",
+        "link": "rate of the data NICs, such as 1gbit",
+        "cpus": "computing time of each host, in cores, such as 0.4; all that its cores give when not given",
+    }
+)
+def lab(context: Context, hosts: str = "", name: str = "", link: str = "", cpus: str = "") -> None:
     """Containers as hosts on this machine, bare, as a cluster to play with; writes inventory/<name>."""
-    rate = _given(link, "LINK")
+    rate, quota = _given(link, "LINK"), _given(cpus, "CPUS")
+    limits = (*(("--link", rate) if rate else ()), *(("--cpus", quota) if quota else ()))
     size = _given(hosts, "HOSTS", "2")
-    _lab("up", "--name", _given(name, "LAB", "lab"), "--hosts", size, *(("--link", rate) if rate else ()))
+    _lab("up", "--name", _given(name, "LAB", "lab"), "--hosts", size, *limits)
 
 
 @task

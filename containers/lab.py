@@ -4,7 +4,7 @@ Each host is bare (sshd, sudo, Python), has a management and a data NIC whose na
 that a launcher must not fall for, its own host key, machine-id, storage, and its own cores as long as there are enough:
 with more hosts than cores, several share one. Not for provisioning: `make deploy` does that, as on any host.
 
-    python -m containers.lab up --name lab --hosts 3 [--link 1gbit]
+    python -m containers.lab up --name lab --hosts 3 [--link 1gbit] [--cpus 0.4]
     python -m containers.lab status | down --name lab
 
 Exit status: 0 done, 1 it could not be done (one message says why), 2 a bad argument.
@@ -136,7 +136,13 @@ class Created:
         return {kind: names for kind, names in found.items() if names}
 
 
-def up(name: str, hosts: int, link: str | None = None, progress: Progress = lambda line: None) -> list[Host]:
+def up(
+    name: str,
+    hosts: int,
+    link: str | None = None,
+    progress: Progress = lambda line: None,
+    cpus: float | None = None,
+) -> list[Host]:
     """Bring up a lab of `hosts` hosts; return when sshd answers on each.
 
     Safe to repeat: hosts that are there stay, stopped ones are started, others are added or removed. If it fails or is
@@ -144,6 +150,8 @@ def up(name: str, hosts: int, link: str | None = None, progress: Progress = lamb
 
     Args:
         link: rate of the data NICs in both directions, such as 1gbit; None leaves them unshaped.
+        cpus: computing time of each host, in cores; None: all that its cores give. Hosts that share cores and have a
+            quota that fits have the same speed whatever the others do.
 
     Raises:
         LabError, ContainersError: with what is missing, where, and what to do.
@@ -166,7 +174,7 @@ def up(name: str, hosts: int, link: str | None = None, progress: Progress = lamb
             key = _ensure_key(folder, created)
             _each(plan, lambda host: _ensure_host(host, there.get(host.name), image, created, progress))
             pids = _pids(plan)
-            _each(plan, lambda host: _dress(host, pids[host.container], key, rate))
+            _each(plan, lambda host: _dress(host, pids[host.container], key, rate, cpus))
             progress("waiting for sshd")
             _each(plan, lambda host: _wait_for_ssh(host, time.monotonic() + SSH_TIMEOUT))
             _write_inventory(folder / "hosts.yml", inventory_text(plan))
@@ -347,11 +355,11 @@ def _ensure_host(host: Host, there: dict[str, Any] | None, image: str, created: 
     )  # fmt: skip
 
 
-def _dress(host: Host, pid: int, key: str, rate: int | None) -> None:
-    """Give a running host what does not outlive a restart (decoys, link rate, a changed share of cores) and what this
-    machine may have changed (key, apt's settings). Done from outside: a bare host has neither ip nor tc."""
-    if os.sched_getaffinity(pid) != set(map(int, host.cores.split(","))):
-        podman("update", f"--cpuset-cpus={host.cores}", host.container)
+def _dress(host: Host, pid: int, key: str, rate: int | None, cpus: float | None) -> None:
+    """Give a running host what does not outlive a restart (decoys, link rate, its share of cores and their time) and
+    what this machine may have changed (key, apt's settings). Done from outside: a bare host has neither ip nor tc."""
+    quota = net.quota_options(cpus, len(os.sched_getaffinity(0)))
+    podman("update", f"--cpuset-cpus={host.cores}", *quota, host.container)
     inside = root_command("nsenter", f"--net=/proc/{pid}/ns/net", "--")
     links = {entry["ifname"]: entry for entry in json.loads(output([*inside, tool("ip"), "-json", "link"]))}
     if "docker0" not in links:
@@ -522,6 +530,13 @@ def _link(text: str) -> str | None:
     return text or None
 
 
+def _cpus(text: str) -> float | None:
+    try:
+        return net.cpu_quota(text) if text else None
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"CPUS: {error}") from error
+
+
 def _show(console: Console, name: str, hosts: list[Host]) -> None:
     table = Table(title=f"lab {name}")
     for column in ("host", "management", "data", "cores"):
@@ -554,6 +569,7 @@ def main(arguments: list[str]) -> int:
         if command == "up":
             sub.add_argument("--hosts", type=_host_count, default=2, help="how many hosts (HOSTS=)")
             sub.add_argument("--link", type=_link, default=None, help="rate of the data NICs, e.g. 1gbit (LINK=)")
+            sub.add_argument("--cpus", type=_cpus, default=None, help="each host's computing time in cores (CPUS=)")
     options = parser.parse_args(arguments)
     console = Console(highlight=False)
     say = Console(stderr=True, highlight=False)
@@ -561,7 +577,7 @@ def main(arguments: list[str]) -> int:
     try:
         if options.command == "up":
             with say.status(f"lab {options.name}") as status:
-                hosts = up(options.name, options.hosts, options.link, _progress(say, status.update))
+                hosts = up(options.name, options.hosts, options.link, _progress(say, status.update), options.cpus)
             _show(console, options.name, hosts)
             seconds = time.monotonic() - started
             console.print(f"{len(hosts)} hosts up after {seconds:.1f} s; INVENTORY=inventory/{options.name}")

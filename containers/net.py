@@ -21,6 +21,8 @@ VETH_ADDRESS = "10.200.0.1/24"  # what a container network gives every host
 DOWN_NETWORK = "10.201.0"
 RESERVED = tuple(map(IPv4Network, ("172.17.0.0/16", "10.200.0.0/24", "10.201.0.0/24")))
 BITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+QUOTA_PERIOD = 10_000  # microseconds; under the usual 100 ms a host would stand still for most of each tenth of a s
+LEAST_CPUS = 0.1  # of which the kernel makes a millisecond per period, the least that it takes
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,23 @@ def cpusets(cores: Sequence[int], hosts: int) -> list[str]:
         return [str(cores[index % len(cores)]) for index in range(hosts)]
     bounds = [len(cores) * index // hosts for index in range(hosts + 1)]
     return [",".join(map(str, cores[low:high])) for low, high in pairwise(bounds)]
+
+
+def cpu_quota(text: str) -> float:
+    """Cores' worth of computing time of a host, such as 0.4.
+
+    Raises:
+        ValueError: it is not a number of at least LEAST_CPUS.
+    """
+    if re.fullmatch(r"\d+(?:\.\d+)?", text.strip()) is None or float(text) < LEAST_CPUS:
+        raise ValueError(f"{text!r} is not a number of cores such as 0.4 (at least {LEAST_CPUS})")
+    return float(text)
+
+
+def quota_options(cpus: float | None, cores: int) -> list[str]:
+    """Podman's options for a host with so much computing time; None: as much as `cores` give, which is no limit."""
+    share = cores if cpus is None else cpus
+    return [f"--cpu-period={QUOTA_PERIOD}", f"--cpu-quota={round(share * QUOTA_PERIOD)}"]
 
 
 def link_rate(text: str) -> int:

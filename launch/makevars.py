@@ -12,7 +12,7 @@ from launch.refusal import Problem, Refusal
 #: Every variable that a target takes (`make` alone lists them by target).
 KNOWN = (
     *("INVENTORY", "NODES", "ARGS", "WORKLOAD", "SCRIPT", "DRY_RUN", "RUN", "YES", "RESUME", "GRACE"),
-    *("LAB", "HOSTS", "LINK", "NPROC", "HOROVOD", "PYTHON"),
+    *("LAB", "HOSTS", "LINK", "CPUS", "NPROC", "HOROVOD", "PYTHON"),
 )
 DEFAULT_INVENTORY = Path("inventory/hosts.yml")
 

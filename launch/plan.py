@@ -44,6 +44,7 @@ class Options:
     image: str | None = None  # image id of a workload; None: the cluster map's training image
     resume: str | None = None  # id of an earlier run to continue
     grace: int = GRACE_SECONDS
+    module: str = "train"  # what `python -m` runs where there is no script
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ def _assemble(
         container = f"muster-{run}-{node_rank}"
         engine = _engine_arguments(host, run, node_rank, owner, container, options, environment)
         torchrun = _torchrun_arguments(len(hosts), node_rank, host, hosts[0].address, master_port)
-        program = [options.script] if options.script else ["-m", "train"]
+        program = [options.script] if options.script else ["-m", options.module]
         command = [*engine, image, "python3", "-P", "-m", "train.agent", *torchrun, *program, *options.args]
         parts.append(
             Part(

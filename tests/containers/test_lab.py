@@ -53,6 +53,7 @@ def test_ansible_reads_the_inventory_in_order(tmp_path: Path) -> None:
         ("--hosts", "-1"),
         ("--hosts", "1000"),
         ("--link", "fast"),
+        ("--cpus", "half"),
         ("--name", "My Lab"),
         ("--name", "../etc"),
         ("--speed", "1"),
@@ -249,6 +250,18 @@ def test_link_shapes_the_data_nic_both_ways_and_no_other(pair: list[lab.Host]) -
         lab.up(FIRST, 2)
     assert [shaped(inside(host, "tc", "-json", "qdisc")) for host in pair] == [[], []]
     assert on_this_machine() == before
+
+
+@pytest.mark.lab
+def test_a_quota_limits_the_computing_time_and_is_lifted_again(pair: list[lab.Host]) -> None:
+    spin = "import time; e = time.monotonic() + 2\nwhile time.monotonic() < e: pass\nprint(time.process_time() / 2)"
+    lab.up(FIRST, 2, cpus=0.2)
+    try:
+        limited = float(on(pair[0], f"python3 -c '{spin}'"))
+    finally:
+        lab.up(FIRST, 2)
+    assert limited < 0.25
+    assert float(on(pair[0], f"python3 -c '{spin}'")) > limited
 
 
 @pytest.mark.lab

@@ -77,3 +77,21 @@ def test_an_unshaped_link_loses_the_rate_of_an_earlier_call() -> None:
 def test_hardware_addresses_are_fixed_local_and_unicast() -> None:
     assert net.mac("lab/h1/0") == net.mac("lab/h1/0") != net.mac("lab/h2/0")
     assert int(net.mac("lab/h1/0").split(":")[0], 16) & 3 == 2
+
+
+@pytest.mark.parametrize("text", ["", "0", "0.05", "-1", "half", "1e3"])
+def test_a_bad_share_of_cores_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="number of cores"):
+        net.cpu_quota(text)
+
+
+@given(st.floats(0.1, 64))
+def test_a_quota_is_the_share_that_was_asked_for(cpus: float) -> None:
+    period, quota = (int(option.partition("=")[2]) for option in net.quota_options(net.cpu_quota(f"{cpus:f}"), 2))
+    assert quota >= 1000  # the kernel takes no less
+    assert quota / period == pytest.approx(cpus, abs=1e-4)
+
+
+def test_no_quota_lets_a_host_use_all_cores() -> None:
+    period, quota = (int(option.partition("=")[2]) for option in net.quota_options(None, 8))
+    assert quota == 8 * period

@@ -60,6 +60,13 @@ def test_a_users_script_takes_the_trainers_place_and_its_arguments_stay_apart() 
     assert shlex.split(shlex.join(command)) == command
 
 
+def test_a_plan_can_run_another_module_than_the_trainer() -> None:
+    assert make([1]).parts[0].command[-2:] == ["-m", "train"]
+    assert make([1], Options(module="train.probe", args=("--seconds", "3"))).parts[0].command[-4:] == [
+        *("-m", "train.probe", "--seconds", "3")
+    ]
+
+
 @pytest.mark.parametrize(("nodes", "count"), [(None, 3), (1, 1), (3, 3)])
 def test_nodes_takes_the_first_hosts(nodes: int | None, count: int) -> None:
     assert [h.name for h in plans.chosen_hosts(cluster(1, 1, 1), nodes)] == ["h1", "h2", "h3"][:count]
