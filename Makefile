@@ -42,7 +42,7 @@ trust:  ## show the hosts' key fingerprints, ask, write known_hosts  [INVENTORY=
 	$(need) control
 	@$(BIN)/fab trust
 
-deploy:  ## provision, detect, choose the network, build and distribute the image; safe to repeat  [INVENTORY=... HOROVOD=1]
+deploy:  ## provision, detect, choose the network, build and distribute the image; safe to repeat  [INVENTORY=... HOROVOD=1 MEASURE=1]
 	$(need) $(if $(HOROVOD),train) control
 	@$(BIN)/fab deploy
 

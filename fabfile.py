@@ -60,13 +60,18 @@ def trust(context: Context, inventory: str = "", yes: bool = False) -> None:
     _end(lambda: trusting.trust(_inventory(inventory), _truth(yes, "YES"), CONSOLE), _inventory(inventory))
 
 
-@task(help={"horovod": "an image with Horovod, for --parallel horovod"})
-def deploy(context: Context, inventory: str = "", horovod: bool = False) -> None:
+@task(
+    help={
+        "horovod": "an image with Horovod, for --parallel horovod",
+        "measure": "measure the links again, also where the last deploy did so on the same networks",
+    }
+)
+def deploy(context: Context, inventory: str = "", horovod: bool = False, measure: bool = False) -> None:
     """Provision the hosts, detect, choose the network, build and distribute the image, write the cluster map."""
     from launch import deploy as deploying
 
-    wanted = _truth(horovod, "HOROVOD")
-    _end(lambda: deploying.deploy(_inventory(inventory), CONSOLE, horovod=wanted), _inventory(inventory))
+    wanted, afresh = _truth(horovod, "HOROVOD"), _truth(measure, "MEASURE")
+    _end(lambda: deploying.deploy(_inventory(inventory), CONSOLE, wanted, afresh), _inventory(inventory))
 
 
 @task(

@@ -16,10 +16,10 @@ from typing import Any
 from launch import inventory
 from launch.refusal import refuse
 
-SCHEMA = "muster.cluster/1"
+SCHEMA = "muster.cluster/2"
 
 #: What must be open between the hosts on the training network; the README states it.
-REACH_PORTS = (29400, 29415)  # `make deploy` tests every pair of hosts here, below the ephemeral range
+REACH_PORTS = (29400, 29415)  # every pair of hosts is tested and measured here, below the ephemeral range
 MASTER_PORTS = (29500, 29599)  # torchrun's rendezvous on the master host, chosen free at each start
 
 
@@ -70,6 +70,9 @@ class ClusterMap:
     network: Network
     image: MapImage
     reach: dict[str, list[dict[str, Any]]]  # from host: [{"peer", "address", "ok", "milliseconds", "error"}]
+    measured: dict[str, list[dict[str, Any]]]  # by network.Working.label: fields of links.Link; empty for one host
+    measured_at: str  # ISO 8601, UTC
+    measured_key: str  # of the networks, hosts and addresses that were measured
 
 
 def path_of(inventory_path: Path) -> Path:

@@ -7,7 +7,9 @@ the hosts are provisioned; the cluster map is written last, so an interrupted de
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
+import hashlib
 import json
 import os
 import signal
@@ -23,11 +25,14 @@ from rich.table import Table
 
 from containers import image as images
 from containers.engine import ContainersError
-from launch import clustermap, control, exits, inventory, network, preflight, ssh
+from launch import clustermap, control, exits, inventory, measure, network, preflight, ssh
 from launch.inventory import Host, Inventory
+from launch.links import Link
+from launch.machine import Machine
 from launch.refusal import Problem, Refusal, refuse
 
 PLAYBOOK_SECONDS = 3600
+REMEASURE_SECONDS = 12 * 3600  # a deploy on the same networks measures anew after this time
 
 
 class Phases:
@@ -85,11 +90,12 @@ def image_refusal(error: ContainersError) -> Refusal:
     return refuse(error.where, error.what, error.mend, exits.DEPLOY_FAILED)
 
 
-def deploy(path: Path, console: Console, horovod: bool = False) -> int:
+def deploy(path: Path, console: Console, horovod: bool = False, afresh: bool = False) -> int:
     """Bring every host of an inventory to the state that `make train` needs; safe to repeat.
 
     Args:
         horovod: bring them the training image with Horovod, for `--parallel horovod`.
+        afresh: measure the links also where the last deploy did so on the same networks.
 
     Raises:
         Refusal: when something stands in the way; the cluster map is then left as it was.
@@ -109,17 +115,16 @@ def deploy(path: Path, console: Console, horovod: bool = False) -> int:
         found = run_playbook("prepare", inv, {})
     facts: dict[str, Any] = {host.name: found["hosts"][host.name] for host in inv.hosts}
     check_facts(inv.hosts, facts)
-    choice = network.choose(
-        facts,
-        {host.name: host.settings for host in inv.hosts},
-        {host.name: host.target.address for host in inv.hosts},
-        found["reach"],
-    )
+    working = network.working(facts, {host.name: host.settings for host in inv.hosts}, found["reach"])
+    with phases.phase("measure", "Measuring the links between all hosts"):
+        measured = measure_links(inv, working, None if afresh else clustermap.path_of(path), console)
+    addresses = {host.name: host.target.address for host in inv.hosts}
+    choice = network.choose(facts, addresses, working, measured.links)
     with phases.phase("image", "Waiting for the training image"):
         image, export = build.wait()
     with phases.phase("distribute", "Distributing the image (Ansible and rsync)"):
         placed = distribute(inv, image, export)
-    cluster = _cluster_map(inv, known_hosts, facts, choice, image, export, found["reach"])
+    cluster = _cluster_map(inv, known_hosts, facts, choice, image, export, found["reach"], measured)
     clustermap.write(clustermap.path_of(path), cluster)
     phases.seconds["total"] = round(time.monotonic() - begun, 2)
     _write_record(path, phases.seconds, placed)
@@ -233,6 +238,59 @@ def _run_bounded(words: Sequence[str], environment: Mapping[str, str]) -> int:
         raise
 
 
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """Links by network.Working.label, when they were measured (ISO 8601, UTC), and between what."""
+
+    links: dict[str, list[Link]]
+    when: str
+    key: str
+
+
+def measure_links(inv: Inventory, found: network.Found, last_map: Path | None, console: Console) -> Measured:
+    """Every pair of hosts on every network that works; the figures of the last map where they still hold."""
+    fields = [
+        measure.Field(
+            working.label,
+            {host: end.address for host, end in working.endpoints.items()},
+            {host: end.mtu for host, end in working.endpoints.items()},
+        )
+        for working in found.working
+    ]
+    key = hashlib.sha256(json.dumps([dataclasses.asdict(field) for field in fields]).encode()).hexdigest()
+    now = datetime.datetime.now(datetime.UTC)
+    if len(inv.hosts) == 1:
+        return Measured({}, now.isoformat(timespec="seconds"), key)
+    if last_map and (known := recall(last_map, key, now)):
+        console.print(f"    measured {known.when[:16]} UTC on the same networks; MEASURE=1 measures them again")
+        return known
+    seconds = measure.expected_seconds(len(inv.hosts), len(fields), measure.BANDWIDTH_SECONDS)
+    pairs = len(inv.hosts) * (len(inv.hosts) - 1)
+    console.print(f"    {pairs} ordered pairs on {', '.join(field.name for field in fields)}: about {seconds:.0f} s")
+    known_hosts = inventory.known_hosts_path(inv.path)
+    targets = [host.target for host in inv.hosts]
+    with ssh.connections(targets, known_hosts) as opened:
+        machines = [Machine(target, known_hosts, c) for target, c in zip(targets, opened, strict=True)]
+        return Measured(
+            measure.measure(machines, fields, measure.BANDWIDTH_SECONDS), now.isoformat(timespec="seconds"), key
+        )
+
+
+def recall(last_map: Path, key: str, now: datetime.datetime) -> Measured | None:
+    """What the last deploy measured, if that was on the same networks, not long ago, and every pair worked."""
+    try:
+        known = json.loads(last_map.read_text())
+        age = now - datetime.datetime.fromisoformat(known["measured_at"])
+        links = {name: [Link(**entry) for entry in entries] for name, entries in known["measured"].items()}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if known["measured_key"] != key or not 0 <= age.total_seconds() < REMEASURE_SECONDS:
+        return None
+    if any(link.error for entries in links.values() for link in entries):
+        return None
+    return Measured(links, known["measured_at"], key)
+
+
 def check_facts(hosts: Sequence[Host], facts: Mapping[str, Mapping[str, Any]]) -> None:
     """What the facts forbid: one machine under two names, GPUs that are not there, a broken driver. Pure.
 
@@ -280,6 +338,7 @@ def _cluster_map(
     image: images.Image,
     export: images.OciExport,
     reach: dict[str, Any],
+    measured: Measured,
 ) -> clustermap.ClusterMap:
     hosts = []
     for host in inv.hosts:
@@ -308,6 +367,9 @@ def _cluster_map(
         network=choice.network,
         image=clustermap.MapImage(image.ref, image.id, export.bytes, images.code_hash(Path("train"))),
         reach=reach,
+        measured={name: [dataclasses.asdict(link) for link in links] for name, links in measured.links.items()},
+        measured_at=measured.when,
+        measured_key=measured.key,
     )
 
 

@@ -12,6 +12,7 @@ from launch.refusal import Problem, Refusal
 #: Every variable that a target takes (`make` alone lists them by target).
 KNOWN = (
     *("INVENTORY", "NODES", "ARGS", "WORKLOAD", "SCRIPT", "DRY_RUN", "RUN", "YES", "RESUME", "GRACE"),
+    *("MEASURE", "SKIP_CHECK", "JSON", "FORECAST"),
     *("LAB", "HOSTS", "LINK", "CPUS", "NPROC", "HOROVOD", "PYTHON"),
 )
 DEFAULT_INVENTORY = Path("inventory/hosts.yml")
@@ -42,5 +43,5 @@ def name_inventory(message: str, inventory: Path | None) -> str:
     """The commands that a message tells to type, completed with the inventory where it is not the default one."""
     if inventory is None or inventory == DEFAULT_INVENTORY:
         return message
-    command = re.compile(r"`make (trust|deploy|train|status|logs|stop|teardown)((?: (?!INVENTORY=)[^`\s]+)*)`")
+    command = re.compile(r"`make (trust|deploy|check|train|status|logs|stop|teardown)((?: (?!INVENTORY=)[^`\s]+)*)`")
     return command.sub(rf"`make \1\2 INVENTORY={inventory}`", message)

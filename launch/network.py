@@ -1,4 +1,8 @@
-"""Which network the ranks talk over: a pure choice from facts and tested pairs. Runs no test itself."""
+"""Which network the ranks talk over: a pure choice from facts, tested pairs and measured links. Runs no test itself.
+
+Two steps: `working` says on which networks every host reaches every other; these are measured; `choose` takes the
+fastest by its slowest pair.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from launch.clustermap import Network
+from launch.links import Link
 from launch.refusal import Problem, Refusal
 
 #: from host -> [{"peer", "address", "ok", "milliseconds", "error"}]
 Reach = Mapping[str, Sequence[Mapping[str, Any]]]
+
+#: Networks this near to the fastest are as fast as it: the rest is the measurement's.
+ALIKE = 0.8
+#: Above this many Mbit/s one stream of iperf3 is limited by a core, not by the link: figures within a factor of two
+#: are alike, and the NICs' own labels tell the networks apart.
+ONE_STREAM = 10_000
+ALIKE_ABOVE = 0.5
 
 
 @dataclass(frozen=True)
@@ -22,6 +34,28 @@ class Endpoint:
     address: str
     network: str
     speed_mbits: int | None
+    mtu: int
+
+
+@dataclass(frozen=True)
+class Working:
+    """A network on which every ordered pair of hosts connects, with every host's own endpoint."""
+
+    name: str  # CIDR; "routed" where the hosts share no subnet; "loopback" for a single host without any
+    endpoints: dict[str, Endpoint]
+
+    @property
+    def label(self) -> str:
+        """The name with the NICs that stand for it."""
+        return f"{self.name} ({', '.join(dict.fromkeys(end.interface for end in self.endpoints.values()))})"
+
+
+@dataclass(frozen=True)
+class Found:
+    """The networks that work, best guess first, and why the others do not."""
+
+    working: list[Working]
+    failures: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -30,6 +64,7 @@ class Choice:
 
     network: Network
     endpoints: dict[str, Endpoint]
+    links: list[Link]  # measured on it; empty for a single host
 
 
 def candidates(facts: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Endpoint]:
@@ -45,63 +80,124 @@ def candidates(facts: Mapping[str, Any], settings: Mapping[str, Any]) -> list[En
                 continue
             if "train_network" in settings and address not in ipaddress.ip_network(settings["train_network"]):
                 continue
-            found.append(Endpoint(nic["name"], str(address), str(network), nic["speed_mbits"]))
+            found.append(Endpoint(nic["name"], str(address), str(network), nic["speed_mbits"], nic.get("mtu", 1500)))
     return found
+
+
+def working(facts: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Mapping[str, Any]], reach: Reach) -> Found:
+    """The networks on which every host reaches every other.
+
+    A host with two NICs in one subnet stands for two: one with its first address there, one with its second.
+    Hosts that share no subnet at all may still reach each other by routing: then any tested address will do.
+
+    Raises:
+        Refusal: a host has no address that may carry training, or no network is left; naming pairs network by network.
+    """
+    hosts = list(facts)
+    ends = {host: candidates(facts[host], settings[host]) for host in hosts}
+    if len(hosts) == 1:
+        own = ends[hosts[0]]
+        alone = own[0] if own else Endpoint("lo", "127.0.0.1", "127.0.0.0/8", None, 65536)
+        return Found([Working(alone.network if own else "loopback", {hosts[0]: alone})], {})
+    bare = [host for host in hosts if not ends[host]]
+    if bare:
+        raise Refusal(_no_candidate(host, facts[host], settings[host]) for host in bare)
+    answered = {(host, result["peer"], result["address"]): result for host in hosts for result in reach.get(host, [])}
+    found, failures = [], dict[str, str]()
+    shared = {end.network: None for own in ends.values() for end in own}
+    everywhere = [n for n in shared if all(any(e.network == n for e in own) for own in ends.values())]
+    for network in shared:
+        on_it = {host: [end for end in ends[host] if end.network == network] for host in hosts}
+        if network not in everywhere:
+            missing = [host for host in hosts if not on_it[host]]
+            failures[network] = f"{_listed(missing)} {'has' if len(missing) == 1 else 'have'} no address on it"
+            continue
+        kept, reason = _variants(network, on_it, answered)
+        found += kept
+        if not kept:
+            failures[network] = reason
+    if not everywhere:
+        picked, reason = _pick(ends, answered)
+        if not reason:
+            found.append(Working("routed", picked))
+    if not found:
+        raise Refusal(Problem(f"network {network}", reason, _MEND) for network, reason in failures.items())
+    return Found(found, failures)
+
+
+def _variants(
+    network: str,
+    on_it: Mapping[str, Sequence[Endpoint]],
+    answered: Mapping[tuple[str, str, str], Mapping[str, Any]],
+) -> tuple[list[Working], str]:
+    """The network with each host's first address on it, with its second, ...; those that work, else why not."""
+    kept: dict[tuple[str, ...], Working] = {}
+    reasons = []
+    for number in range(max(len(own) for own in on_it.values())):
+        turned = {host: [*own[number % len(own) :], *own[: number % len(own)]] for host, own in on_it.items()}
+        picked, reason = _pick(turned, answered)
+        if reason:
+            reasons.append(reason)
+        else:
+            kept.setdefault(tuple(end.interface for end in picked.values()), Working(network, picked))
+    return list(kept.values()), "; ".join(reasons[:1])
 
 
 def choose(
     facts: Mapping[str, Mapping[str, Any]],
-    settings: Mapping[str, Mapping[str, Any]],
     ssh_addresses: Mapping[str, str],
-    reach: Reach,
+    found: Found,
+    measured: Mapping[str, Sequence[Link]],
 ) -> Choice:
-    """The network on which every host reaches every other.
+    """The fastest network on which all pairs work, by its slowest pair.
 
-    Of several, the one with the fastest slowest NIC wins; then one that does not carry SSH; then IPv4.
-    Hosts that share no subnet at all may still reach each other by routing: then any tested address will do.
+    Of networks that are alike (ALIKE), one that does not carry SSH is taken; then IPv4; then the fastest. `measured`:
+    links by `Working.label`; may be empty for a single host.
 
     Raises:
-        Refusal: naming the pairs that cannot reach each other, network by network.
+        Refusal: on no network do all pairs pass the measurement; naming pairs network by network.
     """
-    hosts = list(facts)
-    ends = {host: candidates(facts[host], settings[host]) for host in hosts}
-    bare = [host for host in hosts if not ends[host] and len(hosts) > 1]
-    if bare:
-        raise Refusal(_no_candidate(host, facts[host], settings[host]) for host in bare)
-    answered = {(host, result["peer"], result["address"]): result for host in hosts for result in reach.get(host, [])}
-    shared = {e.network: None for end in ends.values() for e in end}
-    working: list[tuple[str, dict[str, Endpoint]]] = []
-    failures: dict[str, str] = {}
-    nothing_shared = True
-    for network in shared:
-        on_it = {host: [e for e in ends[host] if e.network == network] for host in hosts}
-        missing = [host for host in hosts if not on_it[host]]
-        if missing:
-            failures[network] = f"{_listed(missing)} {'has' if len(missing) == 1 else 'have'} no address on it"
-            continue
-        nothing_shared = False
-        picked, reason = _pick(on_it, answered)
-        if reason:
-            failures[network] = reason
+    failures = dict(found.failures)
+    passed = []
+    for network in found.working:
+        broken = [link for link in measured.get(network.label, []) if link.error]
+        if broken:
+            failures[network.label] = _broken(broken)
         else:
-            working.append((network, picked))
-    if nothing_shared and len(hosts) > 1:
-        picked, reason = _pick(ends, answered)
-        if not reason:
-            working.append(("routed", picked))
-    if not working and len(hosts) == 1:
-        working.append(("loopback", {hosts[0]: Endpoint("lo", "127.0.0.1", "127.0.0.0/8", None)}))
-    if not working:
-        raise Refusal(
-            [Problem(f"network {network}", reason, _MEND) for network, reason in failures.items()]
-            or [Problem("network", "the hosts share no network", _MEND)]
-        )
-    ranked = sorted(working, key=lambda item: _rank(item[1], ssh_addresses))
-    name, picked = ranked[0]
-    refused = [{"network": n, "reason": r} for n, r in failures.items()]
-    refused += [{"network": n, "reason": _why_later(name, picked, p, ssh_addresses)} for n, p in ranked[1:]]
-    refused += _refused_nics(facts)
-    return Choice(Network(name, _why(name, picked, ssh_addresses), refused), picked)
+            passed.append(network)
+    if not passed:
+        raise Refusal(Problem(f"network {network}", reason, _MEND) for network, reason in failures.items())
+    speeds = {network.label: slowest(measured.get(network.label, [])) for network in passed}
+    fastest = max(speeds.values())
+    tied = [network for network in passed if alike(speeds[network.label], fastest)]
+    if fastest >= ONE_STREAM:
+        labelled = max(_label_speed(network) for network in tied)
+        tied = [network for network in tied if _label_speed(network) == labelled]
+    best = min(tied, key=lambda network: _preference(network, ssh_addresses, speeds[network.label]))
+    refused = [{"network": network, "reason": reason} for network, reason in failures.items()]
+    refused += [
+        {"network": network.label, "reason": _why_later(network, best, speeds, measured, ssh_addresses)}
+        for network in passed
+        if network is not best
+    ]
+    links = list(measured.get(best.label, []))
+    chosen = Network(best.name, _why(best, links, ssh_addresses), refused + _refused_nics(facts))
+    return Choice(chosen, best.endpoints, links)
+
+
+def slowest(links: Sequence[Link]) -> float:
+    """Mbit/s of the slowest pair; 0 where nothing was measured."""
+    return min((link.mbits or 0.0 for link in links), default=0.0)
+
+
+def alike(speed: float, fastest: float) -> bool:
+    """Whether a network is as fast as the fastest one, as far as a measurement can tell."""
+    return speed >= fastest * (ALIKE_ABOVE if min(speed, fastest) >= ONE_STREAM else ALIKE)
+
+
+def rate(mbits: float) -> str:
+    """A bandwidth in words: 94 Mbit/s, 9.41 Gbit/s."""
+    return f"{mbits:.0f} Mbit/s" if mbits < 1000 else f"{mbits / 1000:.3g} Gbit/s"
 
 
 _MEND = (
@@ -134,37 +230,59 @@ def _pick(
     return picked, "; ".join(reasons[:3]) + more
 
 
-def _rank(picked: Mapping[str, Endpoint], ssh_addresses: Mapping[str, str]) -> tuple[int, bool, bool, str]:
-    speeds = [end.speed_mbits or 0 for end in picked.values()]
-    first = next(iter(picked.values()))
-    return -min(speeds), _carries_ssh(picked, ssh_addresses), ":" in first.address, first.network
+def _broken(links: Sequence[Link]) -> str:
+    """The first reasons, each once."""
+    reasons = list(dict.fromkeys(str(link.error) for link in links))
+    more = f" (and {len(reasons) - 2} more)" if len(reasons) > 2 else ""
+    return "; ".join(reasons[:2]) + more
 
 
-def _carries_ssh(picked: Mapping[str, Endpoint], ssh_addresses: Mapping[str, str]) -> bool:
-    return any(end.address == ssh_addresses.get(host) for host, end in picked.items())
+def _label_speed(network: Working) -> int:
+    """Mbit/s that the slowest NIC claims; 0 where one claims nothing."""
+    return min(end.speed_mbits or 0 for end in network.endpoints.values())
 
 
-def _why(name: str, picked: Mapping[str, Endpoint], ssh_addresses: Mapping[str, str]) -> str:
-    pairs = len(picked) * (len(picked) - 1)
-    if not pairs:
+def _preference(network: Working, ssh_addresses: Mapping[str, str], speed: float) -> tuple[bool, bool, float, str]:
+    first = next(iter(network.endpoints.values()))
+    return _carries_ssh(network, ssh_addresses), ":" in first.address, -speed, network.label
+
+
+def _carries_ssh(network: Working, ssh_addresses: Mapping[str, str]) -> bool:
+    return any(end.address == ssh_addresses.get(host) for host, end in network.endpoints.items())
+
+
+def _slowest_words(links: Sequence[Link]) -> str:
+    link = min(links, key=lambda link: link.mbits or 0.0)
+    return f"{rate(link.mbits or 0.0)} measured on the slowest pair ({link.source} -> {link.target})"
+
+
+def _why(best: Working, links: Sequence[Link], ssh_addresses: Mapping[str, str]) -> str:
+    if len(best.endpoints) == 1:
         return "one host only: nothing to reach"
-    words = [f"all {pairs} ordered pairs of hosts connect"]
-    speeds = [end.speed_mbits for end in picked.values()]
-    if all(speeds):
-        words.append(f"slowest NIC {min(s for s in speeds if s)} Mbit/s by its label")
-    words.append("it also carries SSH" if _carries_ssh(picked, ssh_addresses) else "it does not carry SSH")
+    words = [f"all {len(best.endpoints) * (len(best.endpoints) - 1)} ordered pairs of hosts work"]
+    if links:
+        words.append(_slowest_words(links))
+    words.append("it also carries SSH" if _carries_ssh(best, ssh_addresses) else "it does not carry SSH")
     return ", ".join(words)
 
 
 def _why_later(
-    name: str, best: Mapping[str, Endpoint], other: Mapping[str, Endpoint], ssh_addresses: Mapping[str, str]
+    other: Working,
+    best: Working,
+    speeds: Mapping[str, float],
+    measured: Mapping[str, Sequence[Link]],
+    ssh_addresses: Mapping[str, str],
 ) -> str:
-    mine, theirs = _rank(best, ssh_addresses), _rank(other, ssh_addresses)
-    if mine[0] != theirs[0]:
-        return f"works, but its slowest NIC is slower by label than that of {name}, or of unknown speed"
-    if mine[1] != theirs[1]:
-        return "works, but carries SSH"
-    return f"works too; {name} comes first"
+    links = measured.get(other.label, [])
+    figure = _slowest_words(links) if links else "works"
+    fastest = max(speeds.values())
+    if not alike(speeds[other.label], fastest):
+        return figure
+    if _label_speed(other) < _label_speed(best) and fastest >= ONE_STREAM:
+        return f"{figure}; its slowest NIC is slower by its label than that of {best.label}"
+    if _carries_ssh(other, ssh_addresses) and not _carries_ssh(best, ssh_addresses):
+        return f"{figure}, but it carries SSH"
+    return f"{figure}; {best.label} is as fast and comes first"
 
 
 def _refused_nics(facts: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:

@@ -81,4 +81,7 @@ def cluster(*nprocs: int, gpus: bool = False) -> ClusterMap:
         network=Network("10.78.0.0/24", "all pairs connect", []),
         image=MapImage("localhost/muster/train:latest", "ab" * 32, 1, "cd" * 32),
         reach={},
+        measured={},
+        measured_at="2026-01-01T00:00:00+00:00",
+        measured_key="",
     )
