@@ -9,11 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import hashlib
 import json
-import os
-import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,14 +21,9 @@ from rich.table import Table
 
 from containers import image as images
 from containers.engine import ContainersError
-from launch import clustermap, control, exits, inventory, measure, network, preflight, ssh
+from launch import clustermap, control, detect, exits, inventory, network, playbook, preflight
 from launch.inventory import Host, Inventory
-from launch.links import Link
-from launch.machine import Machine
 from launch.refusal import Problem, Refusal, refuse
-
-PLAYBOOK_SECONDS = 3600
-REMEASURE_SECONDS = 12 * 3600  # a deploy on the same networks measures anew after this time
 
 
 class Phases:
@@ -112,19 +103,14 @@ def deploy(path: Path, console: Console, horovod: bool = False, afresh: bool = F
         preflight.check([host.target for host in inv.hosts], known_hosts)
     build = ImageBuild(lambda line: console.print(f"    image: {line}", style="dim", highlight=False), horovod)
     with phases.phase("prepare", "Provisioning and detecting (Ansible)"):
-        found = run_playbook("prepare", inv, {})
-    facts: dict[str, Any] = {host.name: found["hosts"][host.name] for host in inv.hosts}
-    check_facts(inv.hosts, facts)
-    working = network.working(facts, {host.name: host.settings for host in inv.hosts}, found["reach"])
+        facts = detect.look(inv)
     with phases.phase("measure", "Measuring the links between all hosts"):
-        measured = measure_links(inv, working, None if afresh else clustermap.path_of(path), console)
-    addresses = {host.name: host.target.address for host in inv.hosts}
-    choice = network.choose(facts, addresses, working, measured.links)
+        choice, measured = detect.choose(inv, facts, None if afresh else clustermap.path_of(path), console)
     with phases.phase("image", "Waiting for the training image"):
         image, export = build.wait()
     with phases.phase("distribute", "Distributing the image (Ansible and rsync)"):
         placed = distribute(inv, image, export)
-    cluster = _cluster_map(inv, known_hosts, facts, choice, image, export, found["reach"], measured)
+    cluster = _cluster_map(inv, known_hosts, facts, choice, image, export, measured)
     clustermap.write(clustermap.path_of(path), cluster)
     phases.seconds["total"] = round(time.monotonic() - begun, 2)
     _write_record(path, phases.seconds, placed)
@@ -148,7 +134,7 @@ def teardown(path: Path, console: Console) -> int:
     inv = inventory.read(path)
     preflight.check([host.target for host in inv.hosts], inventory.known_hosts_path(path))
     words = ["ansible-playbook", "playbooks/teardown.yml", "-i", str(path)]
-    if _run_bounded(words, playbook_environment(inv)) != 0:
+    if playbook.run_bounded(words, playbook.environment(inv)) != 0:
         mend = "mend what it names and run `make teardown` again"
         raise refuse("playbooks/teardown.yml", "failed; the task and the host stand above", mend, exits.DEPLOY_FAILED)
     clustermap.path_of(path).unlink(missing_ok=True)
@@ -171,7 +157,7 @@ def distribute(
         "index": export.index,
         "bytes": export.bytes,
     }
-    placed: dict[str, Any] = run_playbook("distribute", inv, {"muster_image": described}, hosts)["hosts"]
+    placed: dict[str, Any] = playbook.run("distribute", inv, {"muster_image": described}, hosts)["hosts"]
     wanted = hosts or [host.name for host in inv.hosts]
     wrong = [name for name in wanted if placed.get(name, {}).get("id") != image.id]
     if wrong:
@@ -189,140 +175,6 @@ def distribute(
     return placed
 
 
-def run_playbook(name: str, inv: Inventory, variables: Mapping[str, Any], hosts: Sequence[str] = ()) -> Any:
-    """Run playbooks/<name>.yml on the inventory and return the JSON document that it writes.
-
-    Raises:
-        Refusal: when it fails; Ansible's own output, shown above, says on which host and why.
-    """
-    folder = clustermap.path_of(inv.path).parent
-    folder.mkdir(parents=True, exist_ok=True)
-    output = (folder / f"{name}.json").resolve()
-    output.unlink(missing_ok=True)
-    words = ["ansible-playbook", f"playbooks/{name}.yml", "-i", str(inv.path)]
-    words += ["--extra-vars", json.dumps({"muster_output": str(output), **variables})]
-    words += ["--limit", ",".join([*hosts, "localhost"])] if hosts else []
-    status = _run_bounded(words, playbook_environment(inv))
-    if status != 0:
-        unreachable = status == 4
-        raise refuse(
-            f"playbooks/{name}.yml",
-            "a host became unreachable" if unreachable else "failed; the task and the host stand above",
-            "mend what it names and run the same command again: it goes on where it stopped",
-            exits.UNREACHABLE if unreachable else exits.DEPLOY_FAILED,
-        )
-    return json.loads(output.read_text())
-
-
-def playbook_environment(inv: Inventory) -> dict[str, str]:
-    """Ansible's environment: host keys checked against the inventory's known_hosts, all hosts at once."""
-    options = " ".join(ssh.openssh_options(inventory.known_hosts_path(inv.path)))
-    return inventory.ansible_environment() | {
-        "ANSIBLE_SSH_ARGS": f"-o ControlMaster=auto -o ControlPersist=60s {options}",
-        "ANSIBLE_FORKS": str(max(5, len(inv.hosts))),
-    }
-
-
-def _run_bounded(words: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a command in its own process group; on Ctrl-C or past the limit, that group is ended and awaited."""
-    process = subprocess.Popen(words, env=dict(environment), start_new_session=True)
-    try:
-        return process.wait(PLAYBOOK_SECONDS)
-    except BaseException:
-        for number, patience in ((signal.SIGINT, 5), (signal.SIGTERM, 3), (signal.SIGKILL, 5)):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(patience)
-                break
-        raise
-
-
-@dataclasses.dataclass(frozen=True)
-class Measured:
-    """Links by network.Working.label, when they were measured (ISO 8601, UTC), and between what."""
-
-    links: dict[str, list[Link]]
-    when: str
-    key: str
-
-
-def measure_links(inv: Inventory, found: network.Found, last_map: Path | None, console: Console) -> Measured:
-    """Every pair of hosts on every network that works; the figures of the last map where they still hold."""
-    fields = [
-        measure.Field(
-            working.label,
-            {host: end.address for host, end in working.endpoints.items()},
-            {host: end.mtu for host, end in working.endpoints.items()},
-        )
-        for working in found.working
-    ]
-    key = hashlib.sha256(json.dumps([dataclasses.asdict(field) for field in fields]).encode()).hexdigest()
-    now = datetime.datetime.now(datetime.UTC)
-    if len(inv.hosts) == 1:
-        return Measured({}, now.isoformat(timespec="seconds"), key)
-    if last_map and (known := recall(last_map, key, now)):
-        console.print(f"    measured {known.when[:16]} UTC on the same networks; MEASURE=1 measures them again")
-        return known
-    seconds = measure.expected_seconds(len(inv.hosts), len(fields), measure.BANDWIDTH_SECONDS)
-    pairs = len(inv.hosts) * (len(inv.hosts) - 1)
-    console.print(f"    {pairs} ordered pairs on {', '.join(field.name for field in fields)}: about {seconds:.0f} s")
-    known_hosts = inventory.known_hosts_path(inv.path)
-    targets = [host.target for host in inv.hosts]
-    with ssh.connections(targets, known_hosts) as opened:
-        machines = [Machine(target, known_hosts, c) for target, c in zip(targets, opened, strict=True)]
-        return Measured(
-            measure.measure(machines, fields, measure.BANDWIDTH_SECONDS), now.isoformat(timespec="seconds"), key
-        )
-
-
-def recall(last_map: Path, key: str, now: datetime.datetime) -> Measured | None:
-    """What the last deploy measured, if that was on the same networks, not long ago, and every pair worked."""
-    try:
-        known = json.loads(last_map.read_text())
-        age = now - datetime.datetime.fromisoformat(known["measured_at"])
-        links = {name: [Link(**entry) for entry in entries] for name, entries in known["measured"].items()}
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    if known["measured_key"] != key or not 0 <= age.total_seconds() < REMEASURE_SECONDS:
-        return None
-    if any(link.error for entries in links.values() for link in entries):
-        return None
-    return Measured(links, known["measured_at"], key)
-
-
-def check_facts(hosts: Sequence[Host], facts: Mapping[str, Mapping[str, Any]]) -> None:
-    """What the facts forbid: one machine under two names, GPUs that are not there, a broken driver. Pure.
-
-    Raises:
-        Refusal: naming every such host.
-    """
-    problems: list[Problem] = []
-    owners: dict[str, str] = {}
-    for host in hosts:
-        where, known = f"host {host.name}", facts[host.name]
-        for mac in _own_macs(known):
-            if owners.setdefault(mac, host.name) != host.name:
-                what = f"is the same machine as {owners[mac]} (both have the NIC with MAC address {mac})"
-                problems.append(Problem(where, what, "list each machine once"))
-                break
-        wanted = host.settings.get("gpus")
-        have = {gpu["index"] for gpu in known["gpus"]}
-        absent = sorted(set(wanted or []) - have)
-        if absent:
-            mend = "correct `gpus` in the inventory"
-            problems.append(Problem(where, f"has no GPU {absent}; it has {sorted(have) or 'none'}", mend))
-        if known["gpu_problem"] and wanted != []:
-            mend = "mend that, or set `gpus: []` to train on its CPU"
-            problems.append(Problem(where, known["gpu_problem"], mend))
-    if problems:
-        raise Refusal(problems)
-
-
-def _own_macs(facts: Mapping[str, Any]) -> list[str]:
-    return [nic["mac"] for nic in facts["nics"] if not nic["refused"] and nic["mac"]]
-
-
 def ranks_and_gpus(host: Host, facts: Mapping[str, Any]) -> tuple[int, list[int]]:
     """Ranks on a host, and the GPUs they use: one rank per GPU, or nproc_per_node on the CPU. Pure."""
     gpus = [gpu["index"] for gpu in facts["gpus"]]
@@ -333,16 +185,15 @@ def ranks_and_gpus(host: Host, facts: Mapping[str, Any]) -> tuple[int, list[int]
 def _cluster_map(
     inv: Inventory,
     known_hosts: Path,
-    facts: Mapping[str, Any],
+    facts: detect.Facts,
     choice: network.Choice,
     image: images.Image,
     export: images.OciExport,
-    reach: dict[str, Any],
-    measured: Measured,
+    measured: detect.Measured,
 ) -> clustermap.ClusterMap:
     hosts = []
     for host in inv.hosts:
-        nproc, gpus = ranks_and_gpus(host, facts[host.name])
+        nproc, gpus = ranks_and_gpus(host, facts.hosts[host.name])
         end = choice.endpoints[host.name]
         hosts.append(
             clustermap.MapHost(
@@ -352,9 +203,9 @@ def _cluster_map(
                 interface=end.interface,
                 nproc_per_node=nproc,
                 gpus=gpus,
-                cpus=facts[host.name]["cpus"],
+                cpus=facts.hosts[host.name]["cpus"],
                 data_dir=host.settings.get("data_dir"),
-                facts=facts[host.name],
+                facts=facts.hosts[host.name],
             )
         )
     return clustermap.ClusterMap(
@@ -366,7 +217,7 @@ def _cluster_map(
         hosts=hosts,
         network=choice.network,
         image=clustermap.MapImage(image.ref, image.id, export.bytes, images.code_hash(Path("train"))),
-        reach=reach,
+        reach=facts.reach,
         measured={name: [dataclasses.asdict(link) for link in links] for name, links in measured.links.items()},
         measured_at=measured.when,
         measured_key=measured.key,

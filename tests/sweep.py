@@ -7,6 +7,7 @@ no longer lives is touched.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -43,11 +44,11 @@ def sweep() -> Iterator[str]:
 
 def _lab_names() -> set[str]:
     """Names of all labs of which anything is left: a host, a volume, a network, or a folder."""
-    template = f'--format={{{{index .Labels "{lab.LABEL}"}}}}'
-    labels = engine.podman("ps", "--all", f"--filter=label={lab.LABEL}", template)
-    for kind in ("volume", "network"):
-        labels += engine.podman(kind, "ls", f"--filter=label={lab.LABEL}", template)
-    return {*labels.split(), *os.listdir(lab.INVENTORIES)}
+    names = set(os.listdir(lab.INVENTORIES))
+    for kind in (("ps", "--all"), ("volume", "ls"), ("network", "ls")):
+        entries = json.loads(engine.podman(*kind, f"--filter=label={lab.LABEL}", "--format=json") or "[]")
+        names |= {(entry.get("Labels") or entry["labels"])[lab.LABEL] for entry in entries}
+    return names
 
 
 def _is_orphan(name: str) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from containers import engine, lab, net
+from tests import sweep
 from tests.sweep import lab_name
 
 FIRST, SECOND = lab_name("a"), lab_name("b")
@@ -321,6 +322,17 @@ def test_what_could_not_be_taken_away_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(lab, "UNDO_SECONDS", 0.2)
     with pytest.raises(lab.LabError, match="v1, v2"):
         lab.Created(volumes=["v1", "v2"]).undo()
+
+
+@pytest.mark.lab
+def test_sessions_see_labs_that_are_up_and_leave_them_alone(pair: list[lab.Host]) -> None:
+    for host in pair:  # so that networks and volumes alone must give the name away
+        engine.podman("stop", "--time=0", host.container)
+    try:
+        assert FIRST in sweep._lab_names()
+        assert list(sweep.sweep()) == []
+    finally:
+        assert lab.up(FIRST, 2) == pair
 
 
 @pytest.mark.lab

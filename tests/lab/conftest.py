@@ -156,9 +156,12 @@ def _must(done: subprocess.CompletedProcess[str]) -> str:
 
 @pytest.fixture(scope="session")
 def lab(container_engine: None) -> Iterator[Lab]:
-    """Three hosts, trusted and deployed; h2 with two ranks."""
+    """Three hosts, trusted and deployed; h2 with two ranks. MUSTER_TEST_LAB=name: one that is up, left as it is."""
     if os.getuid() != 0:
         cannot_run("container hosts need root")
+    if kept := os.environ.get("MUSTER_TEST_LAB"):
+        yield Lab(kept)
+        return
     made = Lab(lab_name())
     before = set(Path("runs").glob("*"))
     try:

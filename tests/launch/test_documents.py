@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch import clustermap, deploy, inventory, machine, run
+from launch import clustermap, deploy, detect, inventory, machine, run
 from launch.inventory import Host, Target
 from launch.refusal import Refusal
 from tests.launch.samples import cluster, facts, nic
@@ -69,15 +69,15 @@ def host(name: str, **settings: object) -> Host:
 def test_one_machine_under_two_names_is_found_by_its_nics() -> None:
     same = facts(nic("e0", "10.0.0.1/24", mac="02:00:00:00:00:01"))
     with pytest.raises(Refusal, match="same machine as h1"):
-        deploy.check_facts([host("h1"), host("h2")], {"h1": same, "h2": same})
+        detect.check_facts([host("h1"), host("h2")], {"h1": same, "h2": same})
 
 
 def test_gpus_that_are_not_there_and_broken_drivers_are_refused_together() -> None:
     known = {"h1": facts(gpus=1), "h2": facts(problem="nvidia-smi ended with status 9: no driver")}
     with pytest.raises(Refusal) as caught:
-        deploy.check_facts([host("h1", gpus=[0, 2]), host("h2")], known)
+        detect.check_facts([host("h1", gpus=[0, 2]), host("h2")], known)
     assert "has no GPU [2]" in str(caught.value) and "no driver" in str(caught.value)
-    deploy.check_facts([host("h1"), host("h2", gpus=[])], known)
+    detect.check_facts([host("h1"), host("h2", gpus=[])], known)
 
 
 def test_ranks_follow_gpus_unless_told() -> None:

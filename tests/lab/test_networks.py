@@ -1,0 +1,126 @@
+"""Promise: on each network of scenarios.py the right one is chosen, or the refusal names what is wrong. 0 wrong."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+
+from launch import detect, inventory
+from launch.network import Choice
+from launch.refusal import Refusal
+from tests.lab.conftest import HOSTS, Lab
+from tests.lab.scenarios import SCENARIOS, Scenario, Step
+
+pytestmark = pytest.mark.lab
+
+
+@dataclass(frozen=True)
+class Names:
+    """NICs and addresses of the lab's hosts, to fill in the words of scenarios."""
+
+    nics: dict[str, dict[str, str]]  # host: {"data": NIC, "mgmt": NIC}
+    addresses: dict[str, dict[str, str]]  # "data": {host: address}
+    networks: dict[str, str]
+
+    def fill(self, text: str, host: str = "h1") -> str:
+        def word(found: re.Match[str]) -> str:
+            name, _, rest = found[1].partition(".")
+            if name == "net":
+                return self.networks[rest]
+            if not rest:
+                return self.nics[host][name]
+            owner, _, more = rest.partition("+")
+            head, _, tail = self.addresses[name][owner].rpartition(".")
+            return f"{head}.{int(tail) + int(more or 0)}"
+
+        return re.sub(r"\{([^}]+)\}", word, text)
+
+
+@pytest.fixture(scope="module")
+def names(lab: Lab) -> Names:
+    nics: dict[str, dict[str, str]] = {}
+    addresses: dict[str, dict[str, str]] = {"data": {}, "mgmt": {}}
+    for host in lab.cluster["hosts"]:
+        for nic in host["facts"]["nics"]:
+            for entry in nic["addresses"]:
+                for kind, beginning in (("data", "10.78."), ("mgmt", "10.77.")):
+                    if entry["address"].startswith(beginning):
+                        nics.setdefault(host["name"], {})[kind] = nic["name"]
+                        addresses[kind][host["name"]] = entry["address"]
+    networks = {kind: f"{by_host['h1'].rpartition('.')[0]}.0/24" for kind, by_host in addresses.items()}
+    return Names(nics, addresses, networks)
+
+
+@pytest.fixture
+def changed_network(lab: Lab, names: Names) -> Iterator[list[Step]]:
+    """Steps that are undone afterwards; firewalls, shaping, downed links and MTUs are put right in any case."""
+    undo: list[Step] = []
+    yield undo
+    for host, command in undo:
+        lab.nsenter(host, *names.fill(command, host).split())
+    for host in HOSTS:
+        lab.nsenter(host, "iptables", "-F")
+        for kind in ("data", "mgmt"):
+            nic = names.nics[host][kind]
+            lab.nsenter(host, "sh", "-c", f"tc qdisc del dev {nic} root 2>/dev/null; ip link set {nic} up mtu 1500")
+
+
+def write_inventory(folder: Path, lab: Lab, names: Names, scenario: Scenario) -> Path:
+    """The lab's inventory cut down to the scenario's hosts, with its settings; trusted by the same known_hosts."""
+    loaded: dict[str, Any] = yaml.safe_load((lab.inventory / "hosts.yml").read_text())["all"]
+    hosts = {name: dict(loaded["hosts"][name]) for name in scenario.hosts}
+    for key, value in scenario.settings.items():
+        owner, _, variable = key.rpartition(".")
+        for host in [owner] if owner else list(hosts):
+            hosts[host][variable] = names.fill(value, host)
+    common = loaded["vars"] | {"ansible_ssh_private_key_file": str((lab.inventory / "id_ed25519").resolve())}
+    path = folder / "hosts.yml"
+    path.write_text(yaml.safe_dump({"all": {"vars": common, "hosts": hosts}}, sort_keys=False))
+    shutil.copy(lab.inventory / "known_hosts", folder / "known_hosts")
+    return path
+
+
+def detected(inv: inventory.Inventory) -> Choice:
+    return detect.choose(inv, detect.look(inv), None, Console(stderr=True))[0]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name.replace(" ", "-"))
+def test_the_right_network_is_chosen_or_refused(
+    lab: Lab, names: Names, changed_network: list[Step], scenario: Scenario, tmp_path: Path
+) -> None:
+    inv = inventory.read(write_inventory(tmp_path, lab, names, scenario))
+    changed_network += scenario.undo
+    for host, command in scenario.do:
+        lab.nsenter(host, *names.fill(command, host).split())
+    said = ""
+    try:
+        if scenario.expect == "refused":
+            with pytest.raises(Refusal) as caught:
+                detected(inv)
+            said = str(caught.value)
+        else:
+            choice = detected(inv)
+            said = "\n".join(
+                [choice.network.reason, *(f"{one['network']}: {one['reason']}" for one in choice.network.refused)]
+            )
+            wanted = names.networks.get(scenario.expect, scenario.expect)
+            assert choice.network.name.startswith(wanted), said
+            for host, end in choice.endpoints.items():
+                if kind := {"data": "data", "mgmt": "mgmt", "fd00:78::/64": "data"}.get(scenario.expect):
+                    assert end.interface == names.nics[host][kind], said
+    finally:
+        shutil.rmtree(Path("build") / inventory.build_name(inv.path), ignore_errors=True)
+    for reason in scenario.reasons:
+        assert names.fill(reason) in said
+
+
+def test_there_are_at_least_twenty_scenarios() -> None:
+    assert len({scenario.name for scenario in SCENARIOS}) >= 20
