@@ -1,0 +1,227 @@
+"""What a run's hosts can do, measured by its own ranks: `python -m train.probe`, started by torchrun as a training is.
+
+    python -m train.probe [--seconds 4]                    a short all-reduce over the real backend, values checked
+    python -m train.probe --forecast -- --model resnet50   what a forecast of this training needs to know
+
+Rank 0 writes probe.json into MUSTER_RUN_DIR (default: here). Its schema is `muster.probe/1`:
+
+    schema, torch, backend, device ("cpu" or "cuda"),
+    ranks: [{"rank", "host", "local_rank", "threads"}], in the order of ranks
+    all_reduce: {"sizes": [{"bytes", "seconds", "bus_bytes_per_second", "repeats"}], "notes": [text]}, or null
+    forecast: see train/probe_forecast.py, or null
+
+`seconds` is the median of the repeats; the bus bandwidth is that of nccl-tests (doc/PERFORMANCE.md there): bytes /
+seconds * 2 (n - 1) / n, comparable with the speed of a link for any number n of ranks. Nothing is trained or kept.
+Exit status: 0 measured; 1 failed; 2 wrong settings.
+"""
+
+import argparse
+import os
+import socket
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from train import group, torchvision_cpu
+from train.group import Place
+from train.metrics import write_json
+from train.settings import Settings, SettingsError, problems, refuse
+from train.settings import parse as parse_settings
+
+SCHEMA = "muster.probe/1"
+NAME = "probe.json"
+MIB = 1 << 20
+SIZES = (1 * MIB, 16 * MIB, 128 * MIB)  # bytes
+REPEATS = 5  # timed ones of each size, where there is time
+PERIOD = 251  # of the pattern; a prime, so that a piece in the wrong place shows
+
+
+class WrongValue(Exception):
+    """An all-reduce brought a wrong sum; the message names rank and host."""
+
+
+def bus_bandwidth(size: int, seconds: float, ranks: int) -> float:
+    """Bytes/s of an all-reduce of `size` bytes as nccl-tests define it; 0 for one rank, which sends nothing."""
+    return size / seconds * 2 * (ranks - 1) / ranks
+
+
+def pattern(size: int, device: torch.device) -> Tensor:
+    """float32 of `size` bytes: 0, 1, ..., PERIOD - 1, 0, ...; times rank + 1 it is what a rank gives.
+
+    Sums are whole numbers below 2^24 for up to 364 ranks, so exact in any order.
+    """
+    count = size // 4
+    return torch.arange(PERIOD, dtype=torch.float32, device=device).repeat(-(-count // PERIOD))[:count]
+
+
+def wait_for(device: torch.device) -> None:
+    """Until the device has done what it was told; at once on the CPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def sum_once(values: Tensor, given: Tensor, place: Place) -> float:
+    """Seconds of one checked all-reduce of this rank's `values` times its number; `given` is room for it.
+
+    Raises WrongValue.
+    """
+    torch.mul(values, place.rank + 1, out=given)
+    wait_for(given.device)
+    dist.barrier()
+    begun = time.perf_counter()
+    dist.all_reduce(given)
+    wait_for(given.device)
+    seconds = time.perf_counter() - begun
+    given -= values * (place.world_size * (place.world_size + 1) // 2)
+    wrong = int(torch.count_nonzero(given))
+    if wrong:
+        raise WrongValue(
+            f"rank {place.rank} on {host_name()}: {wrong} of {given.numel()} sums of an all-reduce are wrong: this "
+            "host's memory, GPU or network corrupts data; take it out of the inventory and test it"
+        )
+    return seconds
+
+
+def together(value: float, place: Place, device: torch.device) -> float:
+    """Rank 0's value on all ranks: clocks differ, and a decision has to be the same on all (collective)."""
+    shared = torch.tensor([value], dtype=torch.float64, device=device)
+    dist.broadcast(shared, 0)
+    return float(shared.item())
+
+
+def all_reduce(place: Place, device: torch.device, limit: float, sizes: tuple[int, ...] = SIZES) -> dict[str, Any]:
+    """The document's all_reduce (collective). What would go beyond `limit` seconds is left out, with a note."""
+    begun = time.perf_counter()
+    found: list[dict[str, Any]] = []
+    notes: list[str] = []
+    for size in sizes:
+        left = limit - (time.perf_counter() - begun)
+        last = found[-1] if found else None
+        expected = together(last["seconds"] * size / last["bytes"] if last else 0.0, place, device)
+        left = together(left, place, device)
+        if expected > left:
+            notes.append(f"{size // MIB} MiB left out: it would take about {expected:.1f} s; give --seconds more")
+            continue
+        values = pattern(size, device)
+        given = torch.empty_like(values)
+        first = sum_once(values, given, place)  # connections and buffers are made in it
+        times: list[float] = []
+        while len(times) < REPEATS and together(limit - (time.perf_counter() - begun), place, device) > expected:
+            times.append(sum_once(values, given, place))
+        seconds = statistics.median(times or [first])
+        seconds = together(seconds, place, device)
+        found.append(
+            {
+                "bytes": size,
+                "seconds": seconds,
+                "bus_bytes_per_second": bus_bandwidth(size, seconds, place.world_size),
+                "repeats": max(1, len(times)),
+            }
+        )
+    return {"sizes": found, "notes": notes}
+
+
+def host_name() -> str:
+    return os.environ.get("MUSTER_HOST") or socket.gethostname()
+
+
+def everyone(mine: Any, place: Place) -> list[Any]:
+    """What every rank has, in their order (collective)."""
+    gathered: list[Any] = [None] * place.world_size
+    dist.all_gather_object(gathered, mine)
+    return gathered
+
+
+def run(settings: Settings | None, arguments: list[str], complaint: str, seconds: float) -> int:
+    """Measure and write. `settings`: of the training to forecast, None: the all-reduce alone.
+
+    Raises WrongValue, and what a training raises.
+    """
+    group.keep_freed_memory()
+    try:
+        place = Place.from_environment()
+        device = group.device_of(place)
+        backend = settings.backend if settings else "auto"
+        chosen = group.backend_for(device, backend)
+    except SettingsError as error:  # every host finds the same, or torchrun ends the others
+        return refuse(str(error))
+    with group.process_group(place, device, settings.timeout if settings else Settings.timeout, backend):
+        if complaint := group.first_complaint(complaint, place):
+            return refuse(complaint, aloud=place.rank == 0)
+        mine = {
+            "rank": place.rank,
+            "host": host_name(),
+            "local_rank": place.local_rank,
+            "threads": torch.get_num_threads(),
+        }
+        document: dict[str, Any] = {
+            "schema": SCHEMA,
+            "torch": torch.__version__,
+            "backend": "nccl" if "nccl" in chosen else chosen,
+            "device": device.type,
+            "ranks": everyone(mine, place),
+            "all_reduce": None,
+            "forecast": None,
+        }
+        if settings is None:
+            document["all_reduce"] = all_reduce(place, device, seconds)
+        else:
+            from train import probe_forecast  # brings torchvision and the datasets, which the all-reduce does not need
+
+            try:
+                document["forecast"] = probe_forecast.measure(settings, arguments, place, device)
+            except probe_forecast.Wrong as error:  # the same on all ranks
+                return refuse(str(error), aloud=place.rank == 0)
+        if place.rank == 0:
+            write(document)
+    return 0
+
+
+def write(document: dict[str, Any]) -> None:
+    """probe.json, whole or not at all."""
+    write_json(Path(os.environ.get("MUSTER_RUN_DIR", ".")) / NAME, document)
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises instead of leaving: under torchrun all ranks must leave together."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(f"train.probe: {message}")
+
+
+def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """(options, the trainer's arguments: what stands after --). Raises SettingsError."""
+    cut = arguments.index("--") if "--" in arguments else len(arguments)
+    parser = Parser(prog="python -m train.probe", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--forecast", action="store_true", help="measure what a forecast of a training needs")
+    parser.add_argument("--seconds", type=float, default=4.0, help="limit of the all-reduce (default: 4)")
+    options = parser.parse_args(arguments[:cut])
+    if arguments[cut:] and not options.forecast:
+        raise SettingsError("train.probe: a trainer's arguments go with --forecast")
+    return options, arguments[cut + 1 :]
+
+
+def main(arguments: list[str]) -> int:
+    torchvision_cpu.watch()
+    settings, complaint, rest, seconds = None, "", list[str](), 0.0
+    try:
+        options, rest = parse(arguments)
+        seconds = options.seconds
+        if options.forecast:
+            settings = parse_settings(rest)
+            complaint = "; ".join(problems(settings, Place.from_environment().world_size))
+    except SettingsError as error:
+        complaint = str(error)
+    return run(settings, rest, complaint, seconds)
+
+
+if __name__ == "__main__":
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    sys.exit(record(main)(sys.argv[1:]))

@@ -1,0 +1,354 @@
+"""What a forecast needs to know of a training: the time of a host's steps and of the all-reduces that go with them.
+
+Measured with the real settings, dataset, loader, model, precision and `optimizer_step`, in rounds: in the round of k
+hosts the first k do a few steps of the share that they would have among k, each for itself as under --parallel none;
+then the ranks of these hosts sum up buffers of the very sizes of DDP's buckets. Hosts beyond k wait meanwhile, as they
+do not take part in a run of k either. A last round in which all hosts take half of the least share tells how a step's
+time depends on its samples. The document (all times in seconds, all sizes in bytes):
+
+    settings: {"model", "dataset", "batch_size", "parallel", "shares", "amp", "micro_batch"}, samples: of the training
+        part; gradient_bytes; threads
+    buckets: sizes of DDP's buckets in the order in which they get ready: gradients in the order in which they come,
+        1 MiB at least in the first bucket, then 25 MiB (torch/nn/parallel/distributed.py, _DEFAULT_FIRST_BUCKET_BYTES
+        and bucket_bytes_cap)
+    capacity: [cores' worth of computing time that each rank can use, or null on a GPU]
+    steps: for each rank [{"samples", "seconds": a whole step, "backward": from its begin to the last backward's,
+        "update": from the last backward's end to the step's, "ready": of each bucket's last gradient, from the last
+        backward's begin, "cores": computing time per second}]
+    shares: [{"nodes", "world_size", "equal": samples of each rank, "auto": the same with --shares auto}] for all
+        numbers of hosts from 1
+    communication: [{"nodes", "world_size", "seconds": of each bucket's all-reduce alone, "cpu_seconds": the most that a
+        rank computes for it, "small_seconds": of a few bytes}] for the rounds with two ranks or more
+"""
+
+import dataclasses
+import hashlib
+import os
+import statistics
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby, pairwise
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import _compute_bucket_assignment_by_size  # type: ignore[attr-defined]
+
+from train import group, order, session
+from train.datasets import DataError, load
+from train.features import Precision
+from train.group import Place
+from train.model import build as build_model
+from train.parallel import shares
+from train.parallel.single import Single
+from train.session import Session
+from train.settings import Settings, SettingsError
+from train.step import optimizer_step
+
+Wrong = (SettingsError, DataError)
+FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20  # bytes, DDP's
+WARM_UP, LEAST, MOST = 2, 3, 20  # steps of a round: not timed; timed, at least and at most
+STEPS_SECONDS = 2.0  # of timed steps in a round, unless LEAST take longer
+REPEATS = 5  # of a round's all-reduces, at most
+REDUCE_SECONDS = 5.0  # of all-reduces in a round, unless one of each bucket takes longer
+SPIN_SECONDS = 0.5  # five periods of the kernel's usual quota
+SMALL = 64  # bytes, as the figures that ranks exchange in each step
+EVERY_UP_TO = 4  # hosts: rounds of all numbers of hosts up to here, then of doubled ones
+
+
+def rounds(hosts: int) -> list[int]:
+    """Numbers of hosts that are measured: each up to EVERY_UP_TO, then each power of two, and all."""
+    powers = [2**power for power in range(2, hosts.bit_length()) if 2**power <= hosts]
+    return sorted({*range(1, min(hosts, EVERY_UP_TO) + 1), *powers, hosts})
+
+
+def ends_of_hosts(names: list[str]) -> list[int]:
+    """Ranks on the first 1, 2, ... hosts, from each rank's host."""
+    sizes = [len(list(ranks)) for _, ranks in groupby(names)]
+    return [sum(sizes[: index + 1]) for index in range(len(sizes))]
+
+
+def measure(settings: Settings, arguments: list[str], place: Place, device: torch.device) -> dict[str, Any]:
+    """The document's forecast (collective). Raises one of Wrong, on all ranks alike."""
+    worlds = ends_of_hosts(everyone(os.environ.get("MUSTER_HOST", "this host"), place))
+    made, watched = build(settings, place, device)
+    try:
+        batch = min(settings.batch_size, made.samples)
+        capacity = spin(place) if device.type == "cpu" else None
+        mine: list[dict[str, Any]] = []
+        order_of_buckets: list[int] = []
+        communication = []
+        for nodes in rounds(len(worlds)):
+            world = worlds[nodes - 1]
+            dist.barrier()
+            if place.rank < world:
+                count = equal(settings, batch, world)[place.rank]
+                mine.append(watched.measure(made, count, first=not mine))
+            if not order_of_buckets and place.rank == 0:
+                order_of_buckets = watched.buckets()
+            sizes = everyone(order_of_buckets, place)[0]
+            members = dist.new_group(list(range(world)))
+            if place.rank < world and world > 1:
+                communication.append({"nodes": nodes, "world_size": world, **reduce(sizes, members, world, device)})
+        dist.barrier()
+        least = min(step["samples"] for step in mine)
+        mine.append(watched.measure(made, max(order.LEAST, least // 2), first=False))
+        every = everyone(mine, place)
+        speeds = [speed(steps, batch / place.world_size) for steps in every]
+        return {
+            "arguments": arguments,
+            "settings": {name: getattr(settings, name) for name in KEPT},
+            "samples": made.samples,
+            "gradient_bytes": sum(sizes),
+            "buckets": sizes,
+            "capacity": everyone(capacity, place),
+            "steps": [sorted(steps, key=lambda step: step["samples"]) for steps in every],
+            "shares": [cuts(settings, batch, nodes, world, speeds) for nodes, world in enumerate(worlds, 1)],
+            "communication": merged(everyone(communication, place)),
+        }
+    finally:
+        made.close()
+
+
+KEPT = ("model", "dataset", "batch_size", "parallel", "shares", "amp", "micro_batch")
+
+
+def everyone(mine: Any, place: Place) -> list[Any]:
+    """What every rank has, in their order (collective)."""
+    gathered: list[Any] = [None] * place.world_size
+    dist.all_gather_object(gathered, mine)
+    return gathered
+
+
+def build(settings: Settings, place: Place, device: torch.device) -> tuple[Session, "Watched"]:
+    """A session of this rank alone, with the strategy that watches its gradients (collective). Raises one of Wrong."""
+    complaint, found = "", None
+    try:
+        dataset = load(settings, place, wait=dist.barrier)
+        size = settings.image_size or dataset.image_size
+        settings = dataclasses.replace(settings, image_size=size, parallel="none", shares="")
+        found = dataset, build_model(settings.model, dataset.classes, size, settings.seed)
+    except Wrong as error:
+        complaint = str(error)
+    if complaint := group.first_complaint(complaint, place):
+        raise SettingsError(complaint)
+    assert found is not None
+    alone = dataclasses.replace(place, rank=0, world_size=1)
+    made = session.build(settings, alone, device, *found)
+    watched = Watched(made.strategy.network, device)
+    made.strategy = watched
+    made.precision = TimedPrecision(settings, device, watched.clock)
+    return made, watched
+
+
+# -- shares ------------------------------------------------------------------------------------------------------------
+
+
+def sizes_of(edges: Sequence[int]) -> list[int]:
+    return [int(end - start) for start, end in pairwise(edges)]
+
+
+def equal(settings: Settings, batch: int, world: int) -> list[int]:
+    """Samples of each rank: equal parts, or those of --shares where it names so many ranks."""
+    if settings.shares not in ("", "auto"):
+        try:
+            return sizes_of(shares.split(batch, shares.parse_shares(settings.shares, world)))
+        except SettingsError:  # it is meant for another number of ranks
+            pass
+    return sizes_of(order.equally(world)(batch))
+
+
+def cuts(settings: Settings, batch: int, nodes: int, world: int, speeds: list[float]) -> dict[str, Any]:
+    auto = sizes_of(shares.split(batch, shares.settled(speeds[:world])))
+    return {"nodes": nodes, "world_size": world, "equal": equal(settings, batch, world), "auto": auto}
+
+
+def speed(steps: list[dict[str, Any]], samples: float) -> float:
+    """Samples/s of a rank at the share next to `samples`, as --shares auto would find."""
+    near = min(steps, key=lambda step: abs(step["samples"] - samples))
+    return float(near["samples"] / near["seconds"])
+
+
+# -- a host's own steps ------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Points in time of the device: CUDA's own events, or the processor's clock."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device.type == "cuda"
+
+    def now(self) -> Any:
+        if not self.cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, since: Any, until: Any) -> float:
+        """Waits for the device."""
+        if not self.cuda:
+            return float(until - since)
+        until.synchronize()
+        return float(since.elapsed_time(until)) / 1e3
+
+
+class TimedPrecision(Precision):
+    """Knows when the last backward began and ended."""
+
+    def __init__(self, settings: Settings, device: torch.device, clock: Clock) -> None:
+        super().__init__(settings, device)
+        self.clock = clock
+
+    def backward(self, loss: Tensor) -> None:
+        self.begun = self.clock.now()
+        super().backward(loss)
+        self.ended = self.clock.now()
+
+
+class Watched(Single):
+    """--parallel none, noting when each gradient of the last pass is there."""
+
+    def __init__(self, network: nn.Module, device: torch.device) -> None:
+        super().__init__(network, device)
+        self.clock = Clock(device)
+        self.last = False
+        self.ready: dict[nn.Parameter, Any] = {}
+        self.cut: list[list[nn.Parameter]] = []
+        for parameter in network.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self.came)
+
+    def came(self, parameter: Tensor) -> None:
+        if self.last:
+            self.ready[parameter] = self.clock.now()  # type: ignore[index]
+
+    @contextmanager
+    def passes(self, last: bool) -> Iterator[None]:
+        self.last = last
+        yield
+
+    def buckets(self) -> list[int]:
+        """Bytes of each bucket."""
+        return [sum(p.numel() * p.element_size() for p in bucket) for bucket in self.cut]
+
+    def measure(self, made: Session, count: int, first: bool) -> dict[str, Any]:
+        """The document's entry for steps of `count` samples; `first`: the device is cold, more steps to warm up."""
+        batch = np.arange(min(made.settings.batch_size, made.samples), dtype=np.int64)
+        step = order.step_of(batch, lambda samples: [0, count], 0, made.settings.micro_batch, made.mixes)
+        batches = made.loader.training((piece.indices for _ in range(MOST + WARM_UP) for piece in step.passes), 0)
+        self.network.train()
+
+        def once() -> dict[str, Any]:
+            begun, cpu = self.clock.now(), time.process_time()
+            optimizer_step(
+                self, made.optimizer, made.precision, batches, step, made.mix(),
+                made.settings.label_smoothing, made.settings.clip,
+            )  # fmt: skip
+            if made.ema:
+                made.ema.update(1)
+            return self.entry(made.precision, begun, time.process_time() - cpu)
+
+        for _ in range(WARM_UP if first else 1):
+            once()
+            self.cut = self.cut or ddp_buckets(list(self.ready))
+        done, until = list[dict[str, Any]](), time.perf_counter() + STEPS_SECONDS
+        while len(done) < MOST and (len(done) < LEAST or time.perf_counter() < until):
+            done.append(once())
+        return {"samples": count, **medians(done)}
+
+    def entry(self, precision: Any, begun: Any, cpu: float) -> dict[str, Any]:
+        ended, seconds = self.clock.now(), self.clock.seconds
+        whole = seconds(begun, ended)
+        return {
+            "seconds": whole,
+            "backward": seconds(begun, precision.begun),
+            "update": seconds(precision.ended, ended),
+            "ready": [
+                max(seconds(precision.begun, self.ready[p]) for p in bucket if p in self.ready) for bucket in self.cut
+            ],
+            "cores": cpu / whole,
+        }
+
+
+def medians(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of each figure of the steps; of lists, place by place."""
+
+    def middle(values: list[Any]) -> Any:
+        if isinstance(values[0], list):
+            return [statistics.median(column) for column in zip(*values, strict=True)]
+        return statistics.median(values)
+
+    return {name: middle([entry[name] for entry in entries]) for name in entries[0]}
+
+
+def ddp_buckets(ready: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """DDP's buckets of parameters whose gradients come in this order."""
+    cut, _ = _compute_bucket_assignment_by_size(list(ready), [FIRST_BUCKET, BUCKET])
+    return [[ready[index] for index in bucket] for bucket in cut]
+
+
+def spin(place: Place) -> float:
+    """Cores' worth of computing time that this rank can use while all ranks compute (collective)."""
+    threads = max(1, len(os.sched_getaffinity(0)) // place.local_world_size)
+    dist.barrier()
+    begun, cpu = time.perf_counter(), time.process_time()
+    until, data = begun + SPIN_SECONDS, bytes(1 << 16)
+
+    def work() -> None:
+        while time.perf_counter() < until:
+            hashlib.sha256(data)  # which lets go of the interpreter's lock
+
+    workers = [threading.Thread(target=work) for _ in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return (time.process_time() - cpu) / (time.perf_counter() - begun)
+
+
+# -- communication -----------------------------------------------------------------------------------------------------
+
+
+def reduce(sizes: list[int], members: Any, world: int, device: torch.device) -> dict[str, Any]:
+    """All-reduces of buffers of these sizes, as DDP does them: divided first, then summed (collective in `members`)."""
+    buffers = [torch.ones(size // 4, device=device) for size in (*sizes, SMALL)]
+
+    def once(buffer: Tensor) -> tuple[float, float]:
+        begun, cpu = time.perf_counter(), time.process_time()
+        buffer.div_(world)
+        dist.all_reduce(buffer, group=members)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - begun, time.process_time() - cpu
+
+    figures = list[list[tuple[float, float]]]()
+    dist.barrier(members)
+    begun = time.perf_counter()
+    for buffer in buffers:  # connections are made
+        once(buffer)
+    limit = torch.tensor([(time.perf_counter() - begun) * REPEATS], device=device)
+    while len(figures) < REPEATS:
+        figures.append([once(buffer) for buffer in buffers])
+        limit[0] = time.perf_counter() - begun
+        dist.broadcast(limit, 0, group=members)
+        if limit.item() > REDUCE_SECONDS:
+            break
+    seconds, cpu = (
+        [statistics.median(row[place][part] for row in figures) for place in range(len(buffers))] for part in (0, 1)
+    )
+    return {"seconds": seconds[:-1], "cpu_seconds": cpu[:-1], "small_seconds": seconds[-1]}
+
+
+def merged(every: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Each round's figures over its ranks: the longest."""
+    found = []
+    for index, entry in enumerate(every[0]):
+        same = [mine[index - len(every[0])] for mine in every[: entry["world_size"]]]  # later hosts lack first rounds
+        longest = {name: list(map(max, *(one[name] for one in same))) for name in ("seconds", "cpu_seconds")}
+        found.append(entry | longest)
+    return found
