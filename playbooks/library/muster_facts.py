@@ -2,24 +2,14 @@
 """Everything Muster wants to know of a host, in one call: system, memory, disk, engine, NICs, GPUs, images, runs.
 
 The reader is launch/deploy.py (through playbooks/prepare.yml); the schema is RETURN below. It only looks and changes
-nothing. Needs root for Podman's images and containers. Not for the network between hosts: that is muster_reach.
+nothing: the work is done in module_utils/muster_survey.py, which `make check` runs without Ansible. Needs root for
+Podman's images and containers. Not for the network between hosts: that is muster_reach.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import platform
-import socket
-import time
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
-
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.muster_gpus import find_gpus
-from ansible.module_utils.muster_host import Result, disk, parse_os_release, read, run, usable_cores, usable_memory
-from ansible.module_utils.muster_nics import candidates, read_nics
+from ansible.module_utils.muster_survey import survey
 
 DOCUMENTATION = r"""
 module: muster_facts
@@ -35,110 +25,39 @@ options:
   train_network:
     description: The network (CIDR) that the user chose. NICs with an address in it are not refused.
     type: str
+  data_dir:
+    description: The folder of the data set, to be fingerprinted in the full form.
+    type: path
+  full:
+    description: Also what takes longer, the engine's runtime and storage driver and the data set's fingerprint.
+    type: bool
+    default: true
 author: [Muster]
 """
 
 RETURN = r"""
 facts:
   description: >-
-    time (unix seconds), hostname, machine_id, kernel, arch, os {id, version}, python, cpus (usable), cpu_model,
-    memory_bytes, disk_free_bytes and disk_total_bytes (of Podman's storage), muster_disk_free_bytes, shm_bytes,
-    engine {name, version, runtime, storage_driver} or null,
-    nics [{name, kind, up, carrier, mtu, mac, speed_mbits, master,
+    began, ended, time (unix seconds; time is began), hostname, machine_id, kernel, arch, os {id, version}, python,
+    cpus (usable), machine_cpus, cpu_model, cpu_flags [those that change numerics], load_average [1, 5, 15 minutes],
+    limits {nofile, nofile_hard, memlock_bytes, nproc, core_bytes} (-1 is none), memory_bytes, memory_free_bytes,
+    disk_free_bytes and disk_total_bytes (of Podman's storage), muster_disk_free_bytes, shm_bytes, shm_free_bytes,
+    engine {name, version, runtime, storage_driver; the last two null unless full} or null,
+    nics [{name, kind, up, carrier, mtu, mac, speed_mbits, master, parent (what a VLAN is on),
     addresses [{address, prefix, family, scope}], refused (why, or null)}],
     candidates [address] (what muster_reach shall try),
-    gpus [{index, name, uuid, memory_mib, driver, compute_capability}], gpu_problem (words or null),
-    images {ref, id}, runs [{run, container, state, owner}]
+    rdma [{device, port, state, rate_gbits, link_layer, nics [name], soft}],
+    gpus [{vendor, index, name, uuid, memory_mib, driver, compute_capability, pci_bus_id, ecc_uncorrected, mig,
+    mig_instances [{name, uuid}], usable, unusable_reason}],
+    gpu_problems [{vendor, gpu (PCI address, or null for all of them), what, mend}], gpu_problem (those of NVIDIA in
+    words, or null), gpu_health [{index, pci_bus_id, uuid, temperature_c, throttle [words], ecc_uncorrected,
+    repair_pending, repair_failed, processes [{pid, user, name, memory_mib}]}] (NVIDIA's),
+    xid [{pci, xid, when, count, line}] or null with xid_problem (why the kernel's log cannot be read),
+    images {ref, id} or null, runs [{run, container, state, owner, created, age_seconds}] or null (Podman fails),
+    data {path, present} or null (no data_dir); if full also {complete, files, bytes, sha256, sampled, seconds}
   returned: always
   type: dict
 """
-
-IMAGE_PREFIX = "localhost/muster/"
-
-
-def parse_engine(info: Result) -> tuple[dict[str, str] | None, str]:
-    """(engine or None, folder of its storage) from `podman info --format json`."""
-    if info.rc != 0:
-        return None, "/var/lib/containers"
-    data = json.loads(info.out)
-    engine = {
-        "name": "podman",
-        "version": data["version"]["Version"],
-        "runtime": data["host"]["ociRuntime"]["name"],
-        "storage_driver": data["store"]["graphDriverName"],
-    }
-    return engine, data["store"]["graphRoot"]
-
-
-def parse_images(images: Result) -> dict[str, str]:
-    """Muster's images as {ref: id} from `podman images --no-trunc --format json`."""
-    found = {}
-    for image in json.loads(images.out or "[]") if images.rc == 0 else []:
-        for name in image.get("Names") or []:
-            if name.startswith(IMAGE_PREFIX):
-                found[name] = image["Id"].split(":")[-1]
-    return found
-
-
-def parse_runs(containers: Result) -> list[dict[str, str]]:
-    """Containers of runs from `podman ps --all --filter label=muster.run --format json`."""
-    return [
-        {
-            "run": container["Labels"]["muster.run"],
-            "container": container["Names"][0],
-            "state": container["State"],
-            "owner": container["Labels"].get("muster.owner", ""),
-        }
-        for container in (json.loads(containers.out or "[]") if containers.rc == 0 else [])
-    ]
-
-
-def parse_cpu_model(cpuinfo: str) -> str:
-    """The processor's name from /proc/cpuinfo; empty where the kernel gives none (arm64)."""
-    for line in cpuinfo.splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() in ("model name", "Model", "cpu model"):
-            return value.strip()
-    return ""
-
-
-def gather(root: str, train_interface: str | None, train_network: str | None) -> dict[str, Any]:
-    """The facts. Commands run side by side: each costs about 0.1 s."""
-    label = ["--filter", "label=muster.run"]
-    with ThreadPoolExecutor(max_workers=4) as pool:
-        info = pool.submit(run, ["podman", "info", "--format", "json"])
-        images = pool.submit(run, ["podman", "images", "--no-trunc", "--format", "json"])
-        containers = pool.submit(run, ["podman", "ps", "--all", *label, "--format", "json"])
-        found = pool.submit(find_gpus)
-        nics = read_nics(train_interface, train_network)
-        engine, storage = parse_engine(info.result())
-        gpus, gpu_problem = found.result()
-        system = parse_os_release(read("/etc/os-release") or "")
-        free, total = disk(storage)
-        shared = os.statvfs("/dev/shm")
-        return {
-            "time": time.time(),
-            "hostname": socket.gethostname(),
-            "machine_id": read("/etc/machine-id") or "",
-            "kernel": platform.release(),
-            "arch": platform.machine(),
-            "os": {"id": system["id"], "version": system["version"]},
-            "python": platform.python_version(),
-            "cpus": usable_cores(),
-            "cpu_model": parse_cpu_model(read("/proc/cpuinfo") or ""),
-            "memory_bytes": usable_memory(),
-            "disk_free_bytes": free,
-            "disk_total_bytes": total,
-            "muster_disk_free_bytes": disk(Path(root))[0],
-            "shm_bytes": shared.f_blocks * shared.f_frsize,
-            "engine": engine,
-            "nics": nics,
-            "candidates": candidates(nics),
-            "gpus": gpus,
-            "gpu_problem": gpu_problem,
-            "images": parse_images(images.result()),
-            "runs": parse_runs(containers.result()),
-        }
 
 
 def main() -> None:
@@ -147,12 +66,13 @@ def main() -> None:
             "root": {"type": "path", "default": "/var/lib/muster"},
             "train_interface": {"type": "str"},
             "train_network": {"type": "str"},
+            "data_dir": {"type": "path"},
+            "full": {"type": "bool", "default": True},
         },
         supports_check_mode=True,
     )
-    options = module.params
     try:
-        facts = gather(options["root"], options["train_interface"], options["train_network"])
+        facts = survey(module.params)
     except (RuntimeError, ValueError) as error:
         module.fail_json(msg=str(error))
     if facts["engine"] and facts["engine"]["storage_driver"] == "vfs":

@@ -1,52 +1,119 @@
-"""Finds NVIDIA GPUs, and says in words why one that is there cannot be used. Pure parsers first, readers last.
+"""Finds GPUs of NVIDIA and AMD, and says in words why one that is there cannot be used. Parsers first, readers last.
 
 Runs on bare hosts: standard library alone, Python 3.8 and later.
-Exit codes of nvidia-smi: its manual page, section RETURN VALUE. Written from documentation; not
-tried on a machine with a broken driver.
+Exit statuses of nvidia-smi: its manual page, section RETURN VALUE, the same numbers as NVML's nvmlReturn_t. Written
+from documentation and recorded output: not tried on a machine with a GPU, with a broken driver, or with MIG.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 from ansible.module_utils.muster_host import Result, read, run
 
-QUERY = [
-    "nvidia-smi",
-    "--query-gpu=index,name,uuid,memory.total,driver_version,compute_cap",
-    "--format=csv,noheader,nounits",
-]
+#: What every driver since 510 knows.
+BASE_FIELDS = ("index", "name", "uuid", "memory.total", "driver_version", "compute_cap")
+#: What some driver may not know: one such field, and nvidia-smi refuses the whole query, so it is asked without.
+FIELDS = (
+    *BASE_FIELDS,
+    "pci.bus_id",
+    "mig.mode.current",
+    "ecc.errors.uncorrected.volatile.total",
+    "temperature.gpu",
+    "clocks_event_reasons.active",
+    "retired_pages.pending",
+    "remapped_rows.pending",
+    "remapped_rows.failure",
+)
+#: The name that older drivers have for a field (renamed with 535).
+OLDER_NAMES = {"clocks_event_reasons.active": "clocks_throttle_reasons.active"}
 CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
+NVIDIA, AMD = "0x10de", "0x1002"
+AMD_REASON = "an AMD GPU: the training image's torch is built for CUDA, and ranks never run on it"
+MIG_REASON = "MIG mode is on: NCCL cannot join ranks on MIG slices, and a rank gets a whole GPU or none"
 
 
-def parse_gpus(text: str) -> list[dict[str, Any]]:
-    """Lines of nvidia-smi's csv as [{"index", "name", "uuid", "memory_mib", "driver", "compute_capability"}].
-
-    memory_mib is None where the GPU shares the machine's memory ("[N/A]"). Raises ValueError for any other line.
-    """
-    gpus = []
+def parse_table(text: str, fields: tuple[str, ...]) -> tuple[list[dict[str, str]], list[str]]:
+    """(one dict of texts by field for each GPU, the other lines) of nvidia-smi's csv without header and units."""
+    rows, others = [], []
     for line in text.splitlines():
-        if not line.strip():
-            continue
-        fields = [field.strip() for field in line.split(",")]
-        if len(fields) != 6 or not fields[0].isdigit():
-            raise ValueError(f"nvidia-smi: cannot read {line!r}")
+        values = [value.strip() for value in line.split(",")]
+        if len(values) == len(fields) and values[0].isdigit() and "GPU-" in line:
+            rows.append(dict(zip(fields, values)))
+        elif len(values) == len(fields) and values[0].isdigit():  # [Unknown Error] or [GPU is lost] in every field
+            others.append(f"GPU {values[0]}: {values[1]}")
+        elif line.strip():
+            others.append(" ".join(line.split()))
+    return rows, others
+
+
+def unknown_field(text: str) -> str | None:
+    """The field that this driver does not know, by nvidia-smi's complaint."""
+    found = re.search(r'Field "([^"]+)" is not a valid field to query', text)
+    return found.group(1) if found else None
+
+
+def number(text: str | None) -> int | None:
+    """A whole number; None for "[N/A]", "[Not Supported]", "[Unknown Error]" and what is not there."""
+    return int(text) if text is not None and text.isdigit() else None
+
+
+def yes_or_no(text: str | None) -> bool | None:
+    """nvidia-smi's Yes, No, Enabled, Disabled, 1 and 0; None for all else."""
+    words = {"yes": True, "no": False, "enabled": True, "disabled": False, "1": True, "0": False}
+    return words.get((text or "").lower())
+
+
+def pci_id(text: str) -> str:
+    """A PCI address in one form, 0000:3b:00: nvidia-smi, the kernel and the driver's log each write it differently."""
+    found = re.search(r"([0-9a-fA-F]{1,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})", text)
+    return f"{int(found.group(1), 16):04x}:{found.group(2)}:{found.group(3)}".lower() if found else text.lower()
+
+
+def nvidia_gpus(rows: list[dict[str, str]], instances: dict[str, list[dict[str, str]]]) -> list[dict[str, Any]]:
+    """Rows of parse_table as GPUs: see find_gpus. instances: parse_mig's."""
+    gpus = []
+    for row in rows:
+        mig = yes_or_no(row.get("mig.mode.current")) is True
         gpus.append(
             {
-                "index": int(fields[0]),
-                "name": fields[1],
-                "uuid": fields[2],
-                "memory_mib": int(fields[3]) if fields[3].isdigit() else None,
-                "driver": fields[4],
-                "compute_capability": fields[5],
+                "vendor": "nvidia",
+                "index": int(row["index"]),
+                "name": row["name"],
+                "uuid": row["uuid"],
+                "memory_mib": number(row["memory.total"]),
+                "driver": row["driver_version"],
+                "compute_capability": row["compute_cap"],
+                "pci_bus_id": pci_id(row["pci.bus_id"]) if "pci.bus_id" in row else "",
+                "ecc_uncorrected": number(row.get("ecc.errors.uncorrected.volatile.total")),
+                "mig": mig,
+                "mig_instances": instances.get(row["uuid"], []),
+                "usable": not mig,
+                "unusable_reason": MIG_REASON if mig else None,
             }
         )
     return gpus
 
 
-def explain(result: Result, devices: list[str]) -> str | None:
-    """Why there are no GPUs to use: None if the machine simply has none, else what is wrong and the mend.
+def parse_mig(text: str) -> dict[str, list[dict[str, str]]]:
+    """MIG instances as {uuid of the GPU: [{"name", "uuid"}]} from `nvidia-smi -L`."""
+    found: dict[str, list[dict[str, str]]] = {}
+    here: list[dict[str, str]] = []
+    for line in text.splitlines():
+        gpu = re.match(r"GPU \d+: .*\(UUID: (GPU-[^)]+)\)", line)
+        slice_ = re.match(r"\s+MIG (\S+)\s+Device\s+\d+: \(UUID: (MIG-[^)]+)\)", line)
+        if gpu:
+            here = found.setdefault(gpu.group(1), [])
+        elif slice_:
+            here.append({"name": slice_.group(1), "uuid": slice_.group(2)})
+    return found
+
+
+def explain(result: Result, devices: list[str]) -> tuple[str, str] | None:
+    """Why no NVIDIA GPU can be used, as (what, mend): None if the machine simply has none.
 
     devices: signs of NVIDIA hardware that do not depend on the driver (PCI addresses, /dev/nvidia0).
     """
@@ -55,51 +122,262 @@ def explain(result: Result, devices: list[str]) -> str | None:
     if not devices and result.rc in (6, 9, 12, 127):
         return None
     if result.rc == 127:
-        return f"an NVIDIA device ({there}) but no nvidia-smi. Mend: install NVIDIA's driver, reboot, make deploy"
-    if "version mismatch" in said.lower():
-        return f"NVIDIA's driver was updated under a loaded kernel module ({said}). Mend: reboot the host"
+        return f"an NVIDIA device ({there}) but no nvidia-smi", "install NVIDIA's driver, reboot, make deploy"
+    if result.rc == 18 or "version mismatch" in said.lower():
+        return f"NVIDIA's driver was updated under a loaded kernel module ({said})", "reboot the host"
     if result.rc == 124:
-        return f"a GPU hangs: {result.err}. Mend: look for Xid in dmesg, reboot the host"
+        return f"a GPU hangs: {result.err}", "look for Xid in dmesg, reboot the host"
     if result.rc == 6 or "no devices were found" in said.lower():
-        return f"NVIDIA's driver does not find the GPU ({there}). Mend: dmesg | grep NVRM; reboot or reseat it"
+        return f"NVIDIA's driver does not find the GPU ({there})", "dmesg | grep NVRM; reboot or reseat it"
     reasons = {
-        9: "NVIDIA's kernel module is not loaded. Mend: modprobe nvidia, or install the driver for this kernel",
-        12: "NVIDIA's library libnvidia-ml.so is not found. Mend: install the driver's user-space packages again",
-        15: "a GPU has fallen off the bus. Mend: power-cycle the host, look for Xid 79 in dmesg",
+        4: ("nvidia-smi may not read the GPU", "log in as a user that may become root"),
+        8: ("a GPU's power cables are not properly attached", "attach them"),
+        9: ("NVIDIA's kernel module is not loaded", "modprobe nvidia, or install the driver for this kernel"),
+        12: ("NVIDIA's library libnvidia-ml.so is not found", "install the driver's user-space packages again"),
+        14: ("a GPU's infoROM is corrupted", "reboot the host; if it stays, have the GPU replaced"),
+        15: ("a GPU has fallen off the bus", "power-cycle the host, look for Xid 79 in dmesg"),
+        16: ("a GPU has to be reset before it can be used", "nvidia-smi --gpu-reset, or reboot the host"),
+        17: ("the system keeps nvidia-smi from the GPU (cgroups)", "look at the devices that this host may use"),
     }
-    reason = reasons.get(result.rc, "nvidia-smi failed. Mend: run nvidia-smi on that host by hand")
-    return f"{reason} (it said: {said or 'nothing'}; exit status {result.rc})"
+    what, mend = reasons.get(result.rc, ("nvidia-smi failed", "run nvidia-smi on that host by hand"))
+    return f"{what} (it said: {said or 'nothing'}; exit status {result.rc})", mend
 
 
-def nvidia_pci_devices(pci: Path = Path("/sys/bus/pci/devices")) -> list[str]:
-    """PCI addresses of NVIDIA's display and 3D controllers (class 03): seen without any driver."""
+def explain_line(line: str, answering: int) -> dict[str, Any]:
+    """A line that nvidia-smi prints about one GPU while it reports others, as {"gpu", "what", "mend", "vendor"}.
+
+    "Unable to determine the device handle for GPU0000:65:00.0: Unknown Error", "... for GPU1: 0000:34:00.0: ...",
+    "WARNING: infoROM is corrupted at gpu 0000:0B:00.0". gpu: its PCI address, "GPU 1", or None where it is not named.
+    """
+    pci = re.search(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}", line)
+    index = re.search(r"GPU ?(\d+)\b(?!:[0-9a-fA-F]{2}:)", line)
+    gpu = pci_id(pci.group(0)) if pci else f"GPU {index.group(1)}" if index else None
+    named = gpu if gpu is None or gpu.startswith("GPU") else f"GPU {gpu}"
+    if "inforom" in line.lower():
+        mend = "reboot the host; if it stays, have that GPU replaced"
+    else:
+        mend = "look for its Xid in dmesg and reboot the host; or name the other GPUs with `gpus` in the inventory"
+    what = f"{named or 'a GPU'} does not answer as it should; {answering} others do ({line})"
+    return {"gpu": gpu, "what": what, "mend": mend, "vendor": "nvidia"}
+
+
+def cdi_problem(gpus: list[dict[str, Any]], specifications: list[str]) -> tuple[str, str] | None:
+    """A container gets GPUs through a CDI specification: (what, mend) where there is none."""
+    if not any(gpu["usable"] for gpu in gpus) or specifications:
+        return None
+    what = "containers cannot use the GPUs: no CDI specification in /etc/cdi"
+    return what, "install NVIDIA's Container Toolkit (nvidia-ctk), then make deploy"
+
+
+def json_in(text: str) -> Any:
+    """The JSON in a tool's output, which may begin with warnings. Raises ValueError if there is none."""
+    starts = [place for place in (text.find("{"), text.find("[")) if place >= 0]
+    for start in sorted(starts):
+        try:
+            return json.loads(text[start:])
+        except ValueError:
+            continue
+    raise ValueError("no JSON in it")
+
+
+def parse_amd_smi(static: str, listed: str) -> list[dict[str, Any]]:
+    """AMD GPUs from `amd-smi static --json` and `amd-smi list --json` (for the UUIDs; may be empty).
+
+    ROCm 7 puts the list under "gpu_data". Raises ValueError for other text.
+    """
+    uuids = {entry.get("gpu"): entry.get("uuid") for entry in _amd_entries(listed)} if listed.strip() else {}
+    gpus = []
+    for entry in _amd_entries(static):
+        asic, driver = _section(entry, "asic"), _section(entry, "driver")
+        uuid = uuids.get(entry.get("gpu")) or asic.get("asic_serial") or ""
+        size = _section(entry, "vram").get("size")
+        name, version = (
+            str(asic.get("market_name", "")),
+            str(driver.get("version") or driver.get("driver_version") or ""),
+        )
+        gpus.append(_amd_gpu(entry.get("gpu"), name, uuid, _mib(size), version, _section(entry, "bus").get("bdf")))
+    return gpus
+
+
+def _amd_entries(text: str) -> list[dict[str, Any]]:
+    found = json_in(text)
+    entries = found.get("gpu_data", [found]) if isinstance(found, dict) else found
+    return [entry for entry in entries if isinstance(entry, dict) and "gpu" in entry]
+
+
+def _section(entry: dict[str, Any], name: str) -> dict[str, Any]:
+    """A part of amd-smi's answer; the text "N/A" stands in the place of one that it cannot read."""
+    section = entry.get(name)
+    return section if isinstance(section, dict) else {}
+
+
+def _mib(size: Any) -> int | None:
+    """amd-smi's {"value": 65520, "unit": "MB"}, where MB are MiB."""
+    if not isinstance(size, dict) or not isinstance(size.get("value"), int):
+        return None
+    factors = {"B": 1 / 1048576, "KB": 1 / 1024, "MB": 1, "GB": 1024}
+    factor = factors.get(str(size.get("unit")).upper())
+    return None if factor is None else int(size["value"] * factor)
+
+
+def parse_rocm_smi(text: str) -> list[dict[str, Any]]:
+    """AMD GPUs from `rocm-smi --showproductname --showmeminfo vram --showuniqueid --showdriverversion --json`.
+
+    Cases of its keys differ between versions. Raises ValueError for other text.
+    """
+    found = json_in(text)
+    if not isinstance(found, dict):
+        raise ValueError("no object in it")
+    cards = {key: value for key, value in found.items() if re.fullmatch(r"card\d+", key)}
+    common = {key.lower(): value for key, value in found.get("system", {}).items()}
+    gpus = []
+    for key in sorted(cards, key=lambda name: int(name[4:])):
+        card = {name.lower(): value for name, value in cards[key].items()}
+        total = number(str(card.get("vram total memory (b)", "")))
+        name = str(card.get("card series") or card.get("device name") or card.get("card model") or "")
+        driver = str(common.get("driver version") or card.get("driver version") or "")
+        memory = None if total is None else total // 1048576
+        gpus.append(_amd_gpu(int(key[4:]), name, str(card.get("unique id", "")), memory, driver, card.get("pci bus")))
+    return gpus
+
+
+def _amd_gpu(index: int | None, name: str, uuid: str, memory: int | None, driver: str, pci: Any) -> dict[str, Any]:
+    return {
+        "vendor": "amd",
+        "index": index,
+        "name": name if name not in ("", "N/A") else "AMD GPU",
+        "uuid": uuid,
+        "memory_mib": memory,
+        "driver": driver,
+        "compute_capability": "",
+        "pci_bus_id": pci_id(pci) if isinstance(pci, str) and ":" in pci else "",
+        "ecc_uncorrected": None,
+        "mig": False,
+        "mig_instances": [],
+        "usable": False,
+        "unusable_reason": AMD_REASON,
+    }
+
+
+def explain_amd(results: list[Result], devices: list[str], driver_loaded: bool) -> dict[str, Any] | None:
+    """Why AMD GPUs that are there are not told apart: {"gpu", "what", "mend", "vendor"}, or None if nothing is wrong.
+
+    results: what amd-smi and rocm-smi said; driver_loaded: /dev/kfd is there. Nothing is trained on them: it matters
+    to who wonders where they are.
+    """
+    there = ", ".join(devices)
+    if not driver_loaded:
+        what, mend = f"AMD GPUs ({there}), but amdgpu's compute driver is not loaded (no /dev/kfd)", "modprobe amdgpu"
+    elif all(result.rc == 127 for result in results):
+        what, mend = f"AMD GPUs ({there}), but neither amd-smi nor rocm-smi", "install amd-smi-lib to see them named"
+    else:
+        said = "; ".join(f"exit status {result.rc}: {result.complaint}" for result in results if result.rc != 127)
+        what, mend = f"AMD GPUs ({there}), but their tools fail ({said})", "run amd-smi on that host by hand"
+    return {"gpu": None, "what": what, "mend": mend, "vendor": "amd"}
+
+
+def pci_devices(vendor: str, classes: tuple[str, ...], pci: Path = Path("/sys/bus/pci/devices")) -> list[str]:
+    """PCI addresses of a vendor's devices of some classes, seen without any driver; "0x03" is display."""
     if not pci.is_dir():
         return []
     return sorted(
         device.name
         for device in pci.iterdir()
-        if read(device / "vendor") == "0x10de" and (read(device / "class") or "").startswith("0x03")
+        if read(device / "vendor") == vendor and (read(device / "class") or "").startswith(classes)
     )
 
 
-def find_gpus() -> tuple[list[dict[str, Any]], str | None]:
-    """(GPUs, what is wrong with them or None). No GPU and nothing wrong is a normal answer."""
-    devices = nvidia_pci_devices() or sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*"))
-    result = run(QUERY, timeout=30.0)
-    if result.rc != 0:
-        return [], explain(result, devices)
-    try:
-        gpus = parse_gpus(result.out)
-    except ValueError as error:
-        return [], f"{error}. Mend: run `{' '.join(QUERY)}` on that host by hand"
-    return gpus, cdi_problem(gpus, [str(path) for folder in CDI_FOLDERS for path in Path(folder).glob("nvidia*")])
+def nvidia_devices(pci: Path = Path("/sys/bus/pci/devices"), dev: Path = Path("/dev")) -> list[str]:
+    """Signs of NVIDIA GPUs: display and 3D controllers on PCI, or else /dev/nvidia0."""
+    return pci_devices(NVIDIA, ("0x03",), pci) or sorted(str(path) for path in dev.glob("nvidia[0-9]*"))
 
 
-def cdi_problem(gpus: list[dict[str, Any]], specifications: list[str]) -> str | None:
-    """A container gets GPUs through a CDI specification: says so where there is none."""
-    if not gpus or specifications:
-        return None
-    return (
-        "containers cannot use the GPUs: no CDI specification in /etc/cdi. Mend: install NVIDIA's Container Toolkit "
-        "(nvidia-ctk), then make deploy"
-    )
+def amd_devices(pci: Path = Path("/sys/bus/pci/devices"), kfd: Path = Path("/dev/kfd")) -> list[str]:
+    """PCI addresses of AMD's compute GPUs: accelerators (class 12), display controllers without a screen (0380).
+
+    A screen's (0300) counts only with the compute driver: old servers and many processors carry one that nobody
+    would train on.
+    """
+    return pci_devices(AMD, ("0x03", "0x12") if kfd.exists() else ("0x0380", "0x12"), pci)
+
+
+def ask_nvidia(fields: tuple[str, ...], command: Callable[[list[str]], Result]) -> tuple[Result, tuple[str, ...]]:
+    """(nvidia-smi's answer, the fields in it): without those that this driver does not know, or by older names."""
+    while True:
+        result = command(["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"])
+        field = unknown_field(result.out + result.err)
+        if field not in fields or field in BASE_FIELDS:
+            return result, fields
+        older = OLDER_NAMES.get(field)
+        fields = tuple(older if name == field else name for name in fields if name != field or older)
+
+
+def _patient(command: list[str]) -> Result:
+    return run(command, timeout=30.0)
+
+
+def find_gpus(command: Callable[[list[str]], Result] = _patient) -> dict[str, Any]:
+    """{"gpus", "gpu_problems", "rows"}: the GPUs, what is wrong with any, and nvidia-smi's texts for muster_health.
+
+    gpus: [{"vendor" (nvidia, amd), "index" (its vendor's own), "name", "uuid", "memory_mib" (None where it shares the
+    machine's), "driver", "compute_capability", "pci_bus_id" (0000:3b:00), "ecc_uncorrected" (None: no ECC), "mig",
+    "mig_instances" [{"name", "uuid"}], "usable" (for a rank), "unusable_reason"}].
+    gpu_problems: [{"vendor", "gpu" (its PCI address; None: all of them), "what", "mend"}].
+    No GPU and nothing wrong is a normal answer.
+    """
+    gpus, problems, rows = _find_nvidia(nvidia_devices(), command)
+    devices = amd_devices()
+    if devices:
+        amd, problem = _find_amd(devices, Path("/dev/kfd").exists(), command)
+        gpus += amd
+        problems += [problem] if problem else []
+    return {"gpus": gpus, "gpu_problems": problems, "rows": rows}
+
+
+def _find_nvidia(
+    devices: list[str], command: Callable[[list[str]], Result]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, str]]]:
+    result, fields = ask_nvidia(FIELDS, command)
+    rows, others = parse_table(result.out, fields)
+    if not rows:
+        reason = explain(result, devices)
+        return [], [_whole(*reason)] if reason else [], []
+    mig = any(yes_or_no(row.get("mig.mode.current")) for row in rows)
+    gpus = nvidia_gpus(rows, parse_mig(command(["nvidia-smi", "-L"]).out) if mig else {})
+    complaints = [line for line in others + result.err.splitlines() if re.search(r"\bgpu", line, re.IGNORECASE)]
+    problems = [explain_line(line, len(rows)) for line in complaints]
+    if result.rc != 0 and not problems:
+        reason = explain(result, devices)
+        problems += [_whole(*reason)] if reason else []
+    missing = cdi_problem(gpus, [str(path) for folder in CDI_FOLDERS for path in Path(folder).glob("nvidia*")])
+    return gpus, problems + ([_whole(*missing)] if missing else []), rows
+
+
+def _whole(what: str, mend: str) -> dict[str, Any]:
+    return {"vendor": "nvidia", "gpu": None, "what": what, "mend": mend}
+
+
+def _find_amd(
+    devices: list[str], driver_loaded: bool, command: Callable[[list[str]], Result]
+) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+    static = command(["amd-smi", "static", "--asic", "--bus", "--vram", "--driver", "--json"])
+    results = [static]
+    if static.rc == 0:
+        try:
+            return parse_amd_smi(static.out, command(["amd-smi", "list", "--json"]).out), None
+        except ValueError as error:
+            results = [Result(1, "", f"amd-smi: {error}")]
+    words = ["--showproductname", "--showmeminfo", "vram", "--showuniqueid", "--showdriverversion", "--json"]
+    older = command(["rocm-smi", *words])
+    if older.rc == 0:
+        try:
+            return parse_rocm_smi(older.out), None
+        except ValueError as error:
+            older = Result(1, "", f"rocm-smi: {error}")
+    return [], explain_amd([*results, older], devices, driver_loaded)
+
+
+def in_words(problems: list[dict[str, Any]]) -> str | None:
+    """What stands in the way of training on NVIDIA GPUs, in one text with the mends; None: nothing."""
+    told = [f"{problem['what']}. Mend: {problem['mend']}" for problem in problems if problem["vendor"] == "nvidia"]
+    return "; ".join(told) or None

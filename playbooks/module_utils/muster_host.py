@@ -66,6 +66,15 @@ def read(path: str | Path) -> str | None:
         return None
 
 
+def head(path: str | Path, count: int) -> str:
+    """The first bytes of a file as text; empty if it cannot be read. Of /proc/cpuinfo the whole costs time by core."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return file.read(count).decode(errors="replace")
+    except OSError:
+        return ""
+
+
 def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
     """Writes through a temporary name, so that a reader sees the old text or the new one."""
     temporary = path.with_name(f".{path.name}.muster-{os.getpid()}")
@@ -159,6 +168,15 @@ def usable_memory() -> int:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limits = [parse_memory_limit(read(path)) for path in _limits("memory", "memory.limit_in_bytes", "memory.max")]
     return min([total, *(limit for limit in limits if limit is not None)])
+
+
+def available_memory() -> int | None:
+    """Bytes that programs can still get without swapping: MemAvailable, within what the cgroups allow."""
+    for line in (read("/proc/meminfo") or "").splitlines():
+        key, _, value = line.partition(":")
+        if key == "MemAvailable" and value.split()[0].isdigit():
+            return min(usable_memory(), 1024 * int(value.split()[0]))
+    return None
 
 
 def disk(path: str | Path) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 Pure functions over the output of `ip -j -d addr show` and what /sys/class/net says; the two readers stand last.
 Which of the remaining addresses is used is decided elsewhere, by measurement between all hosts (muster_reach).
-Runs on bare hosts: standard library alone, Python 3.8 and later.
+Runs on bare hosts: standard library alone, Python 3.8 and later. Not verified on hardware: InfiniBand, bonds.
 """
 
 from __future__ import annotations
@@ -10,38 +10,60 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterable
 
 from ansible.module_utils.muster_host import read, run
 
 CONTAINER_BRIDGE = re.compile(r"^(docker|br-|virbr|lxdbr|lxcbr|cni|podman|kube-bridge)")
 CONTAINER_VETH = re.compile(r"^(veth|cali|lxc|vnet|tap)")
-TUNNELS = ("tun", "wireguard", "vxlan", "geneve", "gre", "gretap", "ip6gre", "ipip", "sit", "ip6tnl", "vti", "xfrm")
-# Speeds that sysfs gives for "not known": -1 (as signed or unsigned) and 0. A veth's 10000 is a constant of the driver.
+#: A VPN is known by its name too: one that runs in user space may hide behind any kind of link.
+VPN_NAME = re.compile(
+    r"^(tailscale\d*|wg\d+|wg-.+|wt\d+|tun\d+|utun\d+|zt[a-z0-9]{8}|nebula\d*|nordlynx|cscotun\d+|gpd\d+|ppp\d+|ipsec\d+)$"
+)
+TUNNELS = (
+    *("tun", "wireguard", "ovpn", "ovpn-dco", "ppp", "xfrm", "vti", "vti6", "l2tp_eth", "bareudp", "vxlan", "geneve"),
+    *("gre", "gretap", "erspan", "ip6gre", "ip6gretap", "ip6erspan", "ipip", "sit", "ip6tnl"),
+)
+TUNNEL_LINK_TYPES = ("none", "ppp", "ipip", "sit", "gre", "gre6", "tunnel6", "rawip")
+#: Speeds that sysfs gives for "not known": -1 (signed or unsigned, 16 or 32 bits) and 0.
 UNKNOWN_SPEEDS = (-1, 0, 65535, 4294967295)
 PHYSICAL = ("physical", "bond", "vlan", "infiniband")
+#: Kinds whose /sys/class/net/<name>/speed means something. A veth's 10000 is a constant of its driver.
+KINDS_WITH_SPEED = ("physical", "bond", "vlan", "infiniband", "other")
+
+
+@dataclass(frozen=True)
+class Others:
+    """What a link's verdict needs to know of the other links, gathered once: hosts may have hundreds of veths."""
+
+    kinds: dict[str, str]  # by name
+    member_kinds: dict[str, set[str]]  # by the master's name
+    indexes: set[int]
 
 
 def kind_of(link: dict[str, Any]) -> str:
     """physical, bond, vlan, bridge, veth, vpn, infiniband, loopback, dummy or other, for one link of `ip -j -d`."""
-    info = link.get("linkinfo", {}).get("info_kind", "")
-    if link.get("link_type") == "loopback":
+    info, link_type = link.get("linkinfo", {}).get("info_kind", ""), link.get("link_type")
+    if link_type == "loopback":
         return "loopback"
-    if link.get("link_type") == "infiniband":
-        return "infiniband"
+    if info in TUNNELS or VPN_NAME.match(link["ifname"]):
+        return "vpn"
     if info in ("bond", "team"):
         return "bond"
+    if link_type == "infiniband":
+        return "infiniband"
     if info in ("vlan", "bridge", "veth", "dummy"):
         return str(info)
-    if info in TUNNELS:
-        return "vpn"
-    return "other" if info else "physical"
+    if info:
+        return "other"
+    return "vpn" if link_type in TUNNEL_LINK_TYPES else "physical"
 
 
 def parse_speed(text: str | None, kind: str) -> int | None:
     """Mbit/s from sysfs; None where the driver does not know, and for links that make a number up."""
-    if text is None or kind in ("veth", "vpn", "bridge", "dummy", "loopback"):
+    if text is None or kind not in KINDS_WITH_SPEED:
         return None
     try:
         speed = int(text)
@@ -50,29 +72,30 @@ def parse_speed(text: str | None, kind: str) -> int | None:
     return None if speed in UNKNOWN_SPEEDS else speed
 
 
-def why_refused(nic: dict[str, Any], link: dict[str, Any], links: list[dict[str, Any]]) -> str | None:
+def why_refused(nic: dict[str, Any], link: dict[str, Any], others: Others) -> str | None:
     """Why a NIC can never be a candidate for training traffic; None if it can."""
-    name, kind, master = nic["name"], nic["kind"], nic["master"]
+    kind, master = nic["kind"], nic["master"]
     if kind == "loopback":
         return "loopback: it reaches this host alone"
     if kind == "vpn":
-        tunnel = link.get("linkinfo", {}).get("info_kind", "tunnel")
+        tunnel = link.get("linkinfo", {}).get("info_kind") or "by its name"
         return f"a VPN or tunnel ({tunnel}): slow, and its other end is often elsewhere"
     if kind == "dummy":
         return "a dummy link: it reaches nobody"
     if kind == "bridge":
-        reason = _why_bridge_refused(name, links)
+        reason = _why_bridge_refused(nic["name"], others)
         if reason:
             return reason
     if kind == "veth":
-        reason = _why_veth_refused(link, links)
+        reason = _why_veth_refused(link, others)
         if reason:
             return reason
     if not nic["up"]:
         return "the link is down"
     if not nic["carrier"]:
         return "no carrier: the cable or the other end is missing"
-    if master and _kind_of_name(master, links) != "other":
+    # A VRF is of the kind other, and its members keep their own addresses.
+    if master and others.kinds.get(master, "other") != "other":
         return f"a member of {master}: its traffic goes by {master}"
     if not nic["addresses"]:
         return "no address"
@@ -81,28 +104,21 @@ def why_refused(nic: dict[str, Any], link: dict[str, Any], links: list[dict[str,
     return None
 
 
-def _kind_of_name(name: str, links: list[dict[str, Any]]) -> str:
-    """The kind of a link by its name. A VRF has the kind other: a member of it keeps its own addresses."""
-    return next((kind_of(link) for link in links if link["ifname"] == name), "other")
-
-
-def _why_bridge_refused(name: str, links: list[dict[str, Any]]) -> str | None:
+def _why_bridge_refused(name: str, others: Others) -> str | None:
     if CONTAINER_BRIDGE.match(name):
         return "a bridge for containers or virtual machines: the same address is on many hosts"
-    members = [link for link in links if link.get("master") == name]
-    if not any(kind_of(member) in PHYSICAL for member in members):
+    if not others.member_kinds.get(name, set()).intersection(PHYSICAL):
         return "a bridge without a physical member: it does not leave this host"
     return None
 
 
-def _why_veth_refused(link: dict[str, Any], links: list[dict[str, Any]]) -> str | None:
+def _why_veth_refused(link: dict[str, Any], others: Others) -> str | None:
     """A veth is a container's end on its host (of no use), or the NIC of a host that is itself a container."""
     if CONTAINER_VETH.match(link["ifname"]):
         return "a veth: the host's end of a container"
     if link.get("master"):
         return f"a veth in the bridge {link['master']}: the host's end of a container"
-    own = {other["ifindex"] for other in links}
-    if "link_netnsid" not in link and ("link" in link or link.get("link_index") in own):
+    if "link_netnsid" not in link and ("link" in link or link.get("link_index") in others.indexes):
         return "a veth whose other end is on this host too"
     return None
 
@@ -118,11 +134,33 @@ def parse_nics(
     ip_json: output of `ip -j -d addr show`. speeds: /sys/class/net/<name>/speed by name.
     train_interface, train_network: what the user set in the inventory. A NIC that it names is never refused for its
     kind, since the user knows better; one without link or address stays refused, since nothing could be tried.
+    Raises ValueError for text that is no JSON.
     """
-    links = [link for link in json.loads(ip_json) if "ifname" in link]
+    return describe_nics(parse_links(ip_json), speeds, train_interface, train_network)
+
+
+def parse_links(ip_json: str) -> list[dict[str, Any]]:
+    """The links of `ip -j -d addr show`, as it describes them. Older iproute2 prints empty objects between them."""
+    return [link for link in json.loads(ip_json or "[]") if "ifname" in link]
+
+
+def describe_nics(
+    links: list[dict[str, Any]],
+    speeds: dict[str, str | None],
+    train_interface: str | None = None,
+    train_network: str | None = None,
+) -> list[dict[str, Any]]:
+    """parse_nics for links that are parsed already."""
+    others = Others({}, {}, set())
+    for link in links:
+        kind = others.kinds[link["ifname"]] = kind_of(link)
+        others.indexes.add(link.get("ifindex", 0))
+        if link.get("master"):
+            others.member_kinds.setdefault(link["master"], set()).add(kind)
+    known = _speeds(links, others.kinds, speeds)
     nics = []
     for link in links:
-        flags, kind = link.get("flags", []), kind_of(link)
+        flags, kind = link.get("flags", []), others.kinds[link["ifname"]]
         nic: dict[str, Any] = {
             "name": link["ifname"],
             "kind": kind,
@@ -130,15 +168,47 @@ def parse_nics(
             "carrier": "LOWER_UP" in flags,
             "mtu": link.get("mtu", 0),
             "mac": link.get("address", "") if kind != "loopback" else "",
-            "speed_mbits": parse_speed(speeds.get(link["ifname"]), kind),
+            "speed_mbits": known[link["ifname"]],
             "master": link.get("master"),
+            "parent": link.get("link") if kind == "vlan" else None,
             "addresses": [_address(entry) for entry in link.get("addr_info", []) if _lasting(entry)],
         }
-        nic["refused"] = why_refused(nic, link, links)
+        nic["refused"] = why_refused(nic, link, others)
         if nic["refused"] and nic["up"] and nic["carrier"] and _chosen(nic, train_interface, train_network):
             nic["refused"] = None
         nics.append(nic)
     return nics
+
+
+def _speeds(links: list[dict[str, Any]], kinds: dict[str, str], texts: dict[str, str | None]) -> dict[str, int | None]:
+    """Mbit/s by name. What sysfs does not know of a bond comes from its members, and of a VLAN from what it is on."""
+    known = {name: parse_speed(texts.get(name), kind) for name, kind in kinds.items()}
+    members: dict[str, list[dict[str, Any]]] = {}
+    for link in links:
+        if link.get("master"):
+            members.setdefault(link["master"], []).append(link)
+    for link in links:
+        if kinds[link["ifname"]] == "bond" and known[link["ifname"]] is None:
+            known[link["ifname"]] = bond_speed(link, members.get(link["ifname"], []), known)
+    for link in links:
+        if kinds[link["ifname"]] == "vlan" and known[link["ifname"]] is None:
+            known[link["ifname"]] = known.get(link.get("link", ""))
+    return known
+
+
+def bond_speed(bond: dict[str, Any], members: list[dict[str, Any]], known: dict[str, int | None]) -> int | None:
+    """Mbit/s of a bond by its mode: one member's where only one sends, all members' together where they share.
+
+    None where a member that counts does not know its own. One TCP connection never gets more than one member's.
+    """
+    data = bond.get("linkinfo", {}).get("info_data", {})
+    mode, active = data.get("mode", ""), data.get("active_slave")
+    up = [member["ifname"] for member in members if "LOWER_UP" in member.get("flags", [])]
+    speeds = [known.get(name) for name in ([active] if mode == "active-backup" and active else up)]
+    if not speeds or any(speed is None for speed in speeds):
+        return None
+    numbers = [speed for speed in speeds if speed is not None]
+    return min(numbers) if mode in ("active-backup", "broadcast") else sum(numbers)
 
 
 def _address(entry: dict[str, Any]) -> dict[str, Any]:
@@ -181,9 +251,11 @@ def read_nics(train_interface: str | None, train_network: str | None) -> list[di
     result = run(["ip", "-j", "-d", "addr", "show"])
     if result.rc != 0:
         raise RuntimeError(f"`ip -j -d addr show` failed: {result.complaint}. Mend: install iproute2 on that host")
-    return parse_nics(result.out, read_speeds(), train_interface, train_network)
+    links = parse_links(result.out)
+    speeds = read_speeds(link["ifname"] for link in links if kind_of(link) in KINDS_WITH_SPEED)
+    return describe_nics(links, speeds, train_interface, train_network)
 
 
-def read_speeds(folder: Path = Path("/sys/class/net")) -> dict[str, str | None]:
+def read_speeds(names: Iterable[str], folder: Path = Path("/sys/class/net")) -> dict[str, str | None]:
     """/sys/class/net/<name>/speed by name; None where the driver refuses to say."""
-    return {link.name: read(link / "speed") for link in folder.iterdir()} if folder.is_dir() else {}
+    return {name: read(folder / name / "speed") for name in names}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,10 @@ def elsewhere(name: str, **more: Any) -> Any:
         (link("eno1.100", "vlan", link="eno1"), "vlan"),
         (link("ib0", link_type="infiniband", address="80:00:02:08:fe:80:00:00"), "infiniband"),
         (link("ib0.8001", "ipoib", link_type="infiniband"), "infiniband"),
+        (link("bond1", "bond", link_type="infiniband", address="80:00:02:08:fe:80:00:00"), "bond"),
+        (link("team0", "team"), "bond"),
+        (link("wgigabit0"), "physical"),
+        (link("tundra0"), "physical"),
         (elsewhere("enp1s0"), "veth"),
         (elsewhere("bond0"), "veth"),
         (link("macvlan0", "macvlan", link_index=2, link_netnsid=0), "other"),
@@ -81,6 +86,13 @@ def test_nics_that_lead_out_of_the_host_are_candidates(described: Any, kind: str
         (elsewhere("enp9s0", master="docker0"), "bridge docker0"),
         (link("wg0", "wireguard", link_type="none"), "VPN"),
         (link("tailscale0", "tun", link_type="none"), "VPN"),
+        (link("tailscale0", link_type="none"), "VPN"),  # an iproute2 that tells no kind
+        (elsewhere("tailscale0"), "VPN"),
+        (link("zt3jnkuqx7", "tun", link_type="ether"), "VPN"),  # ZeroTier is a tap
+        (link("wt0", "wireguard", link_type="none"), "VPN"),
+        (link("ppp0", link_type="ppp"), "VPN"),
+        (link("corp", link_type="none"), "VPN"),
+        (link("tun0", "ovpn"), "VPN"),
         (link("flannel.1", "vxlan"), "tunnel"),
         (link("dummy0", "dummy"), "dummy"),
     ],
@@ -124,10 +136,29 @@ def test_both_ends_of_a_veth_on_this_host_are_refused_whatever_their_names() -> 
     assert all("on this host too" in nic["refused"] for nic in nics.values())
 
 
-def test_hundreds_of_container_veths_leave_the_one_real_nic() -> None:
-    veths = [elsewhere(f"veth{n:04x}", index=10 + n, master="docker0", addresses=[LINK_LOCAL]) for n in range(400)]
-    nics = muster_nics.parse_nics(json.dumps([link("eno1"), link("docker0", "bridge", index=3), *veths]), {})
+def host_of_containers(count: int) -> str:
+    """A host with that many containers: `ip -j -d addr show` with their veths, half in a bridge, half of Calico."""
+    half = [
+        elsewhere(f"veth{n:04x}", index=10 + n, master="docker0", addresses=[LINK_LOCAL]) for n in range(0, count, 2)
+    ]
+    rest = [elsewhere(f"eth{n}x", index=10 + n, addresses=[LINK_LOCAL]) for n in range(1, count, 2)]
+    return json.dumps([link("eno1"), link("docker0", "bridge", index=3), *half, *rest])
+
+
+def test_hundreds_of_container_veths_leave_the_one_real_nic_within_a_second() -> None:
+    begun = time.perf_counter()
+    nics = muster_nics.parse_nics(host_of_containers(600), {})
+    assert time.perf_counter() - begun < 1.0
     assert [nic["name"] for nic in nics if nic["refused"] is None] == ["eno1"]
+    assert len(nics) == 602
+
+
+def test_each_link_is_looked_at_once_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    kind_of = muster_nics.kind_of
+    monkeypatch.setattr(muster_nics, "kind_of", lambda link: looked.append(link["ifname"]) or kind_of(link))
+    muster_nics.parse_nics(host_of_containers(600), {})
+    assert len(looked) == 602
 
 
 @pytest.mark.parametrize("chosen", [{"train_interface": "wg0"}, {"train_network": "10.1.0.0/16"}])
@@ -161,6 +192,49 @@ def test_a_speed_is_a_known_one_or_none(text: str | None, kind: str, speed: int 
     assert muster_nics.parse_speed(text, kind) == speed
 
 
+def bond(mode: str, **more: Any) -> Any:
+    described = link("bond0", "bond", index=4)
+    described["linkinfo"]["info_data"] = {"mode": mode, **more}
+    return described
+
+
+@pytest.mark.parametrize(
+    ("described", "speeds", "speed"),
+    [
+        (bond("802.3ad"), {"bond0": "50000"}, 50000),
+        (bond("802.3ad"), {"bond0": "-1", "eno1": "25000", "eno2": "25000"}, 50000),
+        (bond("balance-xor"), {"eno1": "1000", "eno2": "-1"}, None),
+        (bond("active-backup", active_slave="eno2"), {"bond0": "65535", "eno1": "1000", "eno2": "10000"}, 10000),
+        (bond("active-backup"), {"eno1": "1000", "eno2": "10000"}, 1000),
+        (bond("broadcast"), {"eno1": "10000", "eno2": "10000"}, 10000),
+    ],
+)
+def test_the_speed_of_a_bond_and_of_a_vlan_on_it(
+    described: Any, speeds: dict[str, str | None], speed: int | None
+) -> None:
+    nics = parse(
+        link("bond0.20", "vlan", index=5, link="bond0"),
+        link("eno1", index=2, master="bond0", addresses=[]),
+        link("eno2", index=3, master="bond0", addresses=[]),
+        described,
+        speeds=speeds,
+    )
+    assert nics["bond0"]["speed_mbits"] == nics["bond0.20"]["speed_mbits"] == speed
+    assert nics["bond0.20"]["parent"] == "bond0" and nics["bond0.20"]["refused"] is None
+
+
+def test_a_member_without_a_cable_adds_nothing_to_its_bond() -> None:
+    dead = link("eno2", index=3, master="bond0", addresses=[], flags=["NO-CARRIER", "UP"])
+    nics = parse(bond("802.3ad"), link("eno1", master="bond0"), dead, speeds={"eno1": "25000", "eno2": "25000"})
+    assert nics["bond0"]["speed_mbits"] == 25000
+
+
+def test_a_host_with_ipv6_alone_has_a_candidate() -> None:
+    v6 = {"family": "inet6", "local": "fd00:78::11", "prefixlen": 64, "scope": "global"}
+    nics = list(parse(link("eno1", addresses=[v6, LINK_LOCAL])).values())
+    assert muster_nics.candidates(nics) == ["fd00:78::11"]
+
+
 def test_addresses_that_will_not_last_are_left_out() -> None:
     v6 = {"family": "inet6", "local": "2001:db8::5", "prefixlen": 64, "scope": "global"}
     passing = [v6 | {"local": f"2001:db8::{n}", word: True} for n, word in enumerate(("temporary", "tentative"))]
@@ -172,7 +246,7 @@ def test_speeds_are_read_from_sysfs(tmp_path: Path) -> None:
     (tmp_path / "eno1").mkdir()
     (tmp_path / "eno1" / "speed").write_text("1000\n")
     (tmp_path / "wlan0").mkdir()
-    assert muster_nics.read_speeds(tmp_path) == {"eno1": "1000", "wlan0": None}
+    assert muster_nics.read_speeds(["eno1", "wlan0"], tmp_path) == {"eno1": "1000", "wlan0": None}
 
 
 def test_this_machine_has_a_loopback_that_is_refused() -> None:

@@ -1,0 +1,320 @@
+"""Everything Muster wants to know of a host, in one call: `survey`. It only looks and changes nothing.
+
+Used by the Ansible module (library/muster_facts.py) and, over one SSH call, by `make check`: then this file's `main`
+reads the options as JSON from standard input and prints the facts as JSON. Needs root for Podman's containers and the
+kernel's log. Not for the network between hosts: that is muster_reach.
+Runs on bare hosts: standard library alone, Python 3.8 and later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import resource
+import socket
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils.muster_gpus import find_gpus, in_words
+from ansible.module_utils.muster_health import gpu_health, read_processes, read_xid
+from ansible.module_utils.muster_host import (
+    Result,
+    available_memory,
+    disk,
+    head,
+    parse_os_release,
+    read,
+    run,
+    usable_cores,
+    usable_memory,
+)
+from ansible.module_utils.muster_nics import candidates, read_nics
+from ansible.module_utils.muster_rdma import fill_speeds, read_rdma
+
+ROOT = "/var/lib/muster"
+IMAGE_PREFIX = "localhost/muster/"
+STORAGE_CONF, STORAGE = "/etc/containers/storage.conf", "/var/lib/containers/storage"
+PODMAN_SECONDS = 20.0
+#: What lets a CPU kernel of torch or oneDNN take another path, and round otherwise.
+NUMERIC_FLAGS = {
+    *("avx", "avx2", "fma", "avx512f", "avx512_bf16", "avx512_fp16", "avx512_vnni", "avx_vnni", "amx_bf16", "amx_int8"),
+    *("asimd", "sve", "sve2", "bf16", "i8mm"),
+}
+#: Of a data set: how long it may take, how many files are looked into, and how much at each end.
+DATA_SECONDS, SAMPLED_FILES, END_BYTES = 8.0, 2000, 65536
+
+
+def parse_engine(info: Result) -> tuple[dict[str, Any] | None, str]:
+    """(engine or None, folder of its storage) from `podman info --format json`."""
+    if info.rc != 0:
+        return None, "/var/lib/containers"
+    data = json.loads(info.out)
+    engine = {
+        "name": "podman",
+        "version": data["version"]["Version"],
+        "runtime": data["host"]["ociRuntime"]["name"],
+        "storage_driver": data["store"]["graphDriverName"],
+    }
+    return engine, data["store"]["graphRoot"]
+
+
+def parse_version(version: Result, storage_conf: str) -> tuple[dict[str, Any] | None, str]:
+    """The same from `podman --version` and storage.conf: without runtime and storage driver, at a tenth of the cost."""
+    found = re.search(r"version (\S+)", version.out)
+    if version.rc != 0 or not found:
+        return None, "/var/lib/containers"
+    configured = re.search(r'^\s*graphroot\s*=\s*"([^"]+)"', storage_conf, re.MULTILINE)
+    engine = {"name": "podman", "version": found.group(1), "runtime": None, "storage_driver": None}
+    return engine, configured.group(1) if configured else STORAGE
+
+
+def parse_images(images: Result) -> dict[str, str] | None:
+    """Muster's images as {ref: id} from `podman images --no-trunc --format json`; None if Podman does not answer."""
+    found = {}
+    for image in _answer(images) or []:
+        for name in image.get("Names") or []:
+            if name.startswith(IMAGE_PREFIX):
+                found[name] = image["Id"].split(":")[-1]
+    return None if _answer(images) is None else found
+
+
+def parse_runs(containers: Result, now: float) -> list[dict[str, Any]] | None:
+    """Containers of runs from `podman ps --all --filter label=muster.run --format json`, ended ones too.
+
+    [{"run", "container", "state", "owner", "created" (unix seconds), "age_seconds"}]; the times are None where Podman
+    does not tell. None, in the place of the list, if Podman is there and does not answer.
+    """
+    answer = _answer(containers)
+    if answer is None:
+        return None
+    runs = []
+    for container in answer:
+        created = container.get("Created")
+        created = created if isinstance(created, (int, float)) and created > 0 else None
+        runs.append(
+            {
+                "run": container["Labels"]["muster.run"],
+                "container": container["Names"][0],
+                "state": container["State"],
+                "owner": container["Labels"].get("muster.owner", ""),
+                "created": created,
+                "age_seconds": None if created is None else max(0.0, round(now - created, 1)),
+            }
+        )
+    return runs
+
+
+def _answer(result: Result) -> list[Any] | None:
+    """Podman's JSON list; empty where there is no Podman, None where it fails."""
+    if result.rc == 127:
+        return []
+    if result.rc != 0:
+        return None
+    found: list[Any] = json.loads(result.out or "[]") or []
+    return found
+
+
+def parse_cpu_model(cpuinfo: str) -> str:
+    """The processor's name from /proc/cpuinfo; empty where the kernel gives none (arm64)."""
+    for line in cpuinfo.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in ("model name", "Model", "cpu model"):
+            return value.strip()
+    return ""
+
+
+def parse_cpu_flags(cpuinfo: str) -> list[str]:
+    """The processor's features that change numerics, sorted, from the first core of /proc/cpuinfo."""
+    for line in cpuinfo.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            return sorted(NUMERIC_FLAGS.intersection(value.split()))
+    return []
+
+
+def limits() -> dict[str, int]:
+    """Limits of this process, which are those of the shell it was started from: counts and bytes; -1 is no limit."""
+
+    def ask(name: str, hard: bool = False) -> int:
+        value = resource.getrlimit(getattr(resource, name))[hard]
+        return -1 if value == resource.RLIM_INFINITY else value
+
+    return {
+        "nofile": ask("RLIMIT_NOFILE"),
+        "nofile_hard": ask("RLIMIT_NOFILE", hard=True),
+        "memlock_bytes": ask("RLIMIT_MEMLOCK"),
+        "nproc": ask("RLIMIT_NPROC"),
+        "core_bytes": ask("RLIMIT_CORE"),
+    }
+
+
+def fingerprint(folder: Path, seconds: float = DATA_SECONDS) -> dict[str, Any]:
+    """What a data set is: {"path", "present", "complete", "files", "bytes", "sha256", "sampled", "seconds"}.
+
+    sha256: of a manifest, sorted relative paths and sizes of all files, and the first and last 64 KiB of 2,000 of them
+    (of all, where there are no more): those whose paths have the smallest SHA-256, so that every host takes the same.
+    complete is False, and sha256 None, where the time did not suffice or a file could not be read; counts are then of
+    what was seen.
+    """
+    begun = time.monotonic()
+    deadline = begun + seconds
+    found: dict[str, Any] = {"path": str(folder), "present": folder.is_dir(), "complete": False, "sha256": None}
+    found.update(files=0, bytes=0, sampled=0)
+    if found["present"]:
+        sizes, whole = _walk(folder, deadline)
+        found.update(files=len(sizes), bytes=sum(sizes.values()))
+        digest, found["sampled"] = _manifest(folder, sizes, deadline) if whole else (None, 0)
+        found.update(sha256=digest, complete=digest is not None)
+    found["seconds"] = round(time.monotonic() - begun, 2)
+    return found
+
+
+def _walk(folder: Path, deadline: float) -> tuple[dict[str, int], bool]:
+    """({relative path: bytes} of all files, whether that is all). Links are followed, each folder once."""
+    sizes: dict[str, int] = {}
+    seen, waiting, whole = set(), [""], True
+    while waiting:
+        relative = waiting.pop()
+        try:
+            here = os.stat(folder / relative)
+            if (here.st_dev, here.st_ino) in seen:
+                continue
+            seen.add((here.st_dev, here.st_ino))
+            with os.scandir(folder / relative) as entries:
+                for entry in entries:
+                    if time.monotonic() > deadline:
+                        return sizes, False
+                    path = os.path.join(relative, entry.name)
+                    if entry.is_dir():
+                        waiting.append(path)
+                    elif entry.is_file():  # a link to nowhere is neither
+                        sizes[path] = entry.stat().st_size
+        except OSError:
+            whole = False  # a folder that may not be read
+    return sizes, whole
+
+
+def _manifest(folder: Path, sizes: dict[str, int], deadline: float) -> tuple[str | None, int]:
+    """(SHA-256 in hexadecimal or None, files that were looked into)."""
+    names = {path: os.fsencode(path) for path in sizes}
+    sampled = sorted(sizes, key=lambda path: hashlib.sha256(names[path]).digest())[:SAMPLED_FILES]
+    total = hashlib.sha256()
+    for path in sorted(sizes, key=lambda path: names[path]):
+        total.update(b"%s\0%d\n" % (names[path], sizes[path]))
+    for count, path in enumerate(sampled):
+        if time.monotonic() > deadline:
+            return None, count
+        try:
+            with open(folder / path, "rb") as file:
+                total.update(file.read(END_BYTES))
+                if sizes[path] > END_BYTES:
+                    file.seek(max(END_BYTES, sizes[path] - END_BYTES))
+                    total.update(file.read(END_BYTES))
+        except OSError:
+            return None, count
+    return total.hexdigest(), len(sampled)
+
+
+def _data(data_dir: str | None, full: bool) -> dict[str, Any] | None:
+    if not data_dir:
+        return None
+    if full:
+        return fingerprint(Path(data_dir))
+    return {"path": data_dir, "present": Path(data_dir).is_dir()}
+
+
+def _podman(*words: str) -> Result:
+    return run(["podman", *words], timeout=PODMAN_SECONDS)
+
+
+def _shared_memory() -> tuple[int | None, int | None]:
+    try:
+        state = os.statvfs("/dev/shm")
+    except OSError:
+        return None, None
+    return state.f_blocks * state.f_frsize, state.f_bavail * state.f_frsize
+
+
+def survey(options: dict[str, Any]) -> dict[str, Any]:
+    """The facts of this host; the schema is RETURN in library/muster_facts.py.
+
+    options, all of them optional: root (Muster's folder), train_interface, train_network, data_dir (absolute path),
+    full (bool: also the engine's runtime and storage driver, and the fingerprint of data_dir, for at most 8 s more).
+    The commands run side by side. Raises RuntimeError if `ip` does not answer, ValueError if Podman talks nonsense.
+    """
+    began, full = time.time(), bool(options.get("full"))
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        label = ["--filter", "label=muster.run"]
+        about = pool.submit(_podman, *(["info", "--format", "json"] if full else ["--version"]))
+        images = pool.submit(_podman, "images", "--no-trunc", "--format", "json")
+        containers = pool.submit(_podman, "ps", "--all", *label, "--format", "json")
+        found, processes, log = pool.submit(find_gpus), pool.submit(read_processes), pool.submit(read_xid)
+        data = pool.submit(_data, options.get("data_dir"), full)
+        nics, rdma = read_nics(options.get("train_interface"), options.get("train_network")), read_rdma()
+        fill_speeds(nics, rdma)
+        cpuinfo = head("/proc/cpuinfo", 16384)
+        system = parse_os_release(read("/etc/os-release") or "")
+        shm, shm_free = _shared_memory()
+        if full:
+            engine, storage = parse_engine(about.result())
+        else:
+            engine, storage = parse_version(about.result(), read(STORAGE_CONF) or "")
+        free, total = disk(storage)
+        gpus, (xid, xid_problem) = found.result(), log.result()
+        facts = {
+            "began": began,
+            "time": began,
+            "hostname": socket.gethostname(),
+            "machine_id": read("/etc/machine-id") or "",
+            "kernel": platform.release(),
+            "arch": platform.machine(),
+            "os": {"id": system["id"], "version": system["version"]},
+            "python": platform.python_version(),
+            "cpus": usable_cores(),
+            "machine_cpus": os.cpu_count(),
+            "cpu_model": parse_cpu_model(cpuinfo),
+            "cpu_flags": parse_cpu_flags(cpuinfo),
+            "load_average": [round(load, 2) for load in os.getloadavg()],
+            "limits": limits(),
+            "memory_bytes": usable_memory(),
+            "memory_free_bytes": available_memory(),
+            "disk_free_bytes": free,
+            "disk_total_bytes": total,
+            "muster_disk_free_bytes": disk(Path(options.get("root") or ROOT))[0],
+            "shm_bytes": shm,
+            "shm_free_bytes": shm_free,
+            "engine": engine,
+            "nics": nics,
+            "candidates": candidates(nics),
+            "rdma": rdma,
+            "gpus": gpus["gpus"],
+            "gpu_problems": gpus["gpu_problems"],
+            "gpu_problem": in_words(gpus["gpu_problems"]),
+            "gpu_health": gpu_health(gpus["rows"], processes.result()),
+            "xid": xid,
+            "xid_problem": xid_problem,
+            "images": parse_images(images.result()),
+            "runs": parse_runs(containers.result(), time.time()),
+            "data": data.result(),
+        }
+    facts["ended"] = time.time()
+    return facts
+
+
+def main() -> None:
+    """Options as JSON on standard input, facts as JSON on standard output; what went wrong on standard error."""
+    try:
+        facts = survey(json.loads(sys.stdin.read() or "{}"))
+    except (RuntimeError, ValueError, KeyError) as error:
+        sys.exit(f"muster_survey: {error}")
+    json.dump(facts, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""The whole survey of a host: Podman's answers, the processor, limits, a data set's fingerprint, and its speed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.module_utils import muster_survey
+from ansible.module_utils.muster_host import Result
+
+ABSENT = Result(127, "", "podman: not installed")
+HANGS = Result(124, "", "podman ps: no answer within 20 s")
+MODULE_UTILS = Path(__file__).parents[2] / "playbooks" / "module_utils"
+
+
+def test_podmans_answers_are_read_and_only_musters_own_things_are_told() -> None:
+    info = {
+        "version": {"Version": "4.3.1"},
+        "host": {"ociRuntime": {"name": "runc"}},
+        "store": {"graphDriverName": "overlay", "graphRoot": "/data/containers"},
+    }
+    engine, storage = muster_survey.parse_engine(Result(0, json.dumps(info), ""))
+    assert engine == {"name": "podman", "version": "4.3.1", "runtime": "runc", "storage_driver": "overlay"}
+    assert storage == "/data/containers"
+    images = [{"Id": "ab" * 32, "Names": ["localhost/muster/train:latest", "localhost/other:1"]}, {"Id": "c" * 64}]
+    found = muster_survey.parse_images(Result(0, json.dumps(images), ""))
+    assert found == {"localhost/muster/train:latest": "ab" * 32}
+
+
+def test_runs_are_told_with_owner_and_age_the_ended_ones_too() -> None:
+    labels = {"muster.run": "x", "muster.owner": "ann"}
+    answer = [
+        {"Names": ["muster-x-0"], "State": "exited", "Labels": labels, "Created": 1795280000, "Exited": True},
+        {"Names": ["muster-y-0"], "State": "running", "Labels": {"muster.run": "y"}},
+    ]
+    assert muster_survey.parse_runs(Result(0, json.dumps(answer), ""), now=1795283600.0) == [
+        {
+            "run": "x",
+            "container": "muster-x-0",
+            "state": "exited",
+            "owner": "ann",
+            "created": 1795280000,
+            "age_seconds": 3600.0,
+        },
+        {
+            "run": "y",
+            "container": "muster-y-0",
+            "state": "running",
+            "owner": "",
+            "created": None,
+            "age_seconds": None,
+        },
+    ]
+
+
+def test_a_host_without_podman_has_no_runs_and_one_whose_podman_hangs_has_unknown_ones() -> None:
+    assert muster_survey.parse_engine(ABSENT)[0] is None
+    assert muster_survey.parse_images(ABSENT) == {} and muster_survey.parse_runs(ABSENT, 0.0) == []
+    assert muster_survey.parse_images(HANGS) is None and muster_survey.parse_runs(HANGS, 0.0) is None
+    assert muster_survey.parse_runs(Result(0, "null\n", ""), 0.0) == []
+
+
+@pytest.mark.parametrize(
+    ("conf", "storage"),
+    [
+        ("", "/var/lib/containers/storage"),
+        ('[storage]\ndriver = "overlay"\n# graphroot = "/no"\n  graphroot = "/data/podman"\n', "/data/podman"),
+    ],
+)
+def test_the_quick_form_knows_the_engines_version_and_its_storage(conf: str, storage: str) -> None:
+    engine, where = muster_survey.parse_version(Result(0, "podman version 4.3.1\n", ""), conf)
+    assert engine == {"name": "podman", "version": "4.3.1", "runtime": None, "storage_driver": None}
+    assert where == storage
+    assert muster_survey.parse_version(ABSENT, conf)[0] is None
+
+
+X86 = "processor\t: 0\nmodel name\t: AMD EPYC 7B13\nflags\t\t: fpu sse2 fma avx f16c avx2 avx512f amx_bf16 aes\n"
+ARM = "processor\t: 0\nFeatures\t: fp asimd aes sve bf16 i8mm\nCPU part\t: 0xd40\n"
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "model", "flags"),
+    [
+        (X86, "AMD EPYC 7B13", ["amx_bf16", "avx", "avx2", "avx512f", "fma"]),
+        (ARM, "", ["asimd", "bf16", "i8mm", "sve"]),
+        ("", "", []),
+    ],
+)
+def test_the_processor_and_what_of_it_changes_numerics(cpuinfo: str, model: str, flags: list[str]) -> None:
+    assert muster_survey.parse_cpu_model(cpuinfo) == model
+    assert muster_survey.parse_cpu_flags(cpuinfo) == flags
+
+
+def test_limits_are_numbers_and_no_limit_is_minus_one() -> None:
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
+        "from ansible.module_utils.muster_survey import limits; import json; print(json.dumps(limits()))"
+    )
+    found = json.loads(_python(code))
+    assert found["core_bytes"] == 0 and found["nofile_hard"] >= found["nofile"] > 0
+    assert all(isinstance(value, int) and value >= -1 for value in found.values())
+
+
+def _python(code: str, text: str = "") -> str:
+    """Python as it runs on a host: these modules under ansible.module_utils, and nothing else of Ansible."""
+    prefix = (
+        "import sys, types\n"
+        "for name in ('ansible', 'ansible.module_utils'): sys.modules[name] = types.ModuleType(name)\n"
+        f"sys.modules['ansible.module_utils'].__path__ = [{str(MODULE_UTILS)!r}]\n"
+    )
+    words = [sys.executable, "-I", "-c", prefix + code]
+    return subprocess.run(words, input=text, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def data_set(folder: Path, changed: str = "") -> Path:
+    for name in ("cat/1.png", "cat/2.png", "dog/1.png"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        content = bytearray((name * 50_000).encode())
+        if name == changed:
+            content[-1] ^= 1
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def test_the_same_data_has_the_same_fingerprint_wherever_it_lies(tmp_path: Path) -> None:
+    first = muster_survey.fingerprint(data_set(tmp_path / "a"))
+    second = muster_survey.fingerprint(data_set(tmp_path / "elsewhere" / "b"))
+    assert first["sha256"] == second["sha256"] is not None
+    assert (first["complete"], first["files"], first["bytes"], first["sampled"]) == (True, 3, 1_350_000, 3)
+
+
+def test_a_file_altered_moved_or_missing_changes_the_fingerprint(tmp_path: Path) -> None:
+    whole = muster_survey.fingerprint(data_set(tmp_path / "a"))["sha256"]
+    altered = muster_survey.fingerprint(data_set(tmp_path / "b", changed="dog/1.png"))["sha256"]
+    data_set(tmp_path / "c").joinpath("cat/2.png").rename(tmp_path / "c" / "dog" / "2.png")
+    data_set(tmp_path / "d").joinpath("cat/2.png").unlink()
+    others = [altered, *(muster_survey.fingerprint(tmp_path / name)["sha256"] for name in "cd")]
+    assert None not in others and len({whole, *others}) == 4
+
+
+def test_links_are_followed_once_and_links_to_nowhere_do_no_harm(tmp_path: Path) -> None:
+    folder = data_set(tmp_path / "a")
+    (folder / "again").symlink_to(folder)
+    (folder / "lost.png").symlink_to(tmp_path / "nowhere")
+    (folder / "linked").symlink_to(data_set(tmp_path / "b") / "dog")
+    found = muster_survey.fingerprint(folder)
+    assert (found["complete"], found["files"]) == (True, 4)
+
+
+def test_data_that_takes_too_long_or_is_not_there_has_no_fingerprint(tmp_path: Path) -> None:
+    late = muster_survey.fingerprint(data_set(tmp_path), seconds=-1.0)
+    assert late["present"] and not late["complete"] and late["sha256"] is None
+    absent = muster_survey.fingerprint(tmp_path / "nowhere")
+    assert not absent["present"] and not absent["complete"] and absent["files"] == 0
+
+
+KEYS = {
+    *("began", "ended", "time", "hostname", "machine_id", "kernel", "arch", "os", "python", "cpus", "machine_cpus"),
+    *("cpu_model", "cpu_flags", "load_average", "limits", "memory_bytes", "memory_free_bytes", "disk_free_bytes"),
+    *("disk_total_bytes", "muster_disk_free_bytes", "shm_bytes", "shm_free_bytes", "engine", "nics", "candidates"),
+    *("rdma", "gpus", "gpu_problems", "gpu_problem", "gpu_health", "xid", "xid_problem", "images", "runs", "data"),
+}
+
+
+def test_this_machine_is_surveyed_in_one_command_without_ansible(tmp_path: Path) -> None:
+    options = {"root": str(tmp_path), "data_dir": str(tmp_path), "full": False}
+    code = "from ansible.module_utils.muster_survey import main; main()"
+    found: dict[str, Any] = json.loads(_python(code, json.dumps(options)))
+    assert set(found) == KEYS
+    assert found["began"] <= found["ended"] <= time.time()
+    assert 0 < found["memory_free_bytes"] <= found["memory_bytes"]
+    assert found["shm_free_bytes"] <= found["shm_bytes"]
+    assert found["data"] == {"path": str(tmp_path), "present": True}
+    assert found["limits"]["nofile"] != 0 and found["machine_cpus"] == os.cpu_count()
+
+
+def test_a_survey_without_ip_says_what_to_install() -> None:
+    code = (
+        "from ansible.module_utils import muster_host, muster_nics\n"
+        "muster_nics.run = lambda command: muster_host.Result(127, '', 'ip: not installed')\n"
+        "from ansible.module_utils.muster_survey import main; main()"
+    )
+    with pytest.raises(subprocess.CalledProcessError) as error:
+        _python(code)
+    assert "install iproute2" in error.value.stderr
