@@ -20,9 +20,9 @@ Reach = Mapping[str, Sequence[Mapping[str, Any]]]
 
 #: Networks this near to the fastest are as fast as it: the rest is the measurement's.
 ALIKE = 0.8
-#: Above this many Mbit/s one stream of iperf3 is limited by a core, not by the link: figures within a factor of two
+#: Above this many Mbit/s one stream of iperf3 may be limited by a core, not by the link: figures within a factor of two
 #: are alike, and the NICs' own labels tell the networks apart.
-ONE_STREAM = 10_000
+ONE_STREAM = 5_000
 ALIKE_ABOVE = 0.5
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from containers import net
 from tests.conftest import cannot_run
 from tests.sweep import lab_name
 
@@ -111,6 +112,17 @@ class Lab:
         ).stdout.strip()
         subprocess.run(["nsenter", "-t", pid, "-n", *words], check=True, timeout=30)
 
+    def shape(self, rate: str | None) -> None:
+        """Both NICs of every host at one rate, so that a busy test machine does not decide which network is faster."""
+        for index, host in enumerate(HOSTS):
+            for nic in (net.nics(index).management, net.nics(index).data):
+                how = (
+                    f"replace dev {nic} root tbf rate {rate} burst 256kb latency 50ms"
+                    if rate
+                    else f"del dev {nic} root"
+                )
+                self.nsenter(host, "tc", "qdisc", *how.split())
+
     def containers(self) -> list[str]:
         """Ids of all containers of runs on all hosts: after a run there must be none."""
         return [
@@ -171,7 +183,9 @@ def lab(container_engine: None) -> Iterator[Lab]:
         assert "    h2:\n" in text
         hosts.write_text(text.replace("    h2:\n", "    h2:\n      nproc_per_node: 2\n"))
         _must(made.fab("trust", YES=1))
+        made.shape("1gbit")
         made.first_deploy = _must(made.fab("deploy", 1800))
+        made.shape(None)
         yield made
     finally:
         made.fab("lab-down", LAB=made.name)

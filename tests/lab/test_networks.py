@@ -17,7 +17,7 @@ from launch import detect, inventory
 from launch.network import Choice
 from launch.refusal import Refusal
 from tests.lab.conftest import HOSTS, Lab
-from tests.lab.scenarios import SCENARIOS, Scenario, Step
+from tests.lab.scenarios import BASE, SCENARIOS, SHAPE, Scenario, Step
 
 pytestmark = pytest.mark.lab
 
@@ -63,6 +63,9 @@ def names(lab: Lab) -> Names:
 def changed_network(lab: Lab, names: Names) -> Iterator[list[Step]]:
     """Steps that are undone afterwards; firewalls, shaping, downed links and MTUs are put right in any case."""
     undo: list[Step] = []
+    for host in HOSTS:
+        for kind in ("data", "mgmt"):
+            lab.nsenter(host, *SHAPE.format(nic=names.nics[host][kind], rate=BASE).split())
     yield undo
     for host, command in undo:
         lab.nsenter(host, *names.fill(command, host).split())
