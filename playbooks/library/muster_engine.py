@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.muster_gpus import nvidia_pci_devices
+from ansible.module_utils.muster_gpus import nvidia_devices
 from ansible.module_utils.muster_host import (
     Result,
     find_command,
@@ -234,7 +234,7 @@ def make_folders(root: Path, owner: str, check_mode: bool) -> bool:
 def make_cdi(check_mode: bool) -> bool:
     """Describes NVIDIA GPUs to Podman (CDI), where there are some and nvidia-ctk is. Returns whether it changed."""
     before = CDI.read_text(encoding="utf-8") if CDI.exists() else None
-    if not nvidia_pci_devices() or (before is not None and not before.startswith(CDI_HEADER)):
+    if not nvidia_devices() or (before is not None and not before.startswith(CDI_HEADER)):
         return False
     result = run(["nvidia-ctk", "cdi", "generate"], timeout=60.0)
     if result.rc != 0 or CDI_HEADER + result.out == before:

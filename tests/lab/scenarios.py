@@ -1,8 +1,8 @@
 """Networks as labs and machine rooms have them, as data: what is done to the lab's hosts, and what must be chosen.
 
 Each host of the lab has a management and a data NIC with names of its own, docker0 with the same address everywhere,
-container veths, a NIC that is down, and `127.0.1.1 hostname` in /etc/hosts. Both NICs are shaped to BASE, so that a busy
-test machine does not decide. A scenario adds to that.
+container veths, a NIC that is down, and `127.0.1.1 hostname` in /etc/hosts. Both NICs are shaped to BASE, so that a
+busy test machine does not decide. A scenario adds to that.
 
 A step is (host, command): the command runs in the host's network namespace. Words in braces are filled in: {data},
 {mgmt} are the host's NICs; {data.h1}, {mgmt.h1} addresses of the named host; {net.data}, {net.mgmt} the networks.
