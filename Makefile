@@ -8,7 +8,7 @@ need = @$(PYTHON) -m launch.bootstrap
 
 export INVENTORY
 .DEFAULT_GOAL := help
-.PHONY: help local horovod demo lab lab-down lab-status trust deploy train status logs stop teardown image \
+.PHONY: help local horovod demo lab lab-down lab-status trust deploy check train status logs stop teardown image \
 	test test-fast lint bench-deploy bench-launch bench-checkpoint bench-train bench-forecast
 
 help:  ## list the targets
@@ -46,7 +46,11 @@ deploy:  ## provision, detect, choose the network, build and distribute the imag
 	$(need) $(if $(HOROVOD),train) control
 	@$(BIN)/fab deploy
 
-train:  ## run on the first NODES hosts  [NODES=2 ARGS="..." WORKLOAD=dir SCRIPT=main.py RESUME=last GRACE=30 DRY_RUN=1]
+check:  ## measure links, hosts and sameness, forecast a run; report.html  [NODES=2 ARGS="..." FORECAST=0 JSON=1]
+	$(need) control
+	@$(BIN)/fab check
+
+train:  ## run on the first NODES hosts  [NODES=2 ARGS="..." WORKLOAD=dir SCRIPT=main.py RESUME=last GRACE=30 SKIP_CHECK=1 DRY_RUN=1]
 	$(need) control
 	@$(BIN)/fab train
 

@@ -83,6 +83,7 @@ def deploy(context: Context, inventory: str = "", horovod: bool = False, measure
         "resume": "continue an earlier run from its newest checkpoint: its id, or last",
         "grace": "seconds that a stopped run gets to finish its step and write a checkpoint (30)",
         "dry-run": "print every host's command and environment, start nothing",
+        "skip-check": "leave out the quick check before the start",
     }
 )
 def train(
@@ -95,6 +96,7 @@ def train(
     resume: str = "",
     grace: str = "",
     dry_run: bool = False,
+    skip_check: bool = False,
 ) -> None:
     """Train on the hosts of a deployed inventory; live output of every rank; results in runs/<id>/."""
     from launch import run
@@ -108,8 +110,33 @@ def train(
         resume=_given(resume, "RESUME"),
         grace=_given(grace, "GRACE"),
         dry_run=_truth(dry_run, "DRY_RUN"),
+        skip_check=_truth(skip_check, "SKIP_CHECK"),
     )
     _end(lambda: run.train(request, CONSOLE), request.inventory)
+
+
+@task(
+    help={
+        "nodes": "check the first N hosts of the inventory; all when not given",
+        "args": "arguments of the training to forecast, as for train",
+        "forecast": "0: leave the forecast out",
+        "as-json": "print one JSON document and nothing else (JSON=1)",
+    }
+)
+def check(
+    context: Context, inventory: str = "", nodes: str = "", args: str = "", forecast: str = "", as_json: bool = False
+) -> None:
+    """Measure links, hosts and their sameness, sum over the real backend, forecast a run; writes report.html."""
+    from launch import check as checking
+
+    request = checking.Request(
+        inventory=_inventory(inventory),
+        nodes=_given(nodes, "NODES"),
+        args=_given(args, "ARGS"),
+        forecast=_given(forecast, "FORECAST", "1") not in ("0", "no", "false"),
+        as_json=_truth(as_json, "JSON"),
+    )
+    _end(lambda: checking.check(request, CONSOLE), request.inventory)
 
 
 @task

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from launch import ssh
+from launch.hostchecks import clock_offset
 from launch.machine import Machine
 
 SOURCES = Path("playbooks/module_utils")
@@ -63,11 +64,6 @@ def command(python: str, options: Mapping[str, Any]) -> str:
     return shlex.join([python, "-c", _LOADER.format(packed=packed, mark=MARK)])
 
 
-def offset(sent: float, began: float, ended: float, received: float) -> tuple[float, float]:
-    """(offset, error) in seconds of a host's clock from four times, as NTP takes them (RFC 5905, section 8). Pure."""
-    return ((began - sent) + (ended - received)) / 2, max(0.0, (received - sent) - (ended - began)) / 2
-
-
 def ask(machine: Machine, options: Mapping[str, Any], timeout: float) -> Answer:
     """One host's answer.
 
@@ -83,7 +79,7 @@ def ask(machine: Machine, options: Mapping[str, Any], timeout: float) -> Answer:
         said = (done.stderr or done.stdout).strip().splitlines()
         raise RuntimeError(said[-1] if said else f"exit status {done.exited} without a word")
     found = json.loads(lines[-1][len(MARK) :])
-    ahead, error = offset(sent, found["began"], found["ended"], received)
+    ahead, error = clock_offset(sent, found["began"], found["ended"], received)
     return Answer(found["survey"], found["links"], ahead, error)
 
 

@@ -12,7 +12,7 @@ from launch.links import Link
 from launch.machine import Machine
 from launch.schedule import rounds
 
-BANDWIDTH_SECONDS = 1  # of each direction of each pair
+BANDWIDTH_SECONDS = 1  # of each pair, both directions at once
 PATIENCE_SECONDS = 10  # of a host for its partner in a pair
 PAIR_SECONDS = 0.4  # what a pair takes beside its bandwidth, about
 
@@ -41,12 +41,12 @@ def options(hosts: Sequence[str], fields: Sequence[Field], seconds: int) -> dict
 
 def expected_seconds(hosts: int, networks: int, seconds: int) -> float:
     """How long a measurement takes where all is well."""
-    return 1 + networks * len(rounds([str(host) for host in range(hosts)])) * (PAIR_SECONDS + 2 * seconds)
+    return 1 + networks * len(rounds([str(host) for host in range(hosts)])) * (PAIR_SECONDS + seconds)
 
 
 def longest_seconds(hosts: int, networks: int, seconds: int) -> float:
     """After which a host that has not answered is given up: every pair waited for in vain."""
-    return 30 + networks * len(rounds([str(host) for host in range(hosts)])) * (PATIENCE_SECONDS + 2 * seconds + 10)
+    return 30 + networks * len(rounds([str(host) for host in range(hosts)])) * (PATIENCE_SECONDS + seconds + 10)
 
 
 def links(

@@ -13,6 +13,7 @@ import shlex
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,6 +47,7 @@ class Request:
     resume: str = ""
     grace: str = ""
     dry_run: bool = False
+    skip_check: bool = False
 
 
 def train(request: Request, console: Console) -> int:
@@ -77,7 +79,8 @@ def train(request: Request, console: Console) -> int:
     with machines(cluster, hosts) as opened:
         if request.workload:
             options = replace(options, image=_ship_workload(request, opened, console, cluster.image.ref))
-        port = check_standing(opened, hosts, options.image or cluster.image.id, earlier)
+        image = options.image or cluster.image.id
+        port = look_before_start(request, cluster, hosts, opened, image, earlier)
         plan = plans.make_plan(cluster, options, run, port, owner, created)
         return Job(plan, opened).run()
 
@@ -151,6 +154,33 @@ def targets_of(cluster: ClusterMap, hosts: Sequence[MapHost]) -> list[inventory.
         read = inventory.read(Path(cluster.inventory))
         passwords = {host.name: host.target.sudo_password for host in read.hosts}
     return [clustermap.to_target(host, passwords.get(host.name)) for host in hosts]
+
+
+def look_before_start(
+    request: Request,
+    cluster: ClusterMap,
+    hosts: Sequence[MapHost],
+    opened: Sequence[Machine],
+    image: str,
+    earlier: resuming.Earlier | None,
+) -> int:
+    """The quick form of `make check` beside what a start needs to know; returns a free port on the first host.
+
+    Raises:
+        Refusal: naming all that stands in the way.
+    """
+    if request.skip_check:
+        return check_standing(opened, hosts, image, earlier)
+    from launch import check  # here: it starts probes, which are runs themselves
+
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        looking = pool.submit(check.quick, cluster, hosts, opened)
+        port = check_standing(opened, hosts, image, earlier)
+        verdicts = looking.result()
+    # The image is this run's own, and runs in progress are told by check_standing.
+    for line in check.refuse_errors(verdicts, leave_out=("image", "runs")):
+        say(f"check: {line}")
+    return port
 
 
 def check_standing(

@@ -9,7 +9,7 @@ def rounds(hosts: Sequence[str]) -> list[list[tuple[str, str]]]:
     """Every unordered pair once, as (caller, callee); N - 1 rounds for an even number of hosts, N for an odd one.
 
     The circle method of round-robin tournaments: one host stays, the others turn. With an odd number a place in the
-    circle is empty, and the host that meets it rests. Each pair measures both directions, one after the other.
+    circle is empty, and the host that meets it rests. Each pair measures both directions.
     """
     circle: list[str | None] = [*hosts, *([None] if len(hosts) % 2 else [])]
     made = []

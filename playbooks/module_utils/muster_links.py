@@ -8,7 +8,8 @@ answers as soon as it has come to this pair. What a pair does, over the port ran
 2. Bytes go to and fro over the open connection: the round trip is the least of several.
 3. UDP packets that must not be cut into pieces look for the largest that gets through in both directions (path MTU).
 4. BULK_BYTES go each way. A link that passes small packets only (an MTU black hole) stops here.
-5. iperf3 measures the bandwidth, one direction after the other. Left out where `seconds` is 0.
+5. iperf3 measures the bandwidth, both directions at the same time, as an all-reduce uses them. Left out where `seconds`
+   is 0.
 
 Needs iperf3 for step 5. Standard library alone, Python 3.8 and later. Every wait is bounded.
 """
@@ -147,7 +148,7 @@ class Links:
             back = await self._connect_back(own, theirs, hello)
             say(writer, host=self.name, back=back, udp=udp_port)
             while True:
-                line = await asyncio.wait_for(reader.readline(), self.patience + 4 * self.seconds)
+                line = await asyncio.wait_for(reader.readline(), self.patience + 2 * self.seconds)
                 request = json.loads(line) if line else {"done": True}
                 if "ping" in request:
                     say(writer)
@@ -315,8 +316,8 @@ class Pair:
         say(writer, iperf=True)
         port = json.loads(await asyncio.wait_for(reader.readline(), 5))["port"]
         name, peer = self.links.name, self.peer
-        for source, target, reverse in ((name, peer, False), (peer, name, True)):
-            measured = await run_iperf(self.own, self.theirs, port, self.links.seconds, reverse)
+        there, back = await run_iperf(self.own, self.theirs, port, self.links.seconds)
+        for source, target, measured in ((name, peer, there), (peer, name, back)):
             if measured <= 0:
                 raise Broken(f"no data of iperf3 arrived from {source} at {target}")
             self.mbits[source, target] = round(measured / 1e6, 1)
@@ -448,7 +449,7 @@ class MtuProbe(asyncio.DatagramProtocol):
 
 
 async def start_iperf(address: str, ports: range, seconds: int) -> tuple[int, asyncio.subprocess.Process]:
-    """A server on the highest free port of the range, for as long as two measurements take. Raises OSError."""
+    """A server on the highest free port of the range, for as long as a measurement takes. Raises OSError."""
     path = find_command("iperf3")
     if path is None:
         raise OSError("iperf3 is not installed")
@@ -459,19 +460,19 @@ async def start_iperf(address: str, ports: range, seconds: int) -> tuple[int, as
                 probe.bind((address, port))
             except OSError:
                 continue
-        words = ["timeout", str(20 + 4 * seconds), path, "-s", "-B", address, "-p", str(port)]
+        words = ["timeout", str(20 + 2 * seconds), path, "-s", "-B", address, "-p", str(port)]
         quiet = asyncio.subprocess.DEVNULL
         return port, await asyncio.create_subprocess_exec(*words, stdin=quiet, stdout=quiet, stderr=quiet)
     raise OSError("no port of the range is free for iperf3")
 
 
-async def run_iperf(own: str, theirs: str, port: int, seconds: int, reverse: bool) -> float:
-    """Bit/s that arrived. Raises Broken."""
+async def run_iperf(own: str, theirs: str, port: int, seconds: int) -> tuple[float, float]:
+    """Bit/s that arrived (there, here). Raises Broken. --bidir: iperf3 3.7 and later."""
     path = find_command("iperf3")
     if path is None:
         raise Broken("iperf3 is not installed: run `make deploy`")
     words = [path, "-c", theirs, "-B", own, "-p", str(port), "-t", str(seconds), "-i", "0", "-J"]
-    words += ["--connect-timeout", "1500", *(["-R"] if reverse else [])]
+    words += ["--connect-timeout", "1500", "--bidir"]
     said: dict[str, Any] = {}
     for _ in range(40):  # the server takes some milliseconds until it listens
         pipe, quiet = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
@@ -485,7 +486,9 @@ async def run_iperf(own: str, theirs: str, port: int, seconds: int, reverse: boo
         except ValueError:
             raise Broken(f"iperf3 said nothing readable: {out[-200:].decode(errors='replace')}") from None
         if "error" not in said:
-            return float(said["end"]["sum_received"]["bits_per_second"])
+            found = said["end"]
+            there, back = found["sum_received"], found["sum_received_bidir_reverse"]
+            return float(there["bits_per_second"]), float(back["bits_per_second"])
         if not any(words in said["error"] for words in ("refused", "busy")):
             break
         await asyncio.sleep(0.05)

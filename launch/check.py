@@ -1,0 +1,362 @@
+"""`make check`: measure the cluster and say what a run will be like; in its quick form before every `make train`.
+
+One SSH call per host surveys it and measures its links; verdicts are pure functions of the answers. The full form then
+runs a short all-reduce in the training image, with the plan's own environment, and what a forecast needs to know.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from launch import (
+    checkreport,
+    clustermap,
+    config,
+    exits,
+    forecast,
+    history,
+    hostcall,
+    hostchecks,
+    matrix,
+    measure,
+    network,
+    probe,
+    run,
+    sameness,
+)
+from launch import plan as plans
+from launch.clustermap import ClusterMap, MapHost
+from launch.hostcall import Answer
+from launch.links import Link
+from launch.machine import Machine
+from launch.refusal import Problem, Refusal, refuse
+from launch.verdicts import ERROR, HEALTHY, INCOMPLETE, WARNING, Verdict, worst
+
+SURVEY_SECONDS = 30.0  # of a host for its facts; the data set's fingerprint is in it
+ALLREDUCE_SECONDS = 3.0
+#: An all-reduce gets this part of a link at least, where the link and not the processors is the limit.
+ALLREDUCE_PART = 0.5
+#: Optimizer state beside the weights: AdamW keeps two numbers for each.
+STATE_PER_PARAMETER = 3
+
+
+@dataclass(frozen=True)
+class Request:
+    """`make check` as typed."""
+
+    inventory: Path
+    nodes: str = ""
+    args: str = ""
+    forecast: bool = True
+    as_json: bool = False
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the hosts answered to the first call."""
+
+    answers: dict[str, Answer | BaseException]
+    links: list[Link]
+
+    def facts(self, host: str) -> dict[str, Any] | None:
+        answer = self.answers[host]
+        return answer.survey if isinstance(answer, Answer) else None
+
+
+def check(request: Request, console: Console) -> int:
+    """Check the hosts of a deployed inventory; print, write and keep what was found. Returns the exit status.
+
+    Raises:
+        Refusal: when there is no cluster map, or a host cannot be reached.
+    """
+    cluster = clustermap.read(request.inventory)
+    hosts = plans.chosen_hosts(cluster, plans.parse_nodes(request.nodes))
+    arguments = _trainer_arguments(request.args)
+    progress = Console(stderr=True, soft_wrap=True) if request.as_json else console
+    with run.machines(cluster, hosts) as opened:
+        document = examine(cluster, hosts, opened, arguments if request.forecast else None, progress)
+    folder = clustermap.path_of(request.inventory).parent / "checks"
+    history.save(folder, document)
+    written = checkreport.write_html(folder / "report.html", document)
+    if request.as_json:
+        print(json.dumps(document))
+    else:
+        checkreport.terminal(document, console)
+        console.print(f"Report: {', '.join(map(str, written))}", highlight=False)
+    return exits.REFUSED if checkreport.level_of(document) in (ERROR, INCOMPLETE) else exits.SUCCEEDED
+
+
+def _trainer_arguments(text: str) -> list[str]:
+    try:
+        return list(config.inline(tuple(shlex.split(text))))
+    except ValueError as error:
+        raise refuse("ARGS", f"ARGS={text}: {error}", "close the quotation") from None
+
+
+def examine(
+    cluster: ClusterMap,
+    hosts: Sequence[MapHost],
+    machines: Sequence[Machine],
+    arguments: Sequence[str] | None,
+    console: Console,
+) -> dict[str, Any]:
+    """The full check as a document (launch.history). `arguments`: of the training to forecast; None: no forecast."""
+    names = [host.name for host in hosts]
+    seconds = measure.expected_seconds(len(hosts), 1, measure.BANDWIDTH_SECONDS) if len(hosts) > 1 else 0.0
+    with _phase(console, f"Surveying {len(hosts)} hosts and measuring their links (about {2 + seconds:.0f} s)"):
+        seen = look(hosts, machines, measure.BANDWIDTH_SECONDS, full=True)
+    verdicts = link_verdicts(hosts, seen)
+    allreduce = predicted = None
+    inside = _inside(cluster, hosts, seen)
+    blocked = _stands_in_the_way(cluster, hosts, seen, verdicts)
+    if blocked:
+        allreduce, predicted = {"rows": [], "note": blocked}, {"rows": [], "recommendation": blocked}
+    elif sum(host.nproc_per_node for host in hosts) > 1:
+        with _phase(console, "A short all-reduce, as a run makes it"):
+            allreduce, said = all_reduce(cluster, hosts, machines, seen.links)
+            verdicts += said
+    checkpoint = None
+    if arguments is not None and not blocked and worst(verdicts) != ERROR:
+        with _phase(console, "A few steps on every host, and sums of their gradients, for the forecast"):
+            predicted, checkpoint, said = foretell(cluster, hosts, machines, arguments, seen.links)
+            verdicts += said
+    rows = sameness.compare({host.name: seen.facts(host.name) for host in hosts}, inside)
+    verdicts = [*host_verdicts(hosts, seen, checkpoint), *sameness.verdicts(rows), *verdicts]
+    folder = clustermap.path_of(Path(cluster.inventory)).parent / "checks"
+    if before := history.previous(folder, history.FULL, cluster.network.name):
+        verdicts += history.drift(seen.links, history.links_of(before), before["when"])
+    return history.document(
+        kind=history.FULL,
+        inventory=cluster.inventory,
+        network=cluster.network.name,
+        hosts=names,
+        links=seen.links,
+        verdicts=verdicts,
+        sameness=_sameness_document(names, rows),
+        allreduce=allreduce,
+        forecast=predicted,
+    )
+
+
+def quick(cluster: ClusterMap, hosts: Sequence[MapHost], machines: Sequence[Machine]) -> list[Verdict]:
+    """What can be told within a second or two: facts, whether every pair still connects and carries data, sameness."""
+    seen = look(hosts, machines, 0, full=False)
+    rows = sameness.compare({host.name: seen.facts(host.name) for host in hosts}, _inside(cluster, hosts, seen))
+    return [*host_verdicts(hosts, seen, None), *sameness.verdicts(rows), *link_verdicts(hosts, seen)]
+
+
+def refuse_errors(verdicts: Sequence[Verdict], leave_out: Sequence[str] = ()) -> list[str]:
+    """Warnings as lines for the user; checks in `leave_out` are somebody else's.
+
+    Raises:
+        Refusal: naming every error.
+    """
+    told = [verdict for verdict in verdicts if verdict.check not in leave_out]
+    problems = [Problem(v.where, v.what, v.mend) for v in told if v.level == ERROR]
+    if problems:
+        raise Refusal(problems)
+    return [
+        f"{v.level}: {v.where}: {v.what}" + (f"; mend: {v.mend}" if v.mend else "")
+        for v in told
+        if v.level in (WARNING, INCOMPLETE)
+    ]
+
+
+@contextmanager
+def _phase(console: Console, what: str) -> Iterator[None]:
+    begun = time.monotonic()
+    console.print(f"==> {what}", style="bold", highlight=False)
+    yield
+    console.print(f"    {time.monotonic() - begun:.1f} s", style="dim", highlight=False)
+
+
+# -- asking the hosts ---------------------------------------------------------------------------------------------
+
+
+def look(hosts: Sequence[MapHost], machines: Sequence[Machine], seconds: int, full: bool) -> Seen:
+    """One call per host: its facts, and its links to the others on the training network."""
+    names = [host.name for host in hosts]
+    field = measure.Field(
+        "training", {host.name: host.address for host in hosts}, {host.name: mtu_of(host) for host in hosts}
+    )
+    fields = [field] if len(hosts) > 1 else []
+    asked = measure.options(names, fields, seconds)
+    options = {
+        host.name: {
+            "survey": {"train_interface": host.interface, "data_dir": host.data_dir, "full": full},
+            "links": asked[host.name] if fields else None,
+        }
+        for host in hosts
+    }
+    limit = SURVEY_SECONDS + measure.longest_seconds(len(hosts), len(fields), seconds)
+    answers = hostcall.ask_all(machines, options, limit)
+    return Seen(answers, measure.links(names, fields, answers).get(field.name, []))
+
+
+def nic_of(host: MapHost) -> Mapping[str, Any]:
+    """The NIC that holds the training address, as the last deploy found it."""
+    nics: list[dict[str, Any]] = host.facts.get("nics", [])
+    return next((nic for nic in nics if nic["name"] == host.interface), {})
+
+
+def mtu_of(host: MapHost) -> int:
+    """Bytes."""
+    return int(nic_of(host).get("mtu") or 1500)
+
+
+# -- verdicts -----------------------------------------------------------------------------------------------------
+
+
+def asked_of(host: MapHost, answer: Answer | BaseException, checkpoint: int | None) -> hostchecks.Asked:
+    """What a run asks of a host. An empty list of GPUs is the user's word only where there are some."""
+    some = host.gpus or host.facts.get("gpus") or host.facts.get("gpu_problem")
+    return hostchecks.Asked(
+        gpus=host.gpus if some else None,
+        ranks=host.nproc_per_node,
+        checkpoint_bytes=checkpoint,
+        clock_offset=answer.clock_offset if isinstance(answer, Answer) else None,
+        clock_uncertainty=answer.clock_error if isinstance(answer, Answer) else 0.0,
+        data_dir=host.data_dir,
+    )
+
+
+def host_verdicts(hosts: Sequence[MapHost], seen: Seen, checkpoint: int | None) -> list[Verdict]:
+    found = []
+    for host in hosts:
+        answer = seen.answers[host.name]
+        if isinstance(answer, BaseException):
+            mend = "see what the host is busy with, and check again"
+            found.append(Verdict("survey", f"host {host.name}", INCOMPLETE, f"did not answer: {answer}", mend))
+        else:
+            found += hostchecks.judge(host.name, answer.survey, asked_of(host, answer, checkpoint))
+    return found
+
+
+def link_verdicts(hosts: Sequence[MapHost], seen: Seen) -> list[Verdict]:
+    speeds = {host.name: nic_of(host).get("speed_mbits") for host in hosts}
+    return matrix.verdicts(seen.links, speeds, {host.name: mtu_of(host) for host in hosts}) if len(hosts) > 1 else []
+
+
+def _inside(cluster: ClusterMap, hosts: Sequence[MapHost], seen: Seen) -> dict[str, Mapping[str, str | None] | None]:
+    """The training image that each host holds now. Its id fixes torch, NCCL, CUDA and the code within."""
+    found: dict[str, Mapping[str, str | None] | None] = {}
+    for host in hosts:
+        facts = seen.facts(host.name)
+        found[host.name] = {"image": facts["images"].get(cluster.image.ref, "none")} if facts else None
+    return found
+
+
+def _sameness_document(names: Sequence[str], rows: Sequence[sameness.Row]) -> dict[str, Any]:
+    return {
+        "hosts": list(names),
+        "rows": [
+            {
+                "property": row.property.label,
+                "values": [sameness.shown(value) for value in row.values.values()],
+                "odd": list(row.odd),
+                "majority": sameness.shown(row.majority),
+            }
+            for row in rows
+        ],
+    }
+
+
+def _stands_in_the_way(
+    cluster: ClusterMap, hosts: Sequence[MapHost], seen: Seen, links: Sequence[Verdict]
+) -> str | None:
+    """Why ranks cannot be started for a measurement; None if they can."""
+    busy = [host.name for host in hosts for one in (seen.facts(host.name) or {}).get("runs", []) if _runs(one)]
+    if busy:
+        return f"left out: a run is in progress on {', '.join(dict.fromkeys(busy))}"
+    if any(isinstance(answer, BaseException) for answer in seen.answers.values()) or worst(links) == ERROR:
+        return "left out: mend the errors above first"
+    lacking = [
+        host.name for host in hosts if cluster.image.id not in (seen.facts(host.name) or {}).get("images", {}).values()
+    ]
+    return f"left out: {', '.join(lacking)} lack the training image; run `make deploy`" if lacking else None
+
+
+def _runs(entry: Mapping[str, Any]) -> bool:
+    return entry.get("state") in hostchecks.RUNNING
+
+
+# -- in the training image ----------------------------------------------------------------------------------------
+
+
+def all_reduce(
+    cluster: ClusterMap, hosts: Sequence[MapHost], machines: Sequence[Machine], links: Sequence[Link]
+) -> tuple[dict[str, Any] | None, list[Verdict]]:
+    """(rows for the report, verdicts); the values are checked on every rank."""
+    try:
+        found = probe.run(cluster, hosts, machines, ["--seconds", str(ALLREDUCE_SECONDS)])["all_reduce"]
+    except Refusal as refusal:
+        return None, [Verdict("all-reduce", p.where, ERROR, p.what, p.mend) for p in refusal.problems]
+    rows = [
+        {
+            "megabytes": entry["bytes"] / 2**20,
+            "seconds": entry["seconds"],
+            "busbw_gbytes_per_second": entry["bus_bytes_per_second"] / 1e9,
+            "correct": True,  # a wrong value ends the probe
+        }
+        for entry in found["sizes"]
+    ]
+    return {"rows": rows, "note": "; ".join(found["notes"])}, judge_all_reduce(found["sizes"], links)
+
+
+def judge_all_reduce(sizes: Sequence[Mapping[str, Any]], links: Sequence[Link]) -> list[Verdict]:
+    """The largest sum against the slowest link. Pure."""
+    if not sizes:
+        return [Verdict("all-reduce", "cluster", INCOMPLETE, "no size was measured in time", "look at the links")]
+    largest = max(sizes, key=lambda entry: entry["bytes"])
+    mbits, slowest = largest["bus_bytes_per_second"] * 8 / 1e6, network.slowest(links)
+    what = (
+        f"{largest['bytes'] / 2**20:.0f} MiB in {largest['seconds']:.3g} s, values right: "
+        f"{network.rate(mbits)} of bus bandwidth"
+    )
+    if 0 < slowest < network.ONE_STREAM and mbits < ALLREDUCE_PART * slowest:
+        what += f", {mbits / slowest:.0%} of what the slowest link carries ({network.rate(slowest)})"
+        return [Verdict("all-reduce", "cluster", WARNING, what, "see whether the hosts' processors are busy (top)")]
+    return [Verdict("all-reduce", "cluster", HEALTHY, what)]
+
+
+def foretell(
+    cluster: ClusterMap,
+    hosts: Sequence[MapHost],
+    machines: Sequence[Machine],
+    arguments: Sequence[str],
+    links: Sequence[Link],
+) -> tuple[dict[str, Any] | None, int | None, list[Verdict]]:
+    """(rows and recommendation for the report, bytes of a checkpoint, verdicts)"""
+    try:
+        found = probe.run(cluster, hosts, machines, ["--forecast", "--", *arguments])["forecast"]
+    except Refusal as refusal:
+        return None, None, [Verdict("forecast", p.where, ERROR, p.what, p.mend) for p in refusal.problems]
+    rows = [
+        {
+            "nodes": one.nodes,
+            "option": one.option,
+            "step_seconds": one.step_seconds,
+            "images_per_second": one.images_per_second,
+            "speedup": one.speed_up,
+            "efficiency": one.efficiency,
+        }
+        for one in forecast.outlooks(found)
+    ]
+    slowest = network.slowest(links)
+    advice = forecast.recommend(found, f"{network.rate(slowest)} link" if slowest else "link")
+    return {"rows": rows, "recommendation": advice}, checkpoint_bytes(found), []
+
+
+def checkpoint_bytes(found: Mapping[str, Any]) -> int | None:
+    """Of one checkpoint: weights and optimizer state. None where the probe does not tell."""
+    size = found.get("gradient_bytes")
+    return int(size) * STATE_PER_PARAMETER if size else None
