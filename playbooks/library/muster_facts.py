@@ -49,9 +49,9 @@ facts:
     rdma [{device, port, state, rate_gbits, link_layer, nics [name], soft}],
     gpus [{vendor, index, name, uuid, memory_mib, driver, compute_capability, pci_bus_id, ecc_uncorrected, mig,
     mig_instances [{name, uuid}], usable, unusable_reason}],
-    gpu_problems [{vendor, gpu (PCI address, or null for all of them), what, mend}], gpu_problem (those of NVIDIA in
-    words, or null), gpu_health [{index, pci_bus_id, uuid, temperature_c, throttle [words], ecc_uncorrected,
-    repair_pending, repair_failed, processes [{pid, user, name, memory_mib}]}] (NVIDIA's),
+    gpu_problems [{vendor, gpu (PCI address, or "GPU 1"; null is all of them), fatal, what, mend}], gpu_problem (the
+    fatal ones in words, or null), gpu_health [{index, pci_bus_id, uuid, temperature_c, throttle [words],
+    ecc_uncorrected, repair_pending, repair_failed, processes [{pid, user, name, memory_mib}]}] (NVIDIA's),
     xid [{pci, xid, when, count, line}] or null with xid_problem (why the kernel's log cannot be read),
     images {ref, id} or null, runs [{run, container, state, owner, created, age_seconds}] or null (Podman fails),
     data {path, present} or null (no data_dir); if full also {complete, files, bytes, sha256, sampled, seconds}

@@ -144,7 +144,7 @@ def explain(result: Result, devices: list[str]) -> tuple[str, str] | None:
 
 
 def explain_line(line: str, answering: int) -> dict[str, Any]:
-    """A line that nvidia-smi prints about one GPU while it reports others, as {"gpu", "what", "mend", "vendor"}.
+    """A line that nvidia-smi prints about one GPU while it reports others, as an entry of gpu_problems.
 
     "Unable to determine the device handle for GPU0000:65:00.0: Unknown Error", "... for GPU1: 0000:34:00.0: ...",
     "WARNING: infoROM is corrupted at gpu 0000:0B:00.0". gpu: its PCI address, "GPU 1", or None where it is not named.
@@ -154,11 +154,11 @@ def explain_line(line: str, answering: int) -> dict[str, Any]:
     gpu = pci_id(pci.group(0)) if pci else f"GPU {index.group(1)}" if index else None
     named = gpu if gpu is None or gpu.startswith("GPU") else f"GPU {gpu}"
     if "inforom" in line.lower():
-        mend = "reboot the host; if it stays, have that GPU replaced"
-    else:
-        mend = "look for its Xid in dmesg and reboot the host; or name the other GPUs with `gpus` in the inventory"
-    what = f"{named or 'a GPU'} does not answer as it should; {answering} others do ({line})"
-    return {"gpu": gpu, "what": what, "mend": mend, "vendor": "nvidia"}
+        what, mend = f"{named or 'a GPU'} has a corrupted infoROM", "reboot the host; if it stays, have it replaced"
+        return {"vendor": "nvidia", "gpu": gpu, "fatal": False, "what": what, "mend": mend}
+    what = f"{named or 'a GPU'} does not answer; {answering} {'does' if answering == 1 else 'do'} ({line})"
+    mend = "look for its Xid in dmesg and reboot the host; or name the other GPUs with `gpus` in the inventory"
+    return {"vendor": "nvidia", "gpu": gpu, "fatal": True, "what": what, "mend": mend}
 
 
 def cdi_problem(gpus: list[dict[str, Any]], specifications: list[str]) -> tuple[str, str] | None:
@@ -259,8 +259,8 @@ def _amd_gpu(index: int | None, name: str, uuid: str, memory: int | None, driver
     }
 
 
-def explain_amd(results: list[Result], devices: list[str], driver_loaded: bool) -> dict[str, Any] | None:
-    """Why AMD GPUs that are there are not told apart: {"gpu", "what", "mend", "vendor"}, or None if nothing is wrong.
+def explain_amd(results: list[Result], devices: list[str], driver_loaded: bool) -> dict[str, Any]:
+    """Why AMD GPUs that are there are not told apart, as an entry of gpu_problems.
 
     results: what amd-smi and rocm-smi said; driver_loaded: /dev/kfd is there. Nothing is trained on them: it matters
     to who wonders where they are.
@@ -273,7 +273,7 @@ def explain_amd(results: list[Result], devices: list[str], driver_loaded: bool) 
     else:
         said = "; ".join(f"exit status {result.rc}: {result.complaint}" for result in results if result.rc != 127)
         what, mend = f"AMD GPUs ({there}), but their tools fail ({said})", "run amd-smi on that host by hand"
-    return {"gpu": None, "what": what, "mend": mend, "vendor": "amd"}
+    return {"vendor": "amd", "gpu": None, "fatal": False, "what": what, "mend": mend}
 
 
 def pci_devices(vendor: str, classes: tuple[str, ...], pci: Path = Path("/sys/bus/pci/devices")) -> list[str]:
@@ -322,7 +322,8 @@ def find_gpus(command: Callable[[list[str]], Result] = _patient) -> dict[str, An
     gpus: [{"vendor" (nvidia, amd), "index" (its vendor's own), "name", "uuid", "memory_mib" (None where it shares the
     machine's), "driver", "compute_capability", "pci_bus_id" (0000:3b:00), "ecc_uncorrected" (None: no ECC), "mig",
     "mig_instances" [{"name", "uuid"}], "usable" (for a rank), "unusable_reason"}].
-    gpu_problems: [{"vendor", "gpu" (its PCI address; None: all of them), "what", "mend"}].
+    gpu_problems: [{"vendor", "gpu" (its PCI address, or "GPU 1"; None: all of them), "fatal" (no rank can use it),
+    "what", "mend"}].
     No GPU and nothing wrong is a normal answer.
     """
     gpus, problems, rows = _find_nvidia(nvidia_devices(), command)
@@ -354,7 +355,7 @@ def _find_nvidia(
 
 
 def _whole(what: str, mend: str) -> dict[str, Any]:
-    return {"vendor": "nvidia", "gpu": None, "what": what, "mend": mend}
+    return {"vendor": "nvidia", "gpu": None, "fatal": True, "what": what, "mend": mend}
 
 
 def _find_amd(
@@ -379,5 +380,4 @@ def _find_amd(
 
 def in_words(problems: list[dict[str, Any]]) -> str | None:
     """What stands in the way of training on NVIDIA GPUs, in one text with the mends; None: nothing."""
-    told = [f"{problem['what']}. Mend: {problem['mend']}" for problem in problems if problem["vendor"] == "nvidia"]
-    return "; ".join(told) or None
+    return "; ".join(f"{problem['what']}. Mend: {problem['mend']}" for problem in problems if problem["fatal"]) or None

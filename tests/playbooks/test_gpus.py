@@ -135,6 +135,7 @@ def test_one_broken_gpu_is_named_and_the_others_stay(line: str, gpu: str) -> Non
     assert [gpu["index"] for gpu in gpus] == [0, 1]
     broken = [problem for problem in problems if problem["gpu"]]
     assert [problem["gpu"] for problem in broken] == [gpu] and gpu in broken[0]["what"]
+    assert broken[0]["fatal"] == ("infoROM" not in line)
 
 
 def test_what_the_dynamic_linker_prints_is_no_broken_gpu() -> None:

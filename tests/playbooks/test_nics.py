@@ -155,8 +155,12 @@ def test_hundreds_of_container_veths_leave_the_one_real_nic_within_a_second() ->
 
 def test_each_link_is_looked_at_once_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
-    kind_of = muster_nics.kind_of
-    monkeypatch.setattr(muster_nics, "kind_of", lambda link: looked.append(link["ifname"]) or kind_of(link))
+
+    def look(link: Any, kind_of: Any = muster_nics.kind_of) -> Any:
+        looked.append(link["ifname"])
+        return kind_of(link)
+
+    monkeypatch.setattr(muster_nics, "kind_of", look)
     muster_nics.parse_nics(host_of_containers(600), {})
     assert len(looked) == 602
 

@@ -14,6 +14,9 @@ import pytest
 from ansible.module_utils import muster_survey
 from ansible.module_utils.muster_host import Result
 
+from launch.hostchecks import Asked, judge
+from launch.sameness import compare
+
 ABSENT = Result(127, "", "podman: not installed")
 HANGS = Result(124, "", "podman ps: no answer within 20 s")
 MODULE_UTILS = Path(__file__).parents[2] / "playbooks" / "module_utils"
@@ -178,6 +181,15 @@ def test_this_machine_is_surveyed_in_one_command_without_ansible(tmp_path: Path)
     assert found["shm_free_bytes"] <= found["shm_bytes"]
     assert found["data"] == {"path": str(tmp_path), "present": True}
     assert found["limits"]["nofile"] != 0 and found["machine_cpus"] == os.cpu_count()
+
+
+def test_the_checks_find_every_fact_that_they_need_in_a_survey(tmp_path: Path) -> None:
+    found = muster_survey.survey({"root": str(tmp_path), "data_dir": str(data_set(tmp_path)), "full": True})
+    verdicts = judge("here", found, Asked(clock_offset=0.0, checkpoint_bytes=1, data_dir=str(tmp_path)))
+    lacking = [verdict for verdict in verdicts if "lacks" in verdict.what]
+    assert lacking == [] and {"clock", "disk", "shm", "limits", "data", "gpus"} <= {v.check for v in verdicts}
+    rows = compare({"here": found}, {"here": None})
+    assert {row.property.key for row in rows} >= {"arch", "kernel", "python", "data"}
 
 
 def test_a_survey_without_ip_says_what_to_install() -> None:
