@@ -119,7 +119,7 @@ def explain(result: Result, devices: list[str]) -> tuple[str, str] | None:
     """
     said = " ".join((result.out + " " + result.err).split())
     there = ", ".join(devices)
-    if not devices and result.rc in (6, 9, 12, 127):
+    if not devices and (result.rc in (6, 9, 12, 127) or (result.rc == 0 and not result.out.strip())):
         return None
     if result.rc == 127:
         return f"an NVIDIA device ({there}) but no nvidia-smi", "install NVIDIA's driver, reboot, make deploy"
@@ -364,8 +364,9 @@ def _find_amd(
     static = command(["amd-smi", "static", "--asic", "--bus", "--vram", "--driver", "--json"])
     results = [static]
     if static.rc == 0:
+        listed = command(["amd-smi", "list", "--json"])
         try:
-            return parse_amd_smi(static.out, command(["amd-smi", "list", "--json"]).out), None
+            return parse_amd_smi(static.out, listed.out if listed.rc == 0 else ""), None
         except ValueError as error:
             results = [Result(1, "", f"amd-smi: {error}")]
     words = ["--showproductname", "--showmeminfo", "vram", "--showuniqueid", "--showdriverversion", "--json"]

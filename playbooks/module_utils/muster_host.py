@@ -11,8 +11,10 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-# sudo's secure_path and a bare sshd both may leave these out; Podman keeps helpers in the last two.
-SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/libexec/podman:/usr/lib/podman"
+# sudo's secure_path and a bare sshd both may leave these out; Podman keeps helpers in the two before the last.
+SEARCH_PATH = (
+    "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/libexec/podman:/usr/lib/podman:/opt/rocm/bin"
+)
 
 
 @dataclass(frozen=True)

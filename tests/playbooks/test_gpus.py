@@ -114,7 +114,9 @@ def test_a_gpu_that_cannot_be_used_is_a_problem_with_a_mend_not_a_missing_gpu(re
     assert mend in (muster_gpus.in_words(problems) or "").partition("Mend: ")[2]
 
 
-@pytest.mark.parametrize("result", [FAILED_9, Result(6, "No devices were found\n", ""), Result(127, "", "")])
+@pytest.mark.parametrize(
+    "result", [FAILED_9, Result(6, "No devices were found\n", ""), Result(127, "", ""), Result(0, "", "")]
+)
 def test_a_machine_without_nvidia_hardware_simply_has_no_gpu(result: Result) -> None:
     assert nvidia(result.out, result.rc, result.err, devices=()) == ([], [], [])
 

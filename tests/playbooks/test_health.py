@@ -10,6 +10,9 @@ import pytest
 from ansible.module_utils import muster_health
 from ansible.module_utils.muster_host import Result
 
+from launch.hostchecks import Asked, judge
+from launch.verdicts import ERROR
+
 UUID = "GPU-7fb1a0c9-0b9e-4f6e-a6d2-2f0cb44d2c01"
 
 
@@ -99,6 +102,19 @@ def test_xid_lines_are_found_in_the_kernels_log_with_gpu_number_time_and_count()
         ("0000:b1:00", 79, 1_003_000.0, 1),
     ]
     assert found[1]["line"].startswith("NVRM: Xid (PCI:0000:b1:00): 79, pid=1234")
+
+
+def test_an_xid_line_in_the_kernels_log_names_host_gpu_and_what_to_do() -> None:
+    gpu = {"vendor": "nvidia", "index": 3, "name": "NVIDIA H100", "pci_bus_id": "0000:b1:00", "usable": True}
+    found = {
+        "gpus": [gpu],
+        "gpu_problems": [],
+        "ended": 1_003_600.0,
+        "xid": muster_health.parse_xid(DMESG, 1_000_000.0),
+    }
+    verdict = next(v for v in judge("h2", found, Asked()) if v.check == "xid" and v.level == ERROR)
+    assert verdict.where == "host h2" and "reboot the host" in verdict.mend
+    assert verdict.what == "GPU 3 (0000:b1:00): Xid 79, the GPU has fallen off the bus; 10 min ago"
 
 
 @pytest.mark.parametrize(
