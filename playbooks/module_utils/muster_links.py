@@ -130,6 +130,7 @@ class Links:
             waiting = self.told[hello["network"], hello["round"]]
             if waiting.done():
                 raise ValueError
+            say(writer, host=self.name)  # at once: whoever says nothing here is not of Muster
             waiting.set_result((reader, writer, hello))
         except (OSError, ValueError, KeyError, TypeError, asyncio.TimeoutError):
             writer.close()  # a stranger, or a caller that has left
@@ -252,16 +253,23 @@ class Pair:
                     raise Broken(f"{self.links.name} does not reach {self.peer}: {said}") from None
                 mine = {"token": self.links.token, "host": self.links.name, "network": self.network}
                 say(writer, round=self.number, port=self.links.listening[self.network], **mine)
-                with contextlib.suppress(OSError, ValueError, asyncio.TimeoutError):
-                    line = await asyncio.wait_for(reader.readline(), max(0.1, deadline - time.monotonic()))
-                    answer = json.loads(line) if line else {}
-                    if answer.get("host") == self.peer:
-                        return reader, writer, answer
+                if await self._is_peer(reader):
+                    with contextlib.suppress(OSError, ValueError, asyncio.TimeoutError):
+                        line = await asyncio.wait_for(reader.readline(), max(0.1, deadline - time.monotonic()))
+                        return reader, writer, json.loads(line)
+                    said = "it answered, but did not come to this pair"
+                else:
                     said = f"another program, or another host, answers on {self.theirs} port {port}"
                 writer.close()
             await asyncio.sleep(pause)
             pause = min(0.3, pause * 2)
         raise Broken(f"{self.peer} did not take part within {self.links.patience:.0f} s ({said})")
+
+    async def _is_peer(self, reader: asyncio.StreamReader) -> bool:
+        try:
+            return bool(json.loads(await asyncio.wait_for(reader.readline(), ATTEMPT_SECONDS))["host"] == self.peer)
+        except (OSError, ValueError, KeyError, TypeError, asyncio.TimeoutError):
+            return False
 
     async def _ping(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         times = []

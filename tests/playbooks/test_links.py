@@ -1,0 +1,165 @@
+"""Promise: hosts that run muster_links at once measure every pair both ways, and say what is wrong with one that fails.
+
+Hosts are loopback addresses of this machine; iperf3 stands in with fixed figures (the lab runs the real one).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+from ansible.module_utils import muster_links
+
+from launch.schedule import rounds
+
+ADDRESSES = {"h1": "127.0.0.1", "h2": "127.0.0.2", "h3": "127.0.0.3"}
+TOKEN = "secret"
+
+
+def free_ports(count: int = 16) -> list[int]:
+    """A range of ports in which the first is free on all addresses; ephemeral ports are above."""
+    for first in range(23000, 32000, count):
+        try:
+            for address in ADDRESSES.values():
+                socket.create_server((address, first)).close()
+            return [first, first + count - 1]
+        except OSError:
+            continue
+    raise AssertionError("no free ports")
+
+
+def options(name: str, hosts: list[str], ports: list[int], **more: Any) -> dict[str, Any]:
+    asked = {
+        "name": name,
+        "token": TOKEN,
+        "networks": [{"addresses": {h: ADDRESSES[h] for h in hosts}, "mtus": dict.fromkeys(hosts, 1500)}],
+        "rounds": rounds(hosts),
+        "seconds": 0,
+        "patience": 3,
+        "ports": ports,
+    }
+    return asked | more
+
+
+def run_all(every: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
+    """(source, target) -> result, with all hosts running at once."""
+
+    async def together() -> list[dict[str, Any]]:
+        links = [muster_links.Links(asked) for asked in every]
+        await asyncio.wait_for(asyncio.gather(*(one.run() for one in links)), 60)
+        return [result for one in links for result in one.results]
+
+    return {(result["source"], result["target"]): result for result in asyncio.run(together())}
+
+
+@pytest.fixture
+def iperf(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Pairs that were measured, in order; 100 Mbit/s there, 50 back."""
+    measured: list[tuple[str, str]] = []
+
+    async def start(address: str, ports: range, seconds: int) -> tuple[int, Any]:
+        return 1, await asyncio.create_subprocess_exec("sleep", "30")
+
+    async def run(own: str, theirs: str, port: int, seconds: int) -> tuple[float, float]:
+        measured.append((own, theirs))
+        return 100e6, 50e6
+
+    monkeypatch.setattr(muster_links, "start_iperf", start)
+    monkeypatch.setattr(muster_links, "run_iperf", run)
+    return measured
+
+
+@pytest.mark.parametrize("hosts", [["h1", "h2"], ["h1", "h2", "h3"]])
+def test_every_ordered_pair_is_measured(hosts: list[str], iperf: list[tuple[str, str]]) -> None:
+    ports = free_ports()
+    found = run_all([options(name, hosts, ports, seconds=1) for name in hosts])
+    assert set(found) == {(a, b) for a in hosts for b in hosts if a != b}
+    for result in found.values():
+        assert result["error"] is None and 0 < result["rtt_ms"] < 1000 and result["path_mtu"] == 1500
+    assert len(iperf) == len(hosts) * (len(hosts) - 1) / 2
+    caller, callee = rounds(hosts)[0][0]
+    assert (found[caller, callee]["mbits"], found[callee, caller]["mbits"]) == (100.0, 50.0)
+
+
+def test_the_quick_form_measures_no_bandwidth(iperf: list[tuple[str, str]]) -> None:
+    ports = free_ports()
+    found = run_all([options(name, ["h1", "h2"], ports) for name in ("h1", "h2")])
+    assert [result["mbits"] for result in found.values()] == [None, None] and not iperf
+    assert all(result["error"] is None for result in found.values())
+
+
+def test_a_host_that_does_not_come_is_told_and_the_others_are_measured() -> None:
+    ports, hosts = free_ports(), ["h1", "h2", "h3"]
+    found = run_all([options(name, hosts, ports, patience=1) for name in ("h1", "h2")])
+    assert found["h1", "h2"]["error"] is None or found["h2", "h1"]["error"] is None
+    told = [str(result["error"]) for pair, result in found.items() if "h3" in pair]
+    assert told and all("h3 did not take part within 1 s" in error for error in told)
+
+
+def test_another_program_on_the_first_port_is_passed_by() -> None:
+    ports = free_ports()
+    with socket.create_server((ADDRESSES["h2"], ports[0])):
+        found = run_all([options(name, ["h1", "h2"], ports, patience=8) for name in ("h1", "h2")])
+    assert all(result["error"] is None for result in found.values())
+
+
+def test_hosts_of_another_call_do_not_answer() -> None:
+    ports = free_ports()
+    found = run_all([options("h1", ["h1", "h2"], ports, patience=1), options("h2", ["h1", "h2"], ports, token="other")])
+    assert "did not take part" in found["h1", "h2"]["error"]
+
+
+def test_an_address_that_is_not_this_hosts_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ADDRESSES, "h1", "192.0.2.1")
+    found = run_all([options(name, ["h1", "h2"], [23000, 23001], patience=1) for name in ("h1", "h2")])
+    assert "h1 cannot listen on 192.0.2.1" in found["h1", "h2"]["error"]
+
+
+def test_a_connection_back_that_fails_is_the_error_of_that_direction_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    ports = free_ports()
+
+    async def blocked(self: Any, own: str, theirs: str, hello: dict[str, Any]) -> str:
+        return f"no answer from {theirs}"
+
+    monkeypatch.setattr(muster_links.Links, "_connect_back", blocked)
+    found = run_all([options(name, ["h1", "h2"], ports) for name in ("h1", "h2")])
+    assert found["h1", "h2"]["error"] is None
+    assert found["h2", "h1"]["error"] == "h2 does not reach h1: no answer from 127.0.0.1"
+
+
+def test_a_path_smaller_than_the_nics_is_found_and_a_black_hole_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The callee misses packets above 1400 bytes, and bulk data stalls, as behind a tunnel that tells nobody."""
+    ports = free_ports()
+    received = muster_links.Echo.datagram_received
+
+    def lossy(self: Any, data: bytes, address: Any) -> None:
+        if len(data) + 28 <= 1400:
+            received(self, data, address)
+
+    async def stuck(self: Any, reader: Any, writer: Any) -> None:
+        raise muster_links.Broken(self._stuck())
+
+    monkeypatch.setattr(muster_links.Echo, "datagram_received", lossy)
+    found = run_all([options(name, ["h1", "h2"], ports) for name in ("h1", "h2")])
+    assert {result["path_mtu"] for result in found.values()} == {1400}
+    assert {result["error"] for result in found.values()} == {None}  # data flows: MTU discovery works here
+    monkeypatch.setattr(muster_links.Pair, "_bulk", stuck)
+    found = run_all([options(name, ["h1", "h2"], ports) for name in ("h1", "h2")])
+    for result in found.values():
+        assert "MTU black hole" in result["error"] and "above 1400 bytes vanish" in result["error"]
+
+
+def test_where_udp_is_blocked_the_path_mtu_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    ports = free_ports()
+    monkeypatch.setattr(muster_links.Echo, "datagram_received", lambda self, data, address: None)
+    monkeypatch.setattr(muster_links, "UDP_SECONDS", 0.01)
+    found = run_all([options(name, ["h1", "h2"], ports) for name in ("h1", "h2")])
+    assert all(result["path_mtu"] is None and result["error"] is None for result in found.values())
+
+
+def test_matches_go_network_by_network_and_round_by_round() -> None:
+    networks: list[dict[str, Any]] = [{}, {}]
+    found = muster_links.matches("h2", networks, [[["h1", "h4"], ["h2", "h3"]], [["h1", "h2"]]])
+    assert found == [(0, 0, "h3", True), (0, 1, "h1", False), (1, 0, "h3", True), (1, 1, "h1", False)]
