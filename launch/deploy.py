@@ -21,7 +21,7 @@ from rich.table import Table
 
 from containers import image as images
 from containers.engine import ContainersError
-from launch import clustermap, control, detect, exits, inventory, network, playbook, preflight
+from launch import clustermap, control, detect, exits, hostchecks, inventory, network, playbook, preflight
 from launch.inventory import Host, Inventory
 from launch.refusal import Problem, Refusal, refuse
 
@@ -176,9 +176,8 @@ def distribute(
 
 
 def ranks_and_gpus(host: Host, facts: Mapping[str, Any]) -> tuple[int, list[int]]:
-    """Ranks on a host, and the GPUs they use: one rank per GPU, or nproc_per_node on the CPU. Pure."""
-    gpus = [gpu["index"] for gpu in facts["gpus"]]
-    gpus = [index for index in gpus if index in host.settings.get("gpus", gpus)]
+    """Ranks on a host, and the GPUs they use: one rank per usable GPU, or nproc_per_node on the CPU. Pure."""
+    gpus = hostchecks.usable_gpus(facts, host.settings.get("gpus"))
     return host.settings.get("nproc_per_node", len(gpus) or 1), gpus
 
 
@@ -237,12 +236,12 @@ def _table(cluster: clustermap.ClusterMap, placed: Mapping[str, Any]) -> Table:
         table.add_column(column, justify="right" if column in ("ranks", "cores", "memory", "sent") else "left")
     for host in cluster.hosts:
         facts = host.facts
-        names = [gpu["name"] for gpu in facts["gpus"] if gpu["index"] in host.gpus]
+        used = [gpu for gpu in hostchecks.nvidia_gpus(facts) if gpu["index"] in host.gpus]
         table.add_row(
             host.name,
             f"{host.address} ({host.interface})",
             str(host.nproc_per_node),
-            ", ".join(f"{names.count(n)} x {n}" for n in dict.fromkeys(names)) or "none",
+            hostchecks.models(used) or "none",
             str(host.cpus),
             _gib(facts["memory_bytes"]),
             _gib(facts["disk_free_bytes"]),

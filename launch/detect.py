@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from launch import inventory, measure, network, playbook, ssh
+from launch import hostchecks, inventory, measure, network, playbook, ssh
 from launch.inventory import Host, Inventory
 from launch.links import Link
 from launch.machine import Machine
@@ -107,7 +107,7 @@ def recall(last_map: Path, key: str, now: datetime.datetime) -> Measured | None:
 
 
 def check_facts(hosts: Sequence[Host], facts: Mapping[str, Mapping[str, Any]]) -> None:
-    """What the facts forbid: one machine under two names, GPUs that are not there, a broken driver. Pure.
+    """What the facts forbid: one machine under two names, GPUs that are absent, broken or cut into slices. Pure.
 
     Raises:
         Refusal: naming every such host.
@@ -121,15 +121,8 @@ def check_facts(hosts: Sequence[Host], facts: Mapping[str, Mapping[str, Any]]) -
                 what = f"is the same machine as {owners[mac]} (both have the NIC with MAC address {mac})"
                 problems.append(Problem(where, what, "list each machine once"))
                 break
-        wanted = host.settings.get("gpus")
-        have = {gpu["index"] for gpu in known["gpus"]}
-        absent = sorted(set(wanted or []) - have)
-        if absent:
-            mend = "correct `gpus` in the inventory"
-            problems.append(Problem(where, f"has no GPU {absent}; it has {sorted(have) or 'none'}", mend))
-        if known["gpu_problem"] and wanted != []:
-            mend = "mend that, or set `gpus: []` to train on its CPU"
-            problems.append(Problem(where, known["gpu_problem"], mend))
+        obstacles = hostchecks.gpu_obstacles(known, host.settings.get("gpus"))
+        problems += [Problem(where, what, mend) for what, mend in obstacles]
     if problems:
         raise Refusal(problems)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 
@@ -158,11 +159,12 @@ def _assemble(
     hosts = chosen_hosts(cluster, options.nodes)
     world_size = sum(host.nproc_per_node for host in hosts)
     image = options.image or cluster.image.id
+    rdma = rdma_environments(hosts)
     parts, first_rank = [], 0
     for node_rank, host in enumerate(hosts):
         ranks = list(range(first_rank, first_rank + host.nproc_per_node))
         first_rank += host.nproc_per_node
-        environment = _environment(host, run, options, image, sha256)
+        environment = _environment(host, run, options, image, sha256) | rdma[node_rank]
         container = f"muster-{run}-{node_rank}"
         engine = _engine_arguments(host, run, node_rank, owner, container, options, environment)
         torchrun = _torchrun_arguments(len(hosts), node_rank, host, hosts[0].address, master_port)
@@ -201,6 +203,35 @@ def _assemble(
         grace=options.grace,
         parts=parts,
     )
+
+
+def rdma_environments(hosts: Sequence[MapHost]) -> list[dict[str, str]]:
+    """NCCL's RDMA settings, host by host: ports of one kind, where every host has an active one.
+
+    InfiniBand ports are a fabric of their own; a RoCE port counts only where it is the training NIC, whose reach was
+    tested. Where some hosts have ports and others have none, RDMA is off on all: ranks that see different networks
+    do not find each other.
+    """
+    infiniband = [_active_ports(host, "InfiniBand") for host in hosts]
+    roce = [_active_ports(host, "Ethernet") for host in hosts]
+    for ports in (infiniband, roce):
+        if len(hosts) > 1 and all(ports):
+            return [{"NCCL_IB_HCA": "=" + ",".join(own)} for own in ports]
+    if len(hosts) > 1 and any(host.facts.get("rdma") for host in hosts):
+        return [{"NCCL_IB_DISABLE": "1"} for _ in hosts]
+    return [{} for _ in hosts]
+
+
+def _active_ports(host: MapHost, link_layer: str) -> list[str]:
+    """device:port of a host's active hardware ports of one kind."""
+    return [
+        f"{port['device']}:{port['port']}"
+        for port in host.facts.get("rdma") or []
+        if port["state"] == "ACTIVE"
+        and not port.get("soft")
+        and port["link_layer"] == link_layer
+        and (link_layer == "InfiniBand" or host.interface in port["nics"])
+    ]
 
 
 def _environment(host: MapHost, run: str, options: Options, image: str, sha256: str) -> dict[str, str]:

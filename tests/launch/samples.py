@@ -31,6 +31,9 @@ def facts(*nics: dict[str, Any], gpus: int = 0, problem: str | None = None) -> d
         "nics": list(nics),
         "gpus": [{"index": i, "name": "NVIDIA H200"} for i in range(gpus)],
         "gpu_problem": problem,
+        "gpu_problems": [{"vendor": "nvidia", "gpu": None, "fatal": True, "what": problem, "mend": "mend it"}]
+        if problem
+        else [],
         "cpus": 4,
     }
 

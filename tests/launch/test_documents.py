@@ -87,6 +87,17 @@ def test_ranks_follow_gpus_unless_told() -> None:
     assert deploy.ranks_and_gpus(host("h1", nproc_per_node=3), facts()) == (3, [])
 
 
+def test_mig_slices_are_refused_and_gpus_of_another_maker_are_no_ranks() -> None:
+    known = facts(gpus=2)
+    known["gpus"][0] |= {"usable": False, "unusable_reason": "MIG mode is on", "mig_instances": [{"name": "1g.10gb"}]}
+    with pytest.raises(Refusal, match=r"GPU 0 .*1g\.10gb.*MIG mode is on"):
+        detect.check_facts([host("h1")], {"h1": known})
+    detect.check_facts([host("h1", gpus=[1])], {"h1": known})
+    assert deploy.ranks_and_gpus(host("h1", gpus=[1]), known) == (1, [1])
+    amd = {"vendor": "amd", "index": 0, "name": "AMD Instinct MI210", "usable": False}
+    assert deploy.ranks_and_gpus(host("h1"), facts() | {"gpus": [amd]}) == (1, [])
+
+
 def test_a_host_is_not_ready_for_each_reason() -> None:
     busy = json.dumps([{"Labels": {"muster.run": "r1", "muster.owner": "ann@desk"}, "Status": "Up 3 minutes"}])
     standing = machine.parse_standing(f"ps={busy}\n")

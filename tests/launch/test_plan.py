@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -41,6 +44,44 @@ def test_interfaces_are_each_hosts_own_and_nccl_takes_the_exact_name() -> None:
     for index, part in enumerate(make([1, 2]).parts):
         assert part.environment["GLOO_SOCKET_IFNAME"] == f"eno{index}"
         assert part.environment["NCCL_SOCKET_IFNAME"] == f"=eno{index}"
+
+
+def port(
+    device: str, layer: str, state: str = "ACTIVE", nics: Sequence[str] = (), soft: bool = False
+) -> dict[str, Any]:
+    return {"device": device, "port": 1, "state": state, "link_layer": layer, "nics": list(nics), "soft": soft}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "wanted"),
+    [
+        ([], [], [{}, {}]),
+        (
+            [port("mlx5_0", "InfiniBand"), port("mlx5_1", "InfiniBand", "DOWN")],
+            [port("mlx5_2", "InfiniBand")],
+            [{"NCCL_IB_HCA": "=mlx5_0:1"}, {"NCCL_IB_HCA": "=mlx5_2:1"}],
+        ),
+        (
+            [port("mlx5_0", "Ethernet", nics=["eno0"]), port("mlx5_1", "Ethernet", nics=["mgmt"])],
+            [port("mlx5_0", "Ethernet", nics=["eno1"])],
+            [{"NCCL_IB_HCA": "=mlx5_0:1"}, {"NCCL_IB_HCA": "=mlx5_0:1"}],
+        ),
+        ([port("mlx5_0", "InfiniBand")], [], [{"NCCL_IB_DISABLE": "1"}] * 2),
+        ([port("mlx5_0", "InfiniBand")], [port("mlx5_0", "InfiniBand", "INIT")], [{"NCCL_IB_DISABLE": "1"}] * 2),
+        ([port("mlx5_0", "InfiniBand")], [port("mlx5_0", "Ethernet", nics=["eno1"])], [{"NCCL_IB_DISABLE": "1"}] * 2),
+        ([port("rxe0", "Ethernet", nics=["eno0"], soft=True)] * 1, [], [{"NCCL_IB_DISABLE": "1"}] * 2),
+    ],
+)
+def test_rdma_is_used_where_every_host_has_an_active_port_of_one_kind(
+    first: list[dict[str, Any]], second: list[dict[str, Any]], wanted: list[dict[str, str]]
+) -> None:
+    known = cluster(1, 1)
+    hosts = [replace(host, facts={"rdma": ports}) for host, ports in zip(known.hosts, (first, second), strict=True)]
+    assert plans.rdma_environments(hosts) == wanted
+    made = plans.make_plan(replace(known, hosts=hosts), Options(), "run-1", 29500, "me@here", "now")
+    for part, settings in zip(made.parts, wanted, strict=True):
+        found = {key: value for key, value in part.environment.items() if key.startswith("NCCL_IB")}
+        assert found == settings
 
 
 def test_cores_are_shared_among_the_ranks_of_a_host() -> None:
