@@ -18,7 +18,8 @@ time depends on its samples. The document (all times in seconds, all sizes in by
     shares: [{"nodes", "world_size", "equal": samples of each rank, "auto": the same with --shares auto}] for all
         numbers of hosts from 1
     communication: [{"nodes", "world_size", "seconds": of each bucket's all-reduce alone, "cpu_seconds": the most that a
-        rank computes for it, "small_seconds": of a few bytes}] for the rounds with two ranks or more
+        rank computes for it, "busy_seconds": of each bucket's all-reduce while the cores compute something else, on
+        GPUs the same as alone}] for the rounds with two ranks or more
 """
 
 import dataclasses
@@ -49,14 +50,16 @@ from train.session import Session
 from train.settings import Settings, SettingsError
 from train.step import optimizer_step
 
+Figures = dict[str, list[float]]
 Wrong = (SettingsError, DataError)
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20  # bytes, DDP's
 WARM_UP, LEAST, MOST = 2, 3, 20  # steps of a round: not timed; timed, at least and at most
 STEPS_SECONDS = 2.0  # of timed steps in a round, unless LEAST take longer
 REPEATS = 5  # of a round's all-reduces, at most
-REDUCE_SECONDS = 5.0  # of all-reduces in a round, unless one of each bucket takes longer
+REDUCE_SECONDS = 3.0  # of all-reduces in a round, alone and busy each, unless one of each bucket takes longer
+REST_SECONDS = 0.25  # at most, between two repeats
 SPIN_SECONDS = 0.5  # five periods of the kernel's usual quota
-SMALL = 64  # bytes, as the figures that ranks exchange in each step
+REDUCED = ("seconds", "cpu_seconds", "busy_seconds")
 EVERY_UP_TO = 4  # hosts: rounds of all numbers of hosts up to here, then of doubled ones
 
 
@@ -81,6 +84,7 @@ def measure(settings: Settings, arguments: list[str], place: Place, device: torc
         capacity = spin(place) if device.type == "cpu" else None
         mine: list[dict[str, Any]] = []
         order_of_buckets: list[int] = []
+        rest = 0.0
         communication = []
         for nodes in rounds(len(worlds)):
             world = worlds[nodes - 1]
@@ -88,12 +92,15 @@ def measure(settings: Settings, arguments: list[str], place: Place, device: torc
             if place.rank < world:
                 count = equal(settings, batch, world)[place.rank]
                 mine.append(watched.measure(made, count, first=not mine))
+                rest = min(REST_SECONDS, mine[-1]["seconds"])
             if not order_of_buckets and place.rank == 0:
                 order_of_buckets = watched.buckets()
             sizes = everyone(order_of_buckets, place)[0]
             members = dist.new_group(list(range(world)))
             if place.rank < world and world > 1:
-                communication.append({"nodes": nodes, "world_size": world, **reduce(sizes, members, world, device)})
+                communication.append(
+                    {"nodes": nodes, "world_size": world, **reduce(sizes, members, place, world, device, rest)}
+                )
         dist.barrier()
         least = min(step["samples"] for step in mine)
         mine.append(watched.measure(made, max(order.LEAST, least // 2), first=False))
@@ -259,7 +266,7 @@ class Watched(Single):
         done, until = list[dict[str, Any]](), time.perf_counter() + STEPS_SECONDS
         while len(done) < MOST and (len(done) < LEAST or time.perf_counter() < until):
             done.append(once())
-        return {"samples": count, **medians(done)}
+        return {"samples": count, **faster_half(done)}
 
     def entry(self, precision: Any, begun: Any, cpu: float) -> dict[str, Any]:
         ended, seconds = self.clock.now(), self.clock.seconds
@@ -275,15 +282,18 @@ class Watched(Single):
         }
 
 
-def medians(entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of each figure of the steps; of lists, place by place."""
+def faster_half(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """Means over the faster half of the steps; of lists, place by place. Another program's burst slows a step down,
+    nothing speeds one up.
+    """
+    kept = sorted(entries, key=lambda entry: entry["seconds"])[: -(-len(entries) // 2)]
 
-    def middle(values: list[Any]) -> Any:
+    def mean(values: list[Any]) -> Any:
         if isinstance(values[0], list):
-            return [statistics.median(column) for column in zip(*values, strict=True)]
-        return statistics.median(values)
+            return [statistics.fmean(column) for column in zip(*values, strict=True)]
+        return statistics.fmean(values)
 
-    return {name: middle([entry[name] for entry in entries]) for name in entries[0]}
+    return {name: mean([entry[name] for entry in kept]) for name in entries[0]}
 
 
 def ddp_buckets(ready: list[nn.Parameter]) -> list[list[nn.Parameter]]:
@@ -294,29 +304,44 @@ def ddp_buckets(ready: list[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 def spin(place: Place) -> float:
     """Cores' worth of computing time that this rank can use while all ranks compute (collective)."""
-    threads = max(1, len(os.sched_getaffinity(0)) // place.local_world_size)
     dist.barrier()
     begun, cpu = time.perf_counter(), time.process_time()
-    until, data = begun + SPIN_SECONDS, bytes(1 << 16)
+    with busy_cores(place):
+        time.sleep(SPIN_SECONDS)
+    return (time.process_time() - cpu) / (time.perf_counter() - begun)
+
+
+@contextmanager
+def busy_cores(place: Place) -> Iterator[None]:
+    """Threads that compute on all cores of this rank meanwhile."""
+    done, data = threading.Event(), bytes(1 << 16)
 
     def work() -> None:
-        while time.perf_counter() < until:
+        while not done.is_set():
             hashlib.sha256(data)  # which lets go of the interpreter's lock
 
+    threads = max(1, len(os.sched_getaffinity(0)) // place.local_world_size)
     workers = [threading.Thread(target=work) for _ in range(threads)]
     for worker in workers:
         worker.start()
-    for worker in workers:
-        worker.join()
-    return (time.process_time() - cpu) / (time.perf_counter() - begun)
+    try:
+        yield
+    finally:
+        done.set()
+        for worker in workers:
+            worker.join()
 
 
 # -- communication -----------------------------------------------------------------------------------------------------
 
 
-def reduce(sizes: list[int], members: Any, world: int, device: torch.device) -> dict[str, Any]:
-    """All-reduces of buffers of these sizes, as DDP does them: divided first, then summed (collective in `members`)."""
-    buffers = [torch.ones(size // 4, device=device) for size in (*sizes, SMALL)]
+def reduce(sizes: list[int], members: Any, place: Place, world: int, device: torch.device, rest: float) -> Figures:
+    """All-reduces of buffers of these sizes, as DDP does them: divided first, then summed (collective in `members`).
+
+    Before each repeat the link has `rest` seconds without traffic, as in a step: a switch, or a limiter of a virtual
+    machine's rate, lets some data pass at once after a pause.
+    """
+    buffers = [torch.ones(size // 4, device=device) for size in sizes]
 
     def once(buffer: Tensor) -> tuple[float, float]:
         begun, cpu = time.perf_counter(), time.process_time()
@@ -326,22 +351,26 @@ def reduce(sizes: list[int], members: Any, world: int, device: torch.device) -> 
             torch.cuda.synchronize(device)
         return time.perf_counter() - begun, time.process_time() - cpu
 
-    figures = list[list[tuple[float, float]]]()
-    dist.barrier(members)
-    begun = time.perf_counter()
+    def repeat() -> list[list[float]]:
+        """[seconds of each bucket, computing time of each bucket]"""
+        done, begun = list[list[tuple[float, float]]](), time.perf_counter()
+        spent = torch.zeros(1, device=device)
+        while len(done) < REPEATS and spent.item() < REDUCE_SECONDS:
+            time.sleep(rest)
+            dist.barrier(members)
+            done.append([once(buffer) for buffer in buffers])
+            spent[0] = time.perf_counter() - begun
+            dist.broadcast(spent, 0, group=members)
+        return [[statistics.median(row[at][part] for row in done) for at in range(len(buffers))] for part in (0, 1)]
+
     for buffer in buffers:  # connections are made
         once(buffer)
-    limit = torch.tensor([(time.perf_counter() - begun) * REPEATS], device=device)
-    while len(figures) < REPEATS:
-        figures.append([once(buffer) for buffer in buffers])
-        limit[0] = time.perf_counter() - begun
-        dist.broadcast(limit, 0, group=members)
-        if limit.item() > REDUCE_SECONDS:
-            break
-    seconds, cpu = (
-        [statistics.median(row[place][part] for row in figures) for place in range(len(buffers))] for part in (0, 1)
-    )
-    return {"seconds": seconds[:-1], "cpu_seconds": cpu[:-1], "small_seconds": seconds[-1]}
+    seconds, cpu = repeat()
+    busy = seconds
+    if device.type == "cpu":
+        with busy_cores(place):
+            busy, _ = repeat()
+    return {"seconds": seconds, "cpu_seconds": cpu, "busy_seconds": busy}
 
 
 def merged(every: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -349,6 +378,6 @@ def merged(every: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     found = []
     for index, entry in enumerate(every[0]):
         same = [mine[index - len(every[0])] for mine in every[: entry["world_size"]]]  # later hosts lack first rounds
-        longest = {name: list(map(max, *(one[name] for one in same))) for name in ("seconds", "cpu_seconds")}
+        longest = {name: list(map(max, *(one[name] for one in same))) for name in REDUCED}
         found.append(entry | longest)
     return found
