@@ -47,6 +47,8 @@ ALLREDUCE_SECONDS = 3.0
 ALLREDUCE_PART = 0.5
 #: Optimizer state beside the weights: AdamW keeps two numbers for each.
 STATE_PER_PARAMETER = 3
+#: What ranks say of the image that they run in.
+INSIDE = ("torch", "cuda", "nccl", "code")
 
 
 @dataclass(frozen=True)
@@ -122,15 +124,16 @@ def examine(
         allreduce, predicted = {"rows": [], "note": blocked}, {"rows": [], "recommendation": blocked}
     elif sum(host.nproc_per_node for host in hosts) > 1:
         with _phase(console, "A short all-reduce, as a run makes it"):
-            allreduce, said = all_reduce(cluster, hosts, machines, seen.links)
-            verdicts += said
+            summed = all_reduce(cluster, hosts, machines, seen.links)
+        allreduce = summed.report
+        verdicts += summed.verdicts
+        inside = {host: known and {**known, **summed.inside.get(host, {})} for host, known in inside.items()}
     checkpoint = None
     if arguments is not None and not blocked and worst(verdicts) != ERROR:
         with _phase(console, "A few steps on every host, and sums of their gradients, for the forecast"):
             predicted, checkpoint, said = foretell(cluster, hosts, machines, arguments, seen.links)
             verdicts += said
-    rows = sameness.compare({host.name: seen.facts(host.name) for host in hosts}, inside)
-    verdicts = [*host_verdicts(hosts, seen, checkpoint), *sameness.verdicts(rows), *verdicts]
+    verdicts = [*host_verdicts(hosts, seen, checkpoint), *(said := same(hosts, seen, inside)).verdicts, *verdicts]
     folder = clustermap.path_of(Path(cluster.inventory)).parent / "checks"
     if before := history.previous(folder, history.FULL, cluster.network.name):
         verdicts += history.drift(seen.links, history.links_of(before), before["when"])
@@ -141,7 +144,7 @@ def examine(
         hosts=names,
         links=seen.links,
         verdicts=verdicts,
-        sameness=_sameness_document(names, rows),
+        sameness=said.report,
         allreduce=allreduce,
         forecast=predicted,
     )
@@ -150,8 +153,8 @@ def examine(
 def quick(cluster: ClusterMap, hosts: Sequence[MapHost], machines: Sequence[Machine]) -> list[Verdict]:
     """What can be told within a second or two: facts, whether every pair still connects and carries data, sameness."""
     seen = look(hosts, machines, 0, full=False)
-    rows = sameness.compare({host.name: seen.facts(host.name) for host in hosts}, _inside(cluster, hosts, seen))
-    return [*host_verdicts(hosts, seen, None), *sameness.verdicts(rows), *link_verdicts(hosts, seen)]
+    verdicts = same(hosts, seen, _inside(cluster, hosts, seen)).verdicts
+    return [*host_verdicts(hosts, seen, None), *verdicts, *link_verdicts(hosts, seen)]
 
 
 def refuse_errors(verdicts: Sequence[Verdict], leave_out: Sequence[str] = ()) -> list[str]:
@@ -246,9 +249,29 @@ def link_verdicts(hosts: Sequence[MapHost], seen: Seen) -> list[Verdict]:
     return matrix.verdicts(seen.links, speeds, {host.name: mtu_of(host) for host in hosts}) if len(hosts) > 1 else []
 
 
-def _inside(cluster: ClusterMap, hosts: Sequence[MapHost], seen: Seen) -> dict[str, Mapping[str, str | None] | None]:
+Inside = dict[str, Mapping[str, str | None] | None]
+
+
+@dataclass(frozen=True)
+class Sameness:
+    """The matrix for the report, and what it means."""
+
+    report: dict[str, Any]
+    verdicts: list[Verdict]
+
+
+def same(hosts: Sequence[MapHost], seen: Seen, inside: Inside) -> Sameness:
+    """What the hosts have in common and what not."""
+    facts = {host.name: seen.facts(host.name) for host in hosts}
+    wanted = {host.name: host.gpus for host in hosts}
+    rows = sameness.compare(facts, inside, wanted)
+    verdicts = sameness.verdicts(rows, on_gpus=all(host.gpus for host in hosts))
+    return Sameness(_sameness_document(list(facts), rows), [*verdicts, *sameness.old_drivers(facts, inside)])
+
+
+def _inside(cluster: ClusterMap, hosts: Sequence[MapHost], seen: Seen) -> Inside:
     """The training image that each host holds now. Its id fixes torch, NCCL, CUDA and the code within."""
-    found: dict[str, Mapping[str, str | None] | None] = {}
+    found: Inside = {}
     for host in hosts:
         facts = seen.facts(host.name)
         found[host.name] = {"image": facts["images"].get(cluster.image.ref, "none")} if facts else None
@@ -292,14 +315,24 @@ def _runs(entry: Mapping[str, Any]) -> bool:
 # -- in the training image ----------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Summed:
+    """What a short all-reduce told: rows for the report, verdicts, and each host's image from within."""
+
+    report: dict[str, Any] | None
+    verdicts: list[Verdict]
+    inside: dict[str, dict[str, str]]
+
+
 def all_reduce(
     cluster: ClusterMap, hosts: Sequence[MapHost], machines: Sequence[Machine], links: Sequence[Link]
-) -> tuple[dict[str, Any] | None, list[Verdict]]:
-    """(rows for the report, verdicts); the values are checked on every rank."""
+) -> Summed:
+    """A short all-reduce of all ranks; the values are checked on every rank."""
     try:
-        found = probe.run(cluster, hosts, machines, ["--seconds", str(ALLREDUCE_SECONDS)])["all_reduce"]
+        document = probe.run(cluster, hosts, machines, ["--seconds", str(ALLREDUCE_SECONDS)])
     except Refusal as refusal:
-        return None, [Verdict("all-reduce", p.where, ERROR, p.what, p.mend) for p in refusal.problems]
+        return Summed(None, [Verdict("all-reduce", p.where, ERROR, p.what, p.mend) for p in refusal.problems], {})
+    found = document["all_reduce"]
     rows = [
         {
             "megabytes": entry["bytes"] / 2**20,
@@ -309,7 +342,8 @@ def all_reduce(
         }
         for entry in found["sizes"]
     ]
-    return {"rows": rows, "note": "; ".join(found["notes"])}, judge_all_reduce(found["sizes"], links)
+    inside = {rank["host"]: {key: rank[key] for key in INSIDE} for rank in document["ranks"]}
+    return Summed({"rows": rows, "note": "; ".join(found["notes"])}, judge_all_reduce(found["sizes"], links), inside)
 
 
 def judge_all_reduce(sizes: Sequence[Mapping[str, Any]], links: Sequence[Link]) -> list[Verdict]:

@@ -6,7 +6,7 @@
 Rank 0 writes probe.json into MUSTER_RUN_DIR (default: here). Its schema is `muster.probe/1`:
 
     schema, torch, backend, device ("cpu" or "cuda"),
-    ranks: [{"rank", "host", "local_rank", "threads"}], in the order of ranks
+    ranks: [{"rank", "host", "local_rank", "threads", "torch", "cuda", "nccl", "code" (hash)}], in the order of ranks
     all_reduce: {"sizes": [{"bytes", "seconds", "bus_bytes_per_second", "repeats"}], "notes": [text]}, or null
     forecast: see train/probe_forecast.py, or null
 
@@ -31,6 +31,7 @@ from torch import Tensor
 from train import group, torchvision_cpu
 from train.group import Place
 from train.metrics import write_json
+from train.proof import code_hash
 from train.settings import Settings, SettingsError, problems, refuse
 from train.settings import parse as parse_settings
 
@@ -131,6 +132,17 @@ def host_name() -> str:
     return os.environ.get("MUSTER_HOST") or socket.gethostname()
 
 
+def versions() -> dict[str, str]:
+    """What the ranks' images have to agree in; train.proof compares the same, and more, before a training."""
+    has_nccl = torch.cuda.is_available() and dist.is_nccl_available()
+    return {
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda or "none",
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else "none",
+        "code": code_hash(Path(__file__).parent),
+    }
+
+
 def everyone(mine: Any, place: Place) -> list[Any]:
     """What every rank has, in their order (collective)."""
     gathered: list[Any] = [None] * place.world_size
@@ -159,6 +171,7 @@ def run(settings: Settings | None, arguments: list[str], complaint: str, seconds
             "host": host_name(),
             "local_rank": place.local_rank,
             "threads": torch.get_num_threads(),
+            **versions(),
         }
         document: dict[str, Any] = {
             "schema": SCHEMA,
