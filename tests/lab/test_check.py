@@ -1,0 +1,97 @@
+"""Promise: `make check` sees on real hosts what a run would suffer from, names it, and a run is refused for errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from containers import net
+from launch import check, clustermap, run
+from launch.verdicts import ERROR, HEALTHY, Verdict
+from tests.lab.conftest import HOSTS, Lab
+
+pytestmark = pytest.mark.lab
+
+
+def checked(lab: Lab, status: int, **variables: object) -> dict[str, Any]:
+    """The document of a full check without forecast."""
+    done = lab.fab("check", JSON=1, FORECAST=0, **variables)
+    assert done.returncode == status, done.stdout
+    document: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return document
+
+
+def told(document: dict[str, Any], name: str) -> list[dict[str, str]]:
+    return [verdict for verdict in document["verdicts"] if verdict["check"] == name]
+
+
+def quickly(lab: Lab) -> list[Verdict]:
+    cluster = clustermap.read(lab.inventory)
+    with run.machines(cluster, cluster.hosts) as machines:
+        return check.quick(cluster, cluster.hosts, machines)
+
+
+@pytest.fixture
+def shaped(lab: Lab) -> Iterator[None]:
+    """Links of one rate; firewalls and shaping are taken away afterwards."""
+    lab.shape("1gbit")
+    yield
+    for host in HOSTS:
+        lab.nsenter(host, "iptables", "-F")
+    lab.shape("1gbit")  # a NIC that a test has shaped otherwise, too
+    lab.shape(None)
+
+
+def data_nic(host: str) -> str:
+    return net.nics(HOSTS.index(host)).data
+
+
+def test_a_healthy_lab_then_one_slow_host(lab: Lab, shaped: None) -> None:
+    healthy = checked(lab, 0)
+    assert not [verdict for verdict in healthy["verdicts"] if verdict["level"] == ERROR]
+    assert len(healthy["links"]) == 6
+    assert all(800 < link["mbits"] < 1000 and link["path_mtu"] == 1500 for link in healthy["links"])
+    assert [row["correct"] for row in healthy["allreduce"]["rows"]][:2] == [True, True]
+    assert all(row["odd"] == [] for row in healthy["sameness"]["rows"])
+    assert {row["property"] for row in healthy["sameness"]["rows"]} >= {"image", "torch", "code", "kernel"}
+    assert [verdict["level"] for verdict in told(healthy, "clock")] == [HEALTHY] * 3
+
+    lab.nsenter("h3", *f"tc qdisc replace dev {data_nic('h3')} root tbf rate 50mbit burst 64kb latency 50ms".split())
+    slow = checked(lab, 0)
+    assert [verdict["where"] for verdict in told(slow, "bandwidth") if verdict["level"] != HEALTHY] == ["host h3"]
+    (drift,) = (verdict for verdict in told(slow, "drift") if verdict["level"] != HEALTHY)
+    assert drift["where"] == "host h3" and healthy["when"][:10] in drift["what"]
+    folder = Path("build") / lab.name / "checks"
+    assert "<svg" in (folder / "heatmap.svg").read_text() and "h3" in (folder / "report.html").read_text()
+    assert len(list(folder.glob("*.json"))) >= 2
+
+
+def test_a_pair_that_is_cut_off_is_named_and_no_run_starts(lab: Lab, shaped: None) -> None:
+    cluster = clustermap.read(lab.inventory)
+    rule = f"iptables -A INPUT -i {data_nic('h2')} -s {cluster.hosts[0].address} -p tcp --syn -j DROP"
+    lab.nsenter("h2", *rule.split())
+    errors = [verdict for verdict in quickly(lab) if verdict.level == ERROR]
+    assert [verdict.where for verdict in errors] == ["h1 <-> h2"] and "h1 does not reach h2" in errors[0].what
+    done = lab.fab("train", NODES=2, ARGS="--epochs 1")
+    assert done.returncode == 2 and "h1 does not reach h2" in done.stdout and "mend:" in done.stdout
+
+
+def test_what_a_dead_run_has_left_is_told_with_its_owner(lab: Lab) -> None:
+    image = lab.cluster["image"]["id"]
+    labels = "--label muster.run=20260101-000000-dead --label muster.owner=eve@laptop"
+    lab.on("h2", f"podman run --name left {labels} {image} true")
+    try:
+        verdicts = [verdict for verdict in quickly(lab) if verdict.check == "leftovers"]
+        assert [verdict.where for verdict in verdicts] == ["host h2"]
+        assert "eve@laptop" in verdicts[0].what and "make stop RUN=20260101-000000-dead" in verdicts[0].mend
+    finally:
+        lab.on("h2", "podman rm --force left")
+
+
+def test_bad_arguments_of_a_check_are_one_message(lab: Lab) -> None:
+    done = lab.fab("check", NODES=9)
+    assert done.returncode == 2 and "NODES=9" in done.stdout and "Traceback" not in done.stdout
