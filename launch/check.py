@@ -133,7 +133,8 @@ def examine(
         with _phase(console, "A few steps on every host, and sums of their gradients, for the forecast"):
             predicted, checkpoint, said = foretell(cluster, hosts, machines, arguments, seen.links)
             verdicts += said
-    verdicts = [*host_verdicts(hosts, seen, checkpoint), *(said := same(hosts, seen, inside)).verdicts, *verdicts]
+    alike = same(hosts, seen, inside)
+    verdicts = [*host_verdicts(hosts, seen, checkpoint), *alike.verdicts, *verdicts]
     folder = clustermap.path_of(Path(cluster.inventory)).parent / "checks"
     if before := history.previous(folder, history.FULL, cluster.network.name):
         verdicts += history.drift(seen.links, history.links_of(before), before["when"])
@@ -144,7 +145,7 @@ def examine(
         hosts=names,
         links=seen.links,
         verdicts=verdicts,
-        sameness=said.report,
+        sameness=alike.report,
         allreduce=allreduce,
         forecast=predicted,
     )
