@@ -9,7 +9,7 @@ need = @$(PYTHON) -m launch.bootstrap
 export INVENTORY
 .DEFAULT_GOAL := help
 .PHONY: help local horovod demo lab lab-down lab-status trust deploy check train status logs stop teardown image \
-	test test-fast lint bench-deploy bench-launch bench-checkpoint bench-train bench-forecast
+	test test-fast lint bench-deploy bench-launch bench-check bench-checkpoint bench-train bench-forecast
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -89,6 +89,10 @@ bench-deploy:  ## bytes and seconds of a first, a code-only and a no-change depl
 bench-launch:  ## from `make train` to the first optimizer step, against ssh and torchrun by hand
 	$(need) control
 	@$(BIN)/python -m benchmarks.launch
+
+bench-check:  ## seconds of make check on three lab hosts, whole and quick; the schedule for 32 hosts
+	$(need) control
+	@$(BIN)/python -m benchmarks.check
 
 bench-checkpoint:  ## training time lost by a checkpoint, in the background against a blocking torch.save
 	$(need) train

@@ -1,0 +1,79 @@
+"""`make bench-check`: how long `make check` takes on three lab hosts, whole and quick, and its schedule for 32 hosts.
+
+Reference of the schedule: the same pairs measured one after another, as a script with a loop around iperf3 does it; for
+three hosts both are the same, for 32 hosts the pairs are only counted. The full form is taken without the forecast, and
+without the time that make needs to start.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import time
+from pathlib import Path
+
+from benchmarks.common import FAB, close, environment, fab, lab
+from launch import check, clustermap, measure, run
+from launch.schedule import rounds
+
+RUNS = 5
+MANY = 32
+
+
+def full_seconds(name: str) -> float:
+    """One `fab check` without the forecast.
+
+    Raises:
+        SystemExit: when it fails.
+    """
+    begun = time.monotonic()
+    done = subprocess.run(
+        [FAB, "check"], env=environment(name, FORECAST=0), capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"benchmark: `fab check` ended with {done.returncode}:\n{done.stdout[-3000:]}")
+    return time.monotonic() - begun
+
+
+def quick_seconds(name: str) -> float:
+    """The quick form, with the logins that `make train` does in any case."""
+    begun = time.monotonic()
+    cluster = clustermap.read(Path("inventory") / name)
+    with run.machines(cluster, cluster.hosts) as machines:
+        check.quick(cluster, cluster.hosts, machines)
+    return time.monotonic() - begun
+
+
+def main() -> None:
+    """Measure and print."""
+    hosts = [f"h{number}" for number in range(MANY)]
+    begun = time.perf_counter()
+    made = rounds(hosts)
+    schedule = time.perf_counter() - begun
+    pairs = sum(map(len, made))
+    each = measure.PAIR_SECONDS + measure.BANDWIDTH_SECONDS
+    with lab("bench-check", 3) as name:
+        fab(name, "deploy")
+        full, quick = [], []
+        for turn in range(RUNS + 1):
+            whole, short = full_seconds(name), quick_seconds(name)
+            print(f"turn {turn}{' (warm-up)' if not turn else ''}: full {whole:.2f} s, quick {short:.2f} s")
+            if turn:
+                full.append(whole)
+                quick.append(short)
+    close(
+        {
+            "full_seconds": round(statistics.median(full), 2),
+            "quick_seconds": round(statistics.median(quick), 2),
+            "schedule_32_hosts_seconds": round(schedule, 5),
+            "schedule_32_hosts_rounds": len(made),
+            "measuring_32_hosts_seconds": round(measure.expected_seconds(MANY, 1, measure.BANDWIDTH_SECONDS), 1),
+            "reference_seconds": round(pairs * each, 1),
+            "ratio": round(len(made) / pairs, 4),
+            "reference": f"the {pairs} pairs of 32 hosts one after another; both counted with {each} s for a pair",
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()
