@@ -17,7 +17,7 @@ from tests.lab.conftest import HOSTS, Lab
 pytestmark = pytest.mark.lab
 
 
-def checked(lab: Lab, status: int, **variables: object) -> dict[str, Any]:
+def checked(lab: Lab, status: int, **variables: Any) -> dict[str, Any]:
     """The document of a full check without forecast."""
     done = lab.fab("check", JSON=1, FORECAST=0, **variables)
     assert done.returncode == status, done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shutil
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from rich.console import Console
 from launch import detect, inventory
 from launch.network import Choice
 from launch.refusal import Refusal
-from tests.lab.conftest import HOSTS, Lab
+from tests.lab.conftest import HOSTS, Lab, summary_of
 from tests.lab.scenarios import BASE, SCENARIOS, SHAPE, Scenario, Step
 
 pytestmark = pytest.mark.lab
@@ -123,6 +124,30 @@ def test_the_right_network_is_chosen_or_refused(
         shutil.rmtree(Path("build") / inventory.build_name(inv.path), ignore_errors=True)
     for reason in scenario.reasons:
         assert names.fill(reason) in said
+
+
+def test_a_run_goes_over_ipv6_with_dead_dns(
+    lab: Lab, names: Names, changed_network: list[Step], tmp_path: Path
+) -> None:
+    scenario = next(one for one in SCENARIOS if one.name == "IPv6 beside IPv4 on one NIC")
+    only = dataclasses.replace(scenario, settings={"train_network": "fd00:78::/64"})
+    path = write_inventory(tmp_path, lab, names, only)
+    resolvers = {host: lab.on(host, "cat /etc/resolv.conf") for host in only.hosts}
+    changed_network += only.undo
+    try:
+        for host, command in only.do:
+            lab.nsenter(host, *names.fill(command, host).split())
+        for host in only.hosts:
+            lab.on(host, "echo nameserver 192.0.2.1 > /etc/resolv.conf")
+        done = lab.fab("deploy", INVENTORY=path)
+        assert done.returncode == 0, done.stdout
+        done = lab.fab("train", INVENTORY=path, ARGS="--epochs 1")
+        assert done.returncode == 0, done.stdout
+        assert summary_of(done.stdout)[1]["master_addr"] == "fd00:78::1"
+    finally:
+        for host, text in resolvers.items():
+            lab.on(host, f"printf '%s\\n' '{text}' > /etc/resolv.conf")
+        shutil.rmtree(Path("build") / inventory.build_name(path), ignore_errors=True)
 
 
 def test_there_are_at_least_twenty_scenarios() -> None:
