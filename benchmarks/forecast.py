@@ -5,14 +5,14 @@ as `make check` does; then `make train` with NODES=1, 2 and 3 and the same ARGS.
 measured| / measured, of images/s. The models: one with large gradients (45 MB for 0.4 s of computing a step) and a
 light one (1.4 MB). The dataset is a real one, digits.
 
-Steady state is held against steady state: measured is the median time of a step, without the first SKIP steps of the
-run, in which DDP sorts its buckets anew and memory for checkpoints is made ready in the background. A run is one epoch,
-as a checkpoint is written beside the first steps of the next one. Starting, evaluation and checkpoints are not in the
-forecast.
+Steady state is held against steady state: measured is the median time of a step in a run's second epoch, whose first
+step is not counted. By then every page of memory has been touched and DDP has sorted its buckets. Checkpoints are
+written between the epochs (--blocking-checkpoints), not beside the steps. Starting, evaluation and checkpoints are not
+in the forecast.
 
 The hosts share the machine's cores, so each has a quota, CPUS cores' worth, in forecast and run alike: three of them
 leave room on two cores, and one host's speed does not hang on whether the others compute. Needs an otherwise idle
-machine: `others` says how many cores anything outside the lab took on average, and disturbed figures count for nothing.
+machine: `load` of a case is the machine's load average after it, of which the hosts themselves make up to 3.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import statistics
 import subprocess
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,6 @@ from launch import clustermap, config, forecast, probe, run
 NAME = "bench-forecast"
 HOSTS = 3
 CPUS = 0.4
-SKIP = 6
 LIMIT_SECONDS = 600
 
 
@@ -51,11 +51,11 @@ class Work:
     def arguments(self) -> list[str]:
         return [
             *("--model", self.model, "--dataset", "digits", "--image-size", "32", "--batch-size", str(self.batch_size)),
-            *("--epochs", "1", "--no-tensorboard"),
+            *("--epochs", "2", "--blocking-checkpoints", "--no-tensorboard"),
         ]
 
 
-MODELS = (Work("resnet18", 96), Work("shufflenet_v2_x0_5", 96))
+MODELS = (Work("resnet18", 160), Work("shufflenet_v2_x0_5", 96))
 LINKS = ("", "1gbit", "200mbit")  # "": unshaped
 
 
@@ -90,18 +90,9 @@ def measure(name: str, work: Work, nodes: int) -> float:
 
 
 def steady_rate(steps: list[dict[str, Any]]) -> float:
-    """Images/s of the median step after the first SKIP, from a run's metrics. Pure."""
-    return statistics.median(
-        step["images"] / (step["seconds"] - before["seconds"])
-        for before, step in zip(steps[SKIP:], steps[SKIP + 1 :], strict=False)
-    )
-
-
-def computing_time() -> tuple[float, float]:
-    """(seconds of wall time, seconds of computing on all cores of this machine), from some points in the past."""
-    fields = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
-    user, nice, system, _idle, _wait, hard, soft = fields[:7]
-    return time.monotonic(), (user + nice + system + hard + soft) / os.sysconf("SC_CLK_TCK")
+    """Images/s of the median step of the second epoch, from a run's metrics. Pure."""
+    second = [step for step in steps if step["epoch"] == 2]
+    return statistics.median(step["images"] / (step["seconds"] - last["seconds"]) for last, step in pairwise(second))
 
 
 def parse() -> argparse.Namespace:
@@ -121,11 +112,14 @@ def cases(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
             told = foretell(name, work)
             for nodes in range(1, options.nodes + 1):
                 seen = measure(name, work, nodes)
-                case = {"link": link, "model": work.model, "nodes": nodes, "forecast": round(told[nodes], 1),
-                        "measured": round(seen, 1), "error": round(abs(told[nodes] - seen) / seen, 3)}  # fmt: skip
-                print(json.dumps(case), flush=True)
-                found.append(case)
+                found.append({"link": link, "model": work.model, "nodes": nodes} | compared(told[nodes], seen))
+                print(json.dumps(found[-1]), flush=True)
     return found
+
+
+def compared(told: float, seen: float) -> dict[str, float]:
+    error, load = abs(told - seen) / seen, os.getloadavg()[0]
+    return {"forecast": round(told, 1), "measured": round(seen, 1), "error": round(error, 3), "load": round(load, 1)}
 
 
 def main() -> None:

@@ -148,8 +148,11 @@ def judge(left: Mapping[str, Left], ended: Mapping[str, int], limit: float) -> d
     Raises:
         Refusal: with the root cause.
     """
-    bad = {host: outcome.describe_end(status, left[host].state if host in left else {}, "no answer over SSH")
-           for host, status in ended.items() if status != 0}  # fmt: skip
+    bad = {
+        host: outcome.describe_end(status, left[host].state) if host in left else "no answer over SSH"
+        for host, status in ended.items()
+        if status != 0
+    }
     reports = {host: one.failure for host, one in left.items() if one.failure}
     failure = outcome.root_failure(reports, bad)
     if failure is None:
