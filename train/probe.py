@@ -208,30 +208,32 @@ class Parser(argparse.ArgumentParser):
         raise SettingsError(f"train.probe: {message}")
 
 
-def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """(options, the trainer's arguments: what stands after --). Raises SettingsError."""
-    cut = arguments.index("--") if "--" in arguments else len(arguments)
+def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str] | None]:
+    """(options, the trainer's arguments: what stands after --forecast; None without it). Raises SettingsError.
+
+    A `--` between the two is for readers, and may be missing: some argparse between here and the user drops it.
+    """
+    cut = arguments.index("--forecast") if "--forecast" in arguments else len(arguments)
+    rest = arguments[cut + 1 :] if cut < len(arguments) else None
     parser = Parser(prog="python -m train.probe", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--forecast", action="store_true", help="measure what a forecast of a training needs")
     parser.add_argument("--seconds", type=float, default=4.0, help="limit of the all-reduce (default: 4)")
+    parser.epilog = "--forecast [--] ARGS: measure what a forecast of the training with ARGS needs, instead"
     options = parser.parse_args(arguments[:cut])
-    if arguments[cut:] and not options.forecast:
-        raise SettingsError("train.probe: a trainer's arguments go with --forecast")
-    return options, arguments[cut + 1 :]
+    return options, rest[1:] if rest and rest[0] == "--" else rest
 
 
 def main(arguments: list[str]) -> int:
     torchvision_cpu.watch()
-    settings, complaint, rest, seconds = None, "", list[str](), 0.0
+    settings, complaint, rest, seconds = None, "", None, 0.0
     try:
         options, rest = parse(arguments)
         seconds = options.seconds
-        if options.forecast:
+        if rest is not None:
             settings = parse_settings(rest)
             complaint = "; ".join(problems(settings, Place.from_environment().world_size))
     except SettingsError as error:
         complaint = str(error)
-    return run(settings, rest, complaint, seconds)
+    return run(settings, rest or [], complaint, seconds)
 
 
 if __name__ == "__main__":

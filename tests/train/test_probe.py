@@ -1,0 +1,176 @@
+"""Promises of `python -m train.probe`: checked sums, the bandwidth of nccl-tests, and what a forecast needs to know."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.train.parallel_ranks import ROOT, environment
+from tests.train.test_group import free_port
+from train import probe, probe_forecast
+from train.group import Place, process_group
+from train.model import build
+from train.settings import EXIT_BAD_SETTINGS, SettingsError
+
+CPU = torch.device("cpu")
+
+
+def two_ranks(folder: Path, *arguments: str) -> tuple[list[int], str, dict[str, Any]]:
+    """Two ranks of one host: their exit statuses, what they said, and the document that they leave."""
+    place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    env = environment() | place | {"GLOO_SOCKET_IFNAME": "lo", "MUSTER_RUN_DIR": str(folder), "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "train.probe", *arguments], cwd=ROOT, text=True, stderr=subprocess.PIPE,
+            env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+        ) for rank in range(2)
+    ]  # fmt: skip
+    try:
+        said = "".join(rank.communicate(timeout=100)[1] for rank in ranks)
+    finally:
+        for rank in ranks:
+            rank.kill()
+    path = folder / probe.NAME
+    return [rank.returncode for rank in ranks], said, json.loads(path.read_text()) if path.exists() else {}
+
+
+def test_the_bus_bandwidth_is_that_of_nccl_tests() -> None:
+    assert probe.bus_bandwidth(1000, 1.0, 2) == 1000
+    assert probe.bus_bandwidth(1000, 2.0, 4) == 750
+    assert probe.bus_bandwidth(1000, 1.0, 1) == 0
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 364])
+def test_the_patterns_sums_are_exact_in_any_order(ranks: int) -> None:
+    values = probe.pattern(4096, CPU)
+    total = torch.zeros_like(values)
+    for rank in reversed(range(ranks)):
+        total += values * (rank + 1)
+    assert torch.equal(total, values * (ranks * (ranks + 1) // 2))
+    assert float(total.max()) < 2**24
+
+
+def test_a_wrong_sum_names_rank_and_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    def corrupt(tensor: torch.Tensor) -> None:
+        tensor[3] += 1
+
+    monkeypatch.setenv("MUSTER_HOST", "h7")
+    monkeypatch.setattr(dist, "all_reduce", corrupt)
+    monkeypatch.setattr(dist, "barrier", lambda: None)
+    values = probe.pattern(4096, CPU)
+    with pytest.raises(probe.WrongValue, match="rank 0 on h7: 1 of 1024 sums"):
+        probe.sum_once(values, torch.empty_like(values), Place())
+
+
+def test_the_all_reduce_is_measured_and_what_would_take_too_long_is_left_out(tmp_path: Path) -> None:
+    statuses, said, document = two_ranks(tmp_path, "--seconds", "0.02")
+    assert statuses == [0, 0], said
+    assert document["schema"] == probe.SCHEMA
+    assert [entry["rank"] for entry in document["ranks"]] == [0, 1]
+    first = document["all_reduce"]["sizes"][0]
+    assert first["bytes"] == probe.MIB
+    assert first["bus_bytes_per_second"] == pytest.approx(first["bytes"] / first["seconds"])
+    assert any(note.startswith("128 MiB left out") for note in document["all_reduce"]["notes"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--epochs", "1"), "unrecognized arguments"),
+        (("--forecast", "--", "--model", "resnet"), "torchvision has no such model"),
+    ],
+)
+def test_wrong_arguments_are_refused_once_before_anything_is_measured(
+    tmp_path: Path, arguments: tuple[str, ...], complaint: str
+) -> None:
+    statuses, said, document = two_ranks(tmp_path, *arguments)
+    assert statuses == [EXIT_BAD_SETTINGS, EXIT_BAD_SETTINGS]
+    assert said.count(complaint) == 1
+    assert not document
+
+
+@pytest.mark.slow
+def test_a_forecast_gets_all_that_it_needs(tmp_path: Path) -> None:
+    arguments = ("--forecast", "--", "--model", "shufflenet_v2_x0_5", "--batch-size", "16")
+    statuses, said, document = two_ranks(tmp_path, *arguments)
+    assert statuses == [0, 0], said
+    found = document["forecast"]
+    parameters = sum(p.numel() for p in build("shufflenet_v2_x0_5", 10, 32, 0).parameters())
+    assert found["gradient_bytes"] == sum(found["buckets"]) == parameters * 4
+    assert [cut["equal"] for cut in found["shares"]] == [[8, 8]]  # both ranks are on one host
+    for steps in found["steps"]:
+        assert [step["samples"] for step in steps] == [4, 8]
+        for step in steps:
+            assert (
+                0 < step["backward"] < step["backward"] + step["ready"][-1] <= step["seconds"] - step["update"] + 1e-3
+            )
+            assert step["ready"] == sorted(step["ready"])
+    (sums,) = found["communication"]
+    assert sums["world_size"] == 2
+    assert all(len(sums[name]) == len(found["buckets"]) for name in probe_forecast.REDUCED)
+
+
+@pytest.mark.parametrize("model", ["resnet18", "shufflenet_v2_x0_5"])
+def test_the_buckets_are_ddps(model: str) -> None:
+    """DDP makes them anew after its first step, of the order in which gradients came."""
+    network = build(model, 10, 32, 0)
+    came: list[torch.nn.Parameter] = []
+    images = torch.zeros(2, 3, 32, 32)
+    hooks = [p.register_post_accumulate_grad_hook(lambda one: came.append(one)) for p in network.parameters()]
+    network(images).sum().backward()
+    for hook in hooks:
+        hook.remove()
+    summed: list[int] = []
+
+    def note(_: None, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        summed.append(bucket.buffer().numel() * 4)
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    with process_group(Place(), CPU, 60, init=f"tcp://127.0.0.1:{free_port()}"):
+        ddp = DistributedDataParallel(network)
+        ddp.register_comm_hook(None, note)
+        for _ in range(2):
+            summed.clear()
+            ddp(images).sum().backward()
+    assert summed == [sum(p.numel() * 4 for p in bucket) for bucket in probe_forecast.ddp_buckets(came)]
+
+
+def test_every_number_of_hosts_is_measured_up_to_four_then_doubled_ones() -> None:
+    assert probe_forecast.rounds(1) == [1]
+    assert probe_forecast.rounds(3) == [1, 2, 3]
+    assert probe_forecast.rounds(24) == [1, 2, 3, 4, 8, 16, 24]
+
+
+def test_ranks_are_counted_host_by_host() -> None:
+    assert probe_forecast.ends_of_hosts(["a", "a", "b", "c", "c", "c"]) == [2, 3, 6]
+
+
+def test_the_slower_half_of_the_steps_does_not_count() -> None:
+    steps = [{"seconds": seconds, "ready": [seconds / 2]} for seconds in (9.0, 1.0, 3.0, 7.0)]
+    assert probe_forecast.faster_half(steps) == {"seconds": 2.0, "ready": [1.0]}
+
+
+def test_figures_of_a_round_are_those_of_its_slowest_rank() -> None:
+    def entry(world: int, seconds: float) -> dict[str, Any]:
+        return {"nodes": world, "world_size": world, **{name: [seconds] for name in probe_forecast.REDUCED}}
+
+    every = [[entry(2, 1.0), entry(3, 5.0)], [entry(2, 2.0), entry(3, 4.0)], [entry(3, 9.0)]]
+    assert [one["seconds"] for one in probe_forecast.merged(every)] == [[2.0], [9.0]]
+
+
+@pytest.mark.parametrize("between", [[], ["--"]])
+def test_options_and_the_trainers_arguments_are_kept_apart(between: list[str]) -> None:
+    options, rest = probe.parse(["--seconds", "2", "--forecast", *between, "--epochs", "3"])
+    assert options.seconds == 2 and rest == ["--epochs", "3"]
+    assert probe.parse(["--forecast"])[1] == []
+    assert probe.parse([])[1] is None
+    with pytest.raises(SettingsError, match="unrecognized"):
+        probe.parse(["--forcast"])
