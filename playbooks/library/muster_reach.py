@@ -224,7 +224,7 @@ class Reach:
         """Tries one address until the host that was meant answers, or it is clear that it will not."""
         outcome = self.outcome[peer, address]
         attempts_when_known, pause, told = 0, 0.05, ""
-        while True:
+        while self._left() > 0:
             known = self.known[peer].is_set()
             listens = self.where.get(peer, {}).get(address)
             ports = [listens] if listens else list(self.ports)
@@ -309,9 +309,11 @@ class Reach:
 
 
 async def _cancel(tasks: set[Any]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    """Again until they end: wait_for may swallow a cancellation that comes as its wait ends (Python before 3.12)."""
+    while tasks:
+        for task in tasks:
+            task.cancel()
+        _, tasks = await asyncio.wait(tasks, timeout=0.2)
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from muster_reach import Reach
+from muster_reach import Reach, _cancel
 
 PORTS = itertools.count(29600, 8)
 THIRD_BYTE = itertools.count(1)
@@ -66,7 +66,7 @@ def run(
         asyncio.run(reach.run())
         cluster.seconds[name] = time.monotonic() - begun
 
-    threads = [threading.Thread(target=work, args=(name,)) for name in hosts if name not in silent]
+    threads = [threading.Thread(target=work, args=(name,), daemon=True) for name in hosts if name not in silent]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -144,6 +144,28 @@ def test_ports_that_other_programs_hold_are_passed_over(net: str, ports: tuple[i
         assert taken.getsockname()[1] == ports[0]
     assert cluster.ok("h1", "h2") == [True]
     assert cluster.reaches["h2"].listening == {f"{net}.2": ports[0] + 1}
+
+
+def test_a_task_that_swallows_a_cancellation_is_ended_all_the_same() -> None:
+    swallowed = []
+
+    async def stubborn() -> None:
+        while True:
+            try:
+                await asyncio.sleep(30)
+            except asyncio.CancelledError:
+                swallowed.append(True)
+                if len(swallowed) > 2:
+                    raise
+
+    async def end_it() -> None:
+        task = asyncio.ensure_future(stubborn())
+        await asyncio.sleep(0)
+        await asyncio.wait_for(_cancel({task}), 10)
+        assert task.cancelled()
+
+    asyncio.run(end_it())
+    assert len(swallowed) == 3
 
 
 def test_strangers_on_the_port_do_no_harm(net: str, ports: tuple[int, int]) -> None:
