@@ -1,19 +1,17 @@
 """What a forecast needs to know of a training: the time of a host's steps and of the all-reduces that go with them.
 
 Measured with the real settings, dataset, loader, model, precision and `optimizer_step`, in rounds: in the round of k
-hosts the first k do a few steps of the share that they would have among k, each for itself as under --parallel none;
-then the ranks of these hosts sum up buffers of the very sizes of DDP's buckets. Hosts beyond k wait meanwhile, as they
-do not take part in a run of k either. A last round in which all hosts take half of the least share tells how a step's
-time depends on its samples. The document (all times in seconds, all sizes in bytes):
+hosts the first k do a few steps of the share that they would have among k, each rank for itself, under a DDP that has
+nobody to talk to; then the ranks of these hosts sum up buffers of the very sizes of DDP's buckets. Hosts beyond k wait
+meanwhile, as they do not take part in a run of k either. A last round in which all hosts take half of the least share
+tells how a step's time depends on its samples. The document (all times in seconds, all sizes in bytes):
 
     settings: {"model", "dataset", "batch_size", "parallel", "shares", "amp", "micro_batch"}, samples: of the training
         part; gradient_bytes; threads
-    buckets: sizes of DDP's buckets in the order in which they get ready: gradients in the order in which they come,
-        1 MiB at least in the first bucket, then 25 MiB (torch/nn/parallel/distributed.py, _DEFAULT_FIRST_BUCKET_BYTES
-        and bucket_bytes_cap)
+    buckets: sizes of DDP's buckets in the order in which it sends them off
     capacity: [cores' worth of computing time that each rank can use, or null on a GPU]
     steps: for each rank [{"samples", "seconds": a whole step, "backward": from its begin to the last backward's,
-        "update": from the last backward's end to the step's, "ready": of each bucket's last gradient, from the last
+        "update": from the last backward's end to the step's, "ready": of each bucket, to be sent off, from the last
         backward's begin, "cores": computing time per second}]
     shares: [{"nodes", "world_size", "equal": samples of each rank, "auto": the same with --shares auto}] for all
         numbers of hosts from 1
@@ -29,7 +27,7 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -37,7 +35,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import _compute_bucket_assignment_by_size  # type: ignore[attr-defined]
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.nn.parallel import DistributedDataParallel
 
 from train import group, order, session
 from train.datasets import DataError, load
@@ -49,10 +48,10 @@ from train.parallel.single import Single
 from train.session import Session
 from train.settings import Settings, SettingsError
 from train.step import optimizer_step
+from train.watch import StepStats
 
 Figures = dict[str, list[float]]
 Wrong = (SettingsError, DataError)
-FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20  # bytes, DDP's
 WARM_UP, LEAST, MOST = 2, 3, 20  # steps of a round: not timed; timed, at least and at most
 STEPS_SECONDS = 2.0  # of timed steps in a round, unless LEAST take longer
 REPEATS = 5  # of a round's all-reduces, at most
@@ -83,7 +82,6 @@ def measure(settings: Settings, arguments: list[str], place: Place, device: torc
         batch = min(settings.batch_size, made.samples)
         capacity = spin(place) if device.type == "cpu" else None
         mine: list[dict[str, Any]] = []
-        order_of_buckets: list[int] = []
         rest = 0.0
         communication = []
         for nodes in rounds(len(worlds)):
@@ -93,9 +91,7 @@ def measure(settings: Settings, arguments: list[str], place: Place, device: torc
                 count = equal(settings, batch, world)[place.rank]
                 mine.append(watched.measure(made, count, first=not mine))
                 rest = min(REST_SECONDS, mine[-1]["seconds"])
-            if not order_of_buckets and place.rank == 0:
-                order_of_buckets = watched.buckets()
-            sizes = everyone(order_of_buckets, place)[0]
+            sizes = everyone(watched.bytes, place)[0]
             members = dist.new_group(list(range(world)))
             if place.rank < world and world > 1:
                 communication.append(
@@ -146,7 +142,7 @@ def build(settings: Settings, place: Place, device: torch.device) -> tuple[Sessi
     assert found is not None
     alone = dataclasses.replace(place, rank=0, world_size=1)
     made = session.build(settings, alone, device, *found)
-    watched = Watched(made.strategy.network, device)
+    watched = Watched(settings, made.strategy.network, place, device)
     made.strategy = watched
     made.precision = TimedPrecision(settings, device, watched.clock)
     return made, watched
@@ -218,55 +214,69 @@ class TimedPrecision(Precision):
 
 
 class Watched(Single):
-    """--parallel none, noting when each gradient of the last pass is there."""
+    """--parallel ddp among this rank alone: all of DDP's own work, and a note of when each bucket could be sent off.
 
-    def __init__(self, network: nn.Module, device: torch.device) -> None:
+    DDP's switches are those of train/parallel/ddp.py, but that a static graph is watched like one with unused
+    parameters.
+    """
+
+    def __init__(self, settings: Settings, network: nn.Module, place: Place, device: torch.device) -> None:
         super().__init__(network, device)
         self.clock = Clock(device)
-        self.last = False
-        self.ready: dict[nn.Parameter, Any] = {}
-        self.cut: list[list[nn.Parameter]] = []
-        for parameter in network.parameters():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self.came)
+        self.bytes, self.ready = list[int](), list[Any]()
+        self.ddp = DistributedDataParallel(
+            self.network,
+            device_ids=[device.index] if device.type == "cuda" else None,
+            process_group=dist.new_group([place.rank], use_local_synchronization=True),
+            forward_sync_buffers=False,
+            gradient_as_bucket_view=True,
+            find_unused_parameters=settings.find_unused_parameters or settings.static_graph,
+        )
+        self.ddp.register_comm_hook(place.world_size, self.note_bucket)
+        self.module = self.ddp
 
-    def came(self, parameter: Tensor) -> None:
-        if self.last:
-            self.ready[parameter] = self.clock.now()  # type: ignore[index]
+    def note_bucket(self, world: int, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        self.bytes.append(bucket.buffer().nbytes)
+        buffer = bucket.buffer().div_(world)  # as DDP does without a hook
+        self.ready.append(self.clock.now())
+        done: torch.futures.Future[Tensor] = torch.futures.Future()
+        done.set_result(buffer)
+        return done
 
     @contextmanager
     def passes(self, last: bool) -> Iterator[None]:
-        self.last = last
-        yield
-
-    def buckets(self) -> list[int]:
-        """Bytes of each bucket."""
-        return [sum(p.numel() * p.element_size() for p in bucket) for bucket in self.cut]
+        with nullcontext() if last else self.ddp.no_sync():
+            yield
 
     def measure(self, made: Session, count: int, first: bool) -> dict[str, Any]:
         """The document's entry for steps of `count` samples; `first`: the device is cold, more steps to warm up."""
         batch = np.arange(min(made.settings.batch_size, made.samples), dtype=np.int64)
         step = order.step_of(batch, lambda samples: [0, count], 0, made.settings.micro_batch, made.mixes)
         batches = made.loader.training((piece.indices for _ in range(MOST + WARM_UP) for piece in step.passes), 0)
+        stats = StepStats(1, 0, self.device)
         self.network.train()
 
         def once() -> dict[str, Any]:
+            """As train.trainer does it."""
+            self.bytes, self.ready = [], []
             begun, cpu = self.clock.now(), time.process_time()
-            optimizer_step(
+            made.schedule.set(made.optimizer, 0)
+            torch.manual_seed(order.word(made.settings.seed, 0, 0))
+            sums = optimizer_step(
                 self, made.optimizer, made.precision, batches, step, made.mix(),
                 made.settings.label_smoothing, made.settings.clip,
             )  # fmt: skip
             if made.ema:
                 made.ema.update(1)
+            stats.add(1, 1, sums.loss, sums.correct, sums.finite, step.global_count)
             return self.entry(made.precision, begun, time.process_time() - cpu)
 
         for _ in range(WARM_UP if first else 1):
             once()
-            self.cut = self.cut or ddp_buckets(list(self.ready))
         done, until = list[dict[str, Any]](), time.perf_counter() + STEPS_SECONDS
         while len(done) < MOST and (len(done) < LEAST or time.perf_counter() < until):
             done.append(once())
-        return {"samples": count, **faster_half(done)}
+        return {"samples": count, **medians(done)}
 
     def entry(self, precision: Any, begun: Any, cpu: float) -> dict[str, Any]:
         ended, seconds = self.clock.now(), self.clock.seconds
@@ -275,31 +285,20 @@ class Watched(Single):
             "seconds": whole,
             "backward": seconds(begun, precision.begun),
             "update": seconds(precision.ended, ended),
-            "ready": [
-                max(seconds(precision.begun, self.ready[p]) for p in bucket if p in self.ready) for bucket in self.cut
-            ],
+            "ready": [seconds(precision.begun, ready) for ready in self.ready],
             "cores": cpu / whole,
         }
 
 
-def faster_half(entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """Means over the faster half of the steps; of lists, place by place. Another program's burst slows a step down,
-    nothing speeds one up.
-    """
-    kept = sorted(entries, key=lambda entry: entry["seconds"])[: -(-len(entries) // 2)]
+def medians(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of each figure of the steps; of lists, place by place."""
 
-    def mean(values: list[Any]) -> Any:
+    def middle(values: list[Any]) -> Any:
         if isinstance(values[0], list):
-            return [statistics.fmean(column) for column in zip(*values, strict=True)]
-        return statistics.fmean(values)
+            return [statistics.median(column) for column in zip(*values, strict=True)]
+        return statistics.median(values)
 
-    return {name: mean([entry[name] for entry in kept]) for name in entries[0]}
-
-
-def ddp_buckets(ready: list[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """DDP's buckets of parameters whose gradients come in this order."""
-    cut, _ = _compute_bucket_assignment_by_size(list(ready), [FIRST_BUCKET, BUCKET])
-    return [[ready[index] for index in bucket] for bucket in cut]
+    return {name: middle([entry[name] for entry in entries]) for name in entries[0]}
 
 
 def spin(place: Place) -> float:
@@ -336,7 +335,7 @@ def busy_cores(place: Place) -> Iterator[None]:
 
 
 def reduce(sizes: list[int], members: Any, place: Place, world: int, device: torch.device, rest: float) -> Figures:
-    """All-reduces of buffers of these sizes, as DDP does them: divided first, then summed (collective in `members`).
+    """All-reduces of buffers of these sizes, one after the other (collective in `members`).
 
     Before each repeat the link has `rest` seconds without traffic, as in a step: a switch, or a limiter of a virtual
     machine's rate, lets some data pass at once after a pause.
@@ -345,7 +344,6 @@ def reduce(sizes: list[int], members: Any, place: Place, world: int, device: tor
 
     def once(buffer: Tensor) -> tuple[float, float]:
         begun, cpu = time.perf_counter(), time.process_time()
-        buffer.div_(world)
         dist.all_reduce(buffer, group=members)
         if device.type == "cuda":
             torch.cuda.synchronize(device)

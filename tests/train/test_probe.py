@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from tests.train.parallel_ranks import ROOT, environment
 from tests.train.test_group import free_port
 from train import probe, probe_forecast
-from train.group import Place, process_group
+from train.group import Place
 from train.model import build
 from train.settings import EXIT_BAD_SETTINGS, SettingsError
 
@@ -116,33 +115,6 @@ def test_a_forecast_gets_all_that_it_needs(tmp_path: Path) -> None:
     assert all(len(sums[name]) == len(found["buckets"]) for name in probe_forecast.REDUCED)
 
 
-@pytest.mark.parametrize("model", ["resnet18", "shufflenet_v2_x0_5"])
-def test_the_buckets_are_ddps(model: str) -> None:
-    """DDP makes them anew after its first step, of the order in which gradients came."""
-    network = build(model, 10, 32, 0)
-    came: list[torch.nn.Parameter] = []
-    images = torch.zeros(2, 3, 32, 32)
-    hooks = [p.register_post_accumulate_grad_hook(lambda one: came.append(one)) for p in network.parameters()]
-    network(images).sum().backward()
-    for hook in hooks:
-        hook.remove()
-    summed: list[int] = []
-
-    def note(_: None, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        summed.append(bucket.buffer().numel() * 4)
-        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        done.set_result(bucket.buffer())
-        return done
-
-    with process_group(Place(), CPU, 60, init=f"tcp://127.0.0.1:{free_port()}"):
-        ddp = DistributedDataParallel(network)
-        ddp.register_comm_hook(None, note)
-        for _ in range(2):
-            summed.clear()
-            ddp(images).sum().backward()
-    assert summed == [sum(p.numel() * 4 for p in bucket) for bucket in probe_forecast.ddp_buckets(came)]
-
-
 def test_every_number_of_hosts_is_measured_up_to_four_then_doubled_ones() -> None:
     assert probe_forecast.rounds(1) == [1]
     assert probe_forecast.rounds(3) == [1, 2, 3]
@@ -153,9 +125,9 @@ def test_ranks_are_counted_host_by_host() -> None:
     assert probe_forecast.ends_of_hosts(["a", "a", "b", "c", "c", "c"]) == [2, 3, 6]
 
 
-def test_the_slower_half_of_the_steps_does_not_count() -> None:
-    steps = [{"seconds": seconds, "ready": [seconds / 2]} for seconds in (9.0, 1.0, 3.0, 7.0)]
-    assert probe_forecast.faster_half(steps) == {"seconds": 2.0, "ready": [1.0]}
+def test_a_steps_figures_are_the_medians() -> None:
+    steps = [{"seconds": seconds, "ready": [seconds / 2]} for seconds in (9.0, 1.0, 3.0)]
+    assert probe_forecast.medians(steps) == {"seconds": 3.0, "ready": [1.5]}
 
 
 def test_figures_of_a_round_are_those_of_its_slowest_rank() -> None:
