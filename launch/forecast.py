@@ -78,7 +78,9 @@ def options(document: Document, cut: Mapping[str, Any]) -> list[str]:
     asked = asked_option(document["settings"])
     if cut["world_size"] == 1:
         return [asked]
-    ways = [asked, "--parallel ddp"]
+    ways = [asked]
+    if document["settings"]["shares"] in ("", "auto"):  # else `equal` holds the parts that were asked for
+        ways.append("--parallel ddp")
     if cut["auto"] != cut["equal"]:
         ways.append("--parallel ddp --shares auto")
     return list(dict.fromkeys([*ways, "--parallel fsdp"]))
