@@ -46,6 +46,7 @@ class Options:
     resume: str | None = None  # id of an earlier run to continue
     grace: int = GRACE_SECONDS
     module: str = "train"  # what `python -m` runs where there is no script
+    direct: bool = False  # without torchrun where every host has one rank: for what is short
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,9 @@ def _assemble(
         engine = _engine_arguments(host, run, node_rank, owner, container, options, environment)
         torchrun = _torchrun_arguments(len(hosts), node_rank, host, hosts[0].address, master_port)
         program = [options.script] if options.script else ["-m", options.module]
+        if options.direct and world_size == len(hosts):
+            ranked = [str(node_rank), str(world_size), hosts[0].address, str(master_port)]
+            torchrun, program = ["--direct", *ranked], [options.module]
         command = [*engine, image, "python3", "-P", "-m", "train.agent", *torchrun, *program, *options.args]
         parts.append(
             Part(

@@ -58,7 +58,7 @@ def run(
     Raises:
         Refusal: with the root cause on the host where it is.
     """
-    options = Options(len(hosts), tuple(arguments), module="train.probe", image=image)
+    options = Options(len(hosts), tuple(arguments), module="train.probe", image=image, direct=True)
     if port is None:
         port = runs.check_standing(machines, hosts, image or cluster.image.id)
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -1,5 +1,8 @@
 """torchrun, and a document that says which rank failed and why.  python -m train.agent <torchrun's arguments>
 
+Or `--direct RANK WORLD_SIZE MASTER_ADDR MASTER_PORT MODULE [argument ...]`: a host's only rank in this process, without
+torchrun: for what is short, and would wait twice for the import of torch.
+
 Everything is torchrun's own; this only catches its ending and writes $MUSTER_RUN_DIR/failure.json (schema
 below), so that the control side need not read logs. A script needs nothing of ours: without @record the
 exception is read from the end of the rank's stderr log (give torchrun --log-dir and --tee 3).
@@ -26,9 +29,11 @@ import json
 import logging
 import os
 import re
+import runpy
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -165,6 +170,33 @@ def report(failures: list[Failure], node_rank: int) -> None:
         print(f"cannot write {path}: {error}", file=sys.stderr, flush=True)
 
 
+def direct(rank: str, world_size: str, address: str, port: str, module: str, *arguments: str) -> int:
+    """A rank as torchrun would start it, in this process. Returns its exit status, or 1."""
+    error_file = Path(tempfile.mkdtemp()) / "error.json"  # where torch writes what a rank has to say
+    os.environ.update(
+        RANK=rank, LOCAL_RANK="0", WORLD_SIZE=world_size, LOCAL_WORLD_SIZE="1",
+        MASTER_ADDR=address, MASTER_PORT=port, TORCHELASTIC_ERROR_FILE=str(error_file),
+    )  # fmt: skip
+    sys.argv = [module, *arguments]
+    trace, status = "", 0
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException as error:
+        trace, status = "".join(traceback.format_exception(error)), 1
+    if status:
+        said = json.loads(error_file.read_text())["message"] if error_file.exists() else ""
+        said = said if isinstance(said, str) else said["message"]
+        exception, trace = explanation(status, said, trace, trace)
+        lost = bool(PEER_LOST.search(exception))
+        report([own_failure(RuntimeError()) | {
+            "rank": int(rank), "local_rank": 0, "exitcode": status, "exception": exception, "traceback": trace,
+            "consequence": lost,
+        }], int(rank))  # fmt: skip
+    return status and 1
+
+
 def note_time_of_failures() -> None:
     """torch keeps the time of a failure in whole seconds, too coarse to tell which rank failed first."""
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -241,4 +273,4 @@ def leave(status: int) -> None:
 
 if __name__ == "__main__":
     leave_at_once_until_there_are_ranks()
-    leave(main(sys.argv[1:]))
+    leave(direct(*sys.argv[2:]) if sys.argv[1:2] == ["--direct"] else main(sys.argv[1:]))

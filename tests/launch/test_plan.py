@@ -52,6 +52,14 @@ def port(
     return {"device": device, "port": 1, "state": state, "link_layer": layer, "nics": list(nics), "soft": soft}
 
 
+def test_a_plan_without_torchrun_needs_one_rank_on_every_host() -> None:
+    options = Options(module="train.probe", direct=True, args=("--seconds", "1"))
+    last = make([1, 1], options).parts[1].command
+    wanted = ["--direct", "1", "2", "10.78.0.11", "29512", "train.probe", "--seconds", "1"]
+    assert last[-len(wanted) :] == wanted
+    assert "--direct" not in make([1, 2], options).parts[0].command
+
+
 @pytest.mark.parametrize(
     ("first", "second", "wanted"),
     [

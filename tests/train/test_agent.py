@@ -176,6 +176,55 @@ def failure(rank: int, exception: str, when: float) -> agent.Failure:
     return {"rank": rank, "time": when, "consequence": bool(agent.PEER_LOST.search(exception))}
 
 
+def direct(folder: Path, module: str, *arguments: str, ranks: int = 2) -> list[tuple[int, dict[str, Any]]]:
+    """(exit status, failure.json or {}) of each of some hosts with one rank each, on loopback."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    processes = []
+    for rank in range(ranks):
+        own = folder / str(rank)
+        own.mkdir()
+        place = [str(rank), str(ranks), "127.0.0.1", str(port)]
+        ours = {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "MUSTER_RUN_DIR": str(own), "MUSTER_HOST": f"h{rank}"}
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, "-P", "-m", "train.agent", "--direct", *place, module, *arguments],
+                env={**os.environ, **ours, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+            )
+        )
+    found = []
+    for rank, process in enumerate(processes):
+        process.wait(90)
+        document = folder / str(rank) / "failure.json"
+        found.append((process.returncode, json.loads(document.read_text()) if document.exists() else {}))
+    return found
+
+
+def test_hosts_with_one_rank_each_sum_without_torchrun(tmp_path: Path) -> None:
+    assert direct(tmp_path, "train.probe", "--seconds", "1") == [(0, {}), (0, {})]
+    document = json.loads((tmp_path / "0" / "probe.json").read_text())
+    assert [rank["host"] for rank in document["ranks"]] == ["h0", "h1"]
+    assert document["all_reduce"]["sizes"]
+
+
+def test_a_rank_without_torchrun_says_why_it_failed(tmp_path: Path) -> None:
+    (tmp_path / "failing.py").write_text(
+        "import os, sys\nif os.environ['RANK'] == '1': raise ValueError('bad batch')\nprint(sys.argv)\n"
+    )
+    good, bad = direct(tmp_path, "failing", "--epochs", "1")
+    assert good == (0, {})
+    assert bad[0] == 1
+    (failure,) = bad[1]["failures"]
+    assert failure["exception"] == "ValueError: bad batch" and "failing.py" in failure["traceback"]
+    assert (failure["rank"], bad[1]["host"], failure["consequence"]) == (1, "h1", False)
+
+
+def test_wrong_settings_are_told_without_torchrun_too(tmp_path: Path) -> None:
+    ((status, document),) = direct(tmp_path, "train.probe", "--forecast", "--lr", "fast", ranks=1)
+    assert status == 1
+    assert "--lr" in document["failures"][0]["exception"] and document["failures"][0]["exitcode"] == 2
+
+
 @pytest.mark.parametrize(
     "echo",
     [
