@@ -60,7 +60,7 @@ class Work:
         ]
 
 
-MODELS = (Work("resnet18", 160, 2), Work("shufflenet_v2_x0_5", 240, 5))
+MODELS = (Work("resnet18", 160, 4), Work("shufflenet_v2_x0_5", 240, 8))
 LINKS = ("", "1gbit", "200mbit")  # "": unshaped
 
 
