@@ -64,6 +64,15 @@ MODELS = (Work("resnet18", 160, 4), Work("shufflenet_v2_x0_5", 240, 8))
 LINKS = ("", "1gbit", "200mbit")  # "": unshaped
 
 
+def take_data_network(name: str) -> None:
+    """The network that LINK shapes, whatever the deploy measures: the lab writes hosts.yml anew, but not this file."""
+    folder = Path("inventory") / name
+    address = re.search(r"ansible_host: 10\.77\.(\d+)\.", (folder / "hosts.yml").read_text())
+    assert address is not None
+    (folder / "group_vars").mkdir()
+    (folder / "group_vars" / "all.yml").write_text(f"train_network: 10.78.{address[1]}.0/24\n")
+
+
 def foretell(name: str, work: Work) -> dict[int, float]:
     """Number of hosts -> images/s, forecast."""
     cluster = clustermap.read(Path(f"inventory/{name}"))
@@ -142,6 +151,7 @@ def main() -> None:
         found = cases(NAME, options)
     else:
         with lab(NAME, HOSTS) as name:
+            take_data_network(name)
             fab(name, "deploy")
             found = cases(name, options)
     errors = [case["error"] for case in found]

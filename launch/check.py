@@ -378,7 +378,7 @@ def foretell(
     rows = [
         {
             "nodes": one.nodes,
-            "option": one.option,
+            "option": one.option + ("" if one.verified else " *"),
             "step_seconds": one.step_seconds,
             "images_per_second": one.images_per_second,
             "speedup": one.speed_up,
@@ -388,7 +388,12 @@ def foretell(
     ]
     slowest = network.slowest(links)
     advice = forecast.recommend(found, f"{network.rate(slowest)} link" if slowest else "link")
-    return {"rows": rows, "recommendation": advice}, checkpoint_bytes(found), []
+    note = (
+        "* no benchmark holds this option's forecast against runs"
+        if any("*" in str(row["option"]) for row in rows)
+        else ""
+    )
+    return {"rows": rows, "recommendation": advice, "note": note}, checkpoint_bytes(found), []
 
 
 def checkpoint_bytes(found: Mapping[str, Any]) -> int | None:

@@ -104,10 +104,11 @@ def deploy(path: Path, console: Console, horovod: bool = False, afresh: bool = F
     build = ImageBuild(lambda line: console.print(f"    image: {line}", style="dim", highlight=False), horovod)
     with phases.phase("prepare", "Provisioning and detecting (Ansible)"):
         facts = detect.look(inv)
-    with phases.phase("measure", "Measuring the links between all hosts"):
-        choice, measured = detect.choose(inv, facts, None if afresh else clustermap.path_of(path), console)
     with phases.phase("image", "Waiting for the training image"):
         image, export = build.wait()
+    # After the build: where hosts and control machine are one, it would slow the measurement down.
+    with phases.phase("measure", "Measuring the links between all hosts"):
+        choice, measured = detect.choose(inv, facts, None if afresh else clustermap.path_of(path), console)
     with phases.phase("distribute", "Distributing the image (Ansible and rsync)"):
         placed = distribute(inv, image, export)
     cluster = _cluster_map(inv, known_hosts, facts, choice, image, export, measured)

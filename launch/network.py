@@ -195,6 +195,13 @@ def alike(speed: float, fastest: float) -> bool:
     return speed >= fastest * (ALIKE_ABOVE if min(speed, fastest) >= ONE_STREAM else ALIKE)
 
 
+def contested(measured: Mapping[str, Sequence[Link]]) -> bool:
+    """Whether networks differ at speeds at which a processor, and not the link, may be what differs."""
+    speeds = [slowest(links) for links in measured.values() if not any(link.error for link in links)]
+    fast = [speed for speed in speeds if speed >= ONE_STREAM * ALIKE_ABOVE]
+    return len(fast) > 1 and not alike(min(fast), max(fast))
+
+
 def rate(mbits: float) -> str:
     """A bandwidth in words: 94 Mbit/s, 9.41 Gbit/s."""
     return f"{mbits:.0f} Mbit/s" if mbits < 1000 else f"{mbits / 1000:.3g} Gbit/s"

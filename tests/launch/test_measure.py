@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from launch import detect, hostcall, measure
+from launch import detect, hostcall, measure, network
 from launch.hostcall import Answer
+from launch.links import Link
 from launch.measure import Field
 
 HOSTS = ["h1", "h2", "h3"]
@@ -116,3 +117,22 @@ def test_broken_links_are_measured_again(tmp_path: Path) -> None:
     path = known_map(tmp_path / "cluster.json", measured={"data": [broken]})
     now = datetime.datetime.fromisoformat("2026-11-21T10:30:00+00:00")
     assert detect.recall(path, "key", now) is None
+
+
+def test_the_better_of_two_measurements_counts() -> None:
+    def links(*mbits: float | None) -> dict[str, list[Link]]:
+        return {"data": [Link("h1", f"h{n}", m, 0.1, 1500, None if m else "stalls") for n, m in enumerate(mbits, 2)]}
+
+    found = measure.faster(links(3000.0, 9000.0, None), links(7000.0, 8000.0, 10.0))["data"]
+    assert [link.mbits for link in found] == [7000.0, 9000.0, 10.0] and found[2].error is None
+
+
+@pytest.mark.parametrize(
+    ("slowest", "wanted"),
+    [((3050.0, 6910.0), True), ((6910.0, 7500.0), False), ((94.0, 9000.0), False), ((9000.0,), False)],
+)
+def test_fast_networks_that_differ_are_measured_again(slowest: tuple[float, ...], wanted: bool) -> None:
+    links = {str(n): [Link("h1", "h2", mbits, 0.1, 1500, None)] for n, mbits in enumerate(slowest)}
+    assert network.contested(links) == wanted
+    links["broken"] = [Link("h1", "h2", None, None, None, "stalls")]
+    assert network.contested(links) == wanted
