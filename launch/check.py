@@ -18,18 +18,14 @@ from typing import Any
 from rich.console import Console
 
 from launch import (
-    checkreport,
     clustermap,
     config,
     exits,
-    forecast,
-    history,
     hostcall,
     hostchecks,
     matrix,
     measure,
     network,
-    probe,
     run,
     sameness,
 )
@@ -80,6 +76,8 @@ def check(request: Request, console: Console) -> int:
     Raises:
         Refusal: when there is no cluster map, or a host cannot be reached.
     """
+    from launch import checkreport, history  # here: the quick form has to start fast
+
     cluster = clustermap.read(request.inventory)
     hosts = plans.chosen_hosts(cluster, plans.parse_nodes(request.nodes))
     arguments = _trainer_arguments(request.args)
@@ -112,6 +110,8 @@ def examine(
     console: Console,
 ) -> dict[str, Any]:
     """The full check as a document (launch.history). `arguments`: of the training to forecast; None: no forecast."""
+    from launch import history  # here: the quick form has to start fast
+
     names = [host.name for host in hosts]
     seconds = measure.expected_seconds(len(hosts), 1, measure.BANDWIDTH_SECONDS) if len(hosts) > 1 else 0.0
     with _phase(console, f"Surveying {len(hosts)} hosts and measuring their links (about {2 + seconds:.0f} s)"):
@@ -151,9 +151,14 @@ def examine(
     )
 
 
-def quick(cluster: ClusterMap, hosts: Sequence[MapHost], machines: Sequence[Machine]) -> list[Verdict]:
-    """What can be told within a second or two: facts, whether every pair still connects and carries data, sameness."""
-    seen = look(hosts, machines, 0, full=False)
+def quick(
+    cluster: ClusterMap, hosts: Sequence[MapHost], machines: Sequence[Machine], images: bool = True
+) -> list[Verdict]:
+    """What can be told within a second or two: facts, whether every pair still connects and carries data, sameness.
+
+    `images`: the hosts' images too; false where somebody else looks at them.
+    """
+    seen = look(hosts, machines, 0, full=False, images=images)
     verdicts = same(hosts, seen, _inside(cluster, hosts, seen)).verdicts
     return [*host_verdicts(hosts, seen, None), *verdicts, *link_verdicts(hosts, seen)]
 
@@ -186,7 +191,7 @@ def _phase(console: Console, what: str) -> Iterator[None]:
 # -- asking the hosts ---------------------------------------------------------------------------------------------
 
 
-def look(hosts: Sequence[MapHost], machines: Sequence[Machine], seconds: int, full: bool) -> Seen:
+def look(hosts: Sequence[MapHost], machines: Sequence[Machine], seconds: int, full: bool, images: bool = True) -> Seen:
     """One call per host: its facts, and its links to the others on the training network."""
     names = [host.name for host in hosts]
     field = measure.Field(
@@ -196,7 +201,12 @@ def look(hosts: Sequence[MapHost], machines: Sequence[Machine], seconds: int, fu
     asked = measure.options(names, fields, seconds)
     options = {
         host.name: {
-            "survey": {"train_interface": host.interface, "data_dir": host.data_dir, "full": full},
+            "survey": {
+                "train_interface": host.interface,
+                "data_dir": host.data_dir,
+                "full": full,
+                "images": images,
+            },
             "links": asked[host.name] if fields else None,
         }
         for host in hosts
@@ -275,7 +285,8 @@ def _inside(cluster: ClusterMap, hosts: Sequence[MapHost], seen: Seen) -> Inside
     found: Inside = {}
     for host in hosts:
         facts = seen.facts(host.name)
-        found[host.name] = {"image": facts["images"].get(cluster.image.ref, "none")} if facts else None
+        known = facts and facts["images"] is not None
+        found[host.name] = {"image": facts["images"].get(cluster.image.ref, "none")} if facts and known else None
     return found
 
 
@@ -298,13 +309,15 @@ def _stands_in_the_way(
     cluster: ClusterMap, hosts: Sequence[MapHost], seen: Seen, links: Sequence[Verdict]
 ) -> str | None:
     """Why ranks cannot be started for a measurement; None if they can."""
-    busy = [host.name for host in hosts for one in (seen.facts(host.name) or {}).get("runs", []) if _runs(one)]
+    busy = [host.name for host in hosts for one in (seen.facts(host.name) or {}).get("runs") or [] if _runs(one)]
     if busy:
         return f"left out: a run is in progress on {', '.join(dict.fromkeys(busy))}"
     if any(isinstance(answer, BaseException) for answer in seen.answers.values()) or worst(links) == ERROR:
         return "left out: mend the errors above first"
     lacking = [
-        host.name for host in hosts if cluster.image.id not in (seen.facts(host.name) or {}).get("images", {}).values()
+        host.name
+        for host in hosts
+        if cluster.image.id not in ((seen.facts(host.name) or {}).get("images") or {}).values()
     ]
     return f"left out: {', '.join(lacking)} lack the training image; run `make deploy`" if lacking else None
 
@@ -329,6 +342,8 @@ def all_reduce(
     cluster: ClusterMap, hosts: Sequence[MapHost], machines: Sequence[Machine], links: Sequence[Link]
 ) -> Summed:
     """A short all-reduce of all ranks; the values are checked on every rank."""
+    from launch import probe  # here: the quick form has to start fast
+
     try:
         document = probe.run(cluster, hosts, machines, ["--seconds", str(ALLREDUCE_SECONDS)])
     except Refusal as refusal:
@@ -371,6 +386,8 @@ def foretell(
     links: Sequence[Link],
 ) -> tuple[dict[str, Any] | None, int | None, list[Verdict]]:
     """(rows and recommendation for the report, bytes of a checkpoint, verdicts)"""
+    from launch import forecast, probe  # here: the quick form has to start fast
+
     try:
         found = probe.run(cluster, hosts, machines, ["--forecast", "--", *arguments])["forecast"]
     except Refusal as refusal:

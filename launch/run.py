@@ -171,14 +171,19 @@ def look_before_start(
     """
     if request.skip_check:
         return check_standing(opened, hosts, image, earlier)
-    from launch import check  # here: it starts probes, which are runs themselves
+
+    def quick() -> list[str]:
+        from launch import check  # here: it starts probes, which are runs themselves; and beside the hosts' answers
+
+        # The image is this run's own, and runs in progress are told by check_standing.
+        verdicts = check.quick(cluster, hosts, opened, images=False)
+        return check.refuse_errors(verdicts, leave_out=("image", "runs"))
 
     with ThreadPoolExecutor(max_workers=1) as pool:
-        looking = pool.submit(check.quick, cluster, hosts, opened)
+        looking = pool.submit(quick)
         port = check_standing(opened, hosts, image, earlier)
-        verdicts = looking.result()
-    # The image is this run's own, and runs in progress are told by check_standing.
-    for line in check.refuse_errors(verdicts, leave_out=("image", "runs")):
+        warnings = looking.result()
+    for line in warnings:
         say(f"check: {line}")
     return port
 

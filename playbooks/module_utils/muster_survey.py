@@ -241,18 +241,24 @@ def _shared_memory() -> tuple[int | None, int | None]:
     return state.f_blocks * state.f_frsize, state.f_bavail * state.f_frsize
 
 
+def _not_asked(*words: str) -> Result:
+    return Result(1, "", "not asked")
+
+
 def survey(options: dict[str, Any]) -> dict[str, Any]:
     """The facts of this host; the schema is RETURN in library/muster_facts.py.
 
     options, all of them optional: root (Muster's folder), train_interface, train_network, data_dir (absolute path),
-    full (bool: also the engine's runtime and storage driver, and the fingerprint of data_dir, for at most 8 s more).
+    full (bool: also the engine's runtime and storage driver, and the fingerprint of data_dir, for at most 8 s more),
+    images (bool, true by default: else engine and images are null, which saves two commands of Podman).
     The commands run side by side. Raises RuntimeError if `ip` does not answer, ValueError if Podman talks nonsense.
     """
     began, full = time.time(), bool(options.get("full"))
     with ThreadPoolExecutor(max_workers=8) as pool:
         label = ["--filter", "label=muster.run"]
-        about = pool.submit(_podman, *(["info", "--format", "json"] if full else ["--version"]))
-        images = pool.submit(_podman, "images", "--no-trunc", "--format", "json")
+        ask = _podman if options.get("images", True) else _not_asked
+        about = pool.submit(ask, *(["info", "--format", "json"] if full else ["--version"]))
+        images = pool.submit(ask, "images", "--no-trunc", "--format", "json")
         containers = pool.submit(_podman, "ps", "--all", *label, "--format", "json")
         found, processes, log = pool.submit(find_gpus), pool.submit(read_processes), pool.submit(read_xid)
         data = pool.submit(_data, options.get("data_dir"), full)
