@@ -6,7 +6,10 @@ variables of torchrun; alone, this process is rank 0 of 1.
 
 import atexit
 import ctypes
+import gc
 import os
+import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +24,7 @@ from train.settings import SettingsError
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 LARGEST_KEPT = 32 << 20  # the most that glibc accepts
 KEPT_IN_ALL = 1 << 30
+LAST_TENSORS = 0.1  # s; to drop them takes far less
 # rank, local rank, world size, local world size: as torchrun, Open MPI and horovodrun call them.
 VARIABLES = (
     ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
@@ -121,6 +125,10 @@ def process_group(
     Raises SettingsError for a backend or an --init that cannot be, RendezvousError where the ranks do not meet.
     """
     chosen = backend_for(device, backend)
+    # Its functions take the group as it is when this is imported for a default. torch imports it in the first
+    # collective of objects: they would then hold the group until after the interpreter's end, and gloo's threads abort.
+    import torch.distributed.nn.functional
+
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if chosen == "mpi":  # brings its own rendezvous; rank and size are mpirun's
@@ -141,7 +149,18 @@ def process_group(
 
 
 _left: list[object] = []
-atexit.register(_left.clear)  # while the interpreter still lives: gloo's threads need it to end
+
+
+@atexit.register
+def let_go() -> None:
+    """While the interpreter still lives: gloo's threads need it to drop their last tensors, or abort the process."""
+    if not _left:
+        return
+    gc.collect()  # DDP's cycles hold the group
+    kept = sys.getrefcount(_left[0]) > 2  # the list's and the argument's
+    _left.clear()
+    if kept:  # by torch (FSDP's meshes are): its threads cannot be joined, but they get the lock
+        time.sleep(LAST_TENSORS)
 
 
 def leave_process_group() -> None:
