@@ -152,13 +152,13 @@ def examine(
 
 
 def quick(
-    cluster: ClusterMap, hosts: Sequence[MapHost], machines: Sequence[Machine], images: bool = True
+    cluster: ClusterMap, hosts: Sequence[MapHost], machines: Sequence[Machine], podman: bool = True
 ) -> list[Verdict]:
     """What can be told within a second or two: facts, whether every pair still connects and carries data, sameness.
 
-    `images`: the hosts' images too; false where somebody else looks at them.
+    `podman`: images and runs too; false where somebody else looks at them.
     """
-    seen = look(hosts, machines, 0, full=False, images=images)
+    seen = look(hosts, machines, 0, full=False, podman=podman)
     verdicts = same(hosts, seen, _inside(cluster, hosts, seen)).verdicts
     return [*host_verdicts(hosts, seen, None), *verdicts, *link_verdicts(hosts, seen)]
 
@@ -191,7 +191,7 @@ def _phase(console: Console, what: str) -> Iterator[None]:
 # -- asking the hosts ---------------------------------------------------------------------------------------------
 
 
-def look(hosts: Sequence[MapHost], machines: Sequence[Machine], seconds: int, full: bool, images: bool = True) -> Seen:
+def look(hosts: Sequence[MapHost], machines: Sequence[Machine], seconds: int, full: bool, podman: bool = True) -> Seen:
     """One call per host: its facts, and its links to the others on the training network."""
     names = [host.name for host in hosts]
     field = measure.Field(
@@ -205,7 +205,7 @@ def look(hosts: Sequence[MapHost], machines: Sequence[Machine], seconds: int, fu
                 "train_interface": host.interface,
                 "data_dir": host.data_dir,
                 "full": full,
-                "images": images,
+                "podman": podman,
             },
             "links": asked[host.name] if fields else None,
         }

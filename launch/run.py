@@ -175,8 +175,8 @@ def look_before_start(
     def quick() -> list[str]:
         from launch import check  # here: it starts probes, which are runs themselves; and beside the hosts' answers
 
-        # The image is this run's own, and runs in progress are told by check_standing.
-        verdicts = check.quick(cluster, hosts, opened, images=False)
+        # check_standing looks at the image, which is this run's own, and at runs in progress.
+        verdicts = check.quick(cluster, hosts, opened, podman=False)
         return check.refuse_errors(verdicts, leave_out=("image", "runs"))
 
     with ThreadPoolExecutor(max_workers=1) as pool:

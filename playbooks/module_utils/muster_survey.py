@@ -250,16 +250,16 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
 
     options, all of them optional: root (Muster's folder), train_interface, train_network, data_dir (absolute path),
     full (bool: also the engine's runtime and storage driver, and the fingerprint of data_dir, for at most 8 s more),
-    images (bool, true by default: else engine and images are null, which saves two commands of Podman).
+    podman (bool, true by default: else engine, images and runs are null, which saves its three commands).
     The commands run side by side. Raises RuntimeError if `ip` does not answer, ValueError if Podman talks nonsense.
     """
     began, full = time.time(), bool(options.get("full"))
     with ThreadPoolExecutor(max_workers=8) as pool:
         label = ["--filter", "label=muster.run"]
-        ask = _podman if options.get("images", True) else _not_asked
+        ask = _podman if options.get("podman", True) else _not_asked
         about = pool.submit(ask, *(["info", "--format", "json"] if full else ["--version"]))
         images = pool.submit(ask, "images", "--no-trunc", "--format", "json")
-        containers = pool.submit(_podman, "ps", "--all", *label, "--format", "json")
+        containers = pool.submit(ask, "ps", "--all", *label, "--format", "json")
         found, processes, log = pool.submit(find_gpus), pool.submit(read_processes), pool.submit(read_xid)
         data = pool.submit(_data, options.get("data_dir"), full)
         nics, rdma = read_nics(options.get("train_interface"), options.get("train_network")), read_rdma()
