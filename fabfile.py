@@ -15,10 +15,9 @@ from invoke.context import Context
 from invoke.tasks import task
 from rich.console import Console
 
-from launch import exits
 from launch.makevars import name_inventory, refuse_unknown_variables
 from launch.refusal import Refusal
-from launch.signals import interrupts_as_exceptions
+from launch.signals import interrupts_as_exceptions, leave, patient_output
 
 # Where the output is no terminal (a file, CI), tables get room instead of rich's 80 columns.
 CONSOLE = Console(soft_wrap=True) if sys.stdout.isatty() else Console(soft_wrap=True, width=160)
@@ -36,19 +35,27 @@ def _truth(value: object, name: str) -> bool:
     return bool(value) or os.environ.get(name, "") not in ("", "0", "no", "false")
 
 
-def _end(command: Callable[[], int], inventory: Path | None = None) -> None:
-    """Run a command; turn its refusal into one message and its exit status."""
-    try:
-        refuse_unknown_variables(os.environ.get("MAKEFLAGS", ""))
-        with interrupts_as_exceptions():
-            status = command()
-    except Refusal as refusal:
-        print(f"muster: refused:\n{name_inventory(str(refusal), inventory)}", file=sys.stderr, flush=True)
-        status = refusal.status
-    except KeyboardInterrupt:
-        print("muster: interrupted; nothing of this command is left running", file=sys.stderr, flush=True)
-        status = exits.INTERRUPTED
-    sys.stdout.flush()
+#: What to do after an interrupt of a command that starts runs, and of one that changes hosts.
+LOOK = "`make status` shows what still runs on the hosts, and `make stop RUN=<id>` ends it"
+AGAIN = "the hosts are left as far as it came; `make {0}` again goes on from there"
+
+
+def _end(command: Callable[[], int], inventory: Path | None = None, interrupted: str = "") -> None:
+    """Run a command; turn its refusal, or an interrupt, into one message and its exit status.
+
+    `interrupted`: what the user has to know after an interrupt that the command itself has nothing to say about.
+    """
+    with patient_output():
+        try:
+            refuse_unknown_variables(os.environ.get("MAKEFLAGS", ""))
+            with interrupts_as_exceptions():
+                status = command()
+        except Refusal as refusal:
+            print(f"muster: refused:\n{name_inventory(str(refusal), inventory)}", file=sys.stderr, flush=True)
+            status = refusal.status
+        except KeyboardInterrupt as interrupt:
+            words = str(interrupt) or "; ".join(filter(None, ("interrupted", interrupted)))
+            leave(f"muster: {name_inventory(words, inventory)}")
     raise SystemExit(status)
 
 
@@ -71,7 +78,11 @@ def deploy(context: Context, inventory: str = "", horovod: bool = False, measure
     from launch import deploy as deploying
 
     wanted, afresh = _truth(horovod, "HOROVOD"), _truth(measure, "MEASURE")
-    _end(lambda: deploying.deploy(_inventory(inventory), CONSOLE, wanted, afresh), _inventory(inventory))
+    _end(
+        lambda: deploying.deploy(_inventory(inventory), CONSOLE, wanted, afresh),
+        _inventory(inventory),
+        AGAIN.format("deploy"),
+    )
 
 
 @task(
@@ -112,7 +123,7 @@ def train(
         dry_run=_truth(dry_run, "DRY_RUN"),
         skip_check=_truth(skip_check, "SKIP_CHECK"),
     )
-    _end(lambda: run.train(request, CONSOLE), request.inventory)
+    _end(lambda: run.train(request, CONSOLE), request.inventory, LOOK)
 
 
 @task(
@@ -133,10 +144,10 @@ def check(
         inventory=_inventory(inventory),
         nodes=_given(nodes, "NODES"),
         args=_given(args, "ARGS"),
-        forecast=_given(forecast, "FORECAST", "1") not in ("0", "no", "false"),
+        forecast=_given(forecast, "FORECAST", "1"),
         as_json=_truth(as_json, "JSON"),
     )
-    _end(lambda: checking.check(request, CONSOLE), request.inventory)
+    _end(lambda: checking.check(request, CONSOLE), request.inventory, LOOK)
 
 
 @task
@@ -168,7 +179,7 @@ def teardown(context: Context, inventory: str = "") -> None:
     """Remove Muster's containers, images and settings from every host; packages stay."""
     from launch import deploy as deploying
 
-    _end(lambda: deploying.teardown(_inventory(inventory), CONSOLE), _inventory(inventory))
+    _end(lambda: deploying.teardown(_inventory(inventory), CONSOLE), _inventory(inventory), AGAIN.format("teardown"))
 
 
 def _lab(*arguments: str) -> None:
@@ -215,4 +226,4 @@ def demo(context: Context) -> None:
     """The main job at once: a lab of two hosts, trust, deploy, a two-host run. The lab stays up."""
     from launch import demo as demonstration
 
-    _end(lambda: demonstration.demo(CONSOLE))
+    _end(lambda: demonstration.demo(CONSOLE), Path("inventory") / demonstration.LAB, LOOK)

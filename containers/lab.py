@@ -581,6 +581,14 @@ def main(arguments: list[str]) -> int:
             _show(console, options.name, hosts)
             seconds = time.monotonic() - started
             console.print(f"{len(hosts)} hosts up after {seconds:.1f} s; INVENTORY=inventory/{options.name}")
+            if options.link:
+                network = IPv4Network(f"{hosts[0].data}/24", strict=False)
+                console.print(
+                    f"The data NICs carry {options.link}, the management NICs more; a deploy takes the faster ones. "
+                    f"To train over the data NICs: `train_network: {network}` in "
+                    f"inventory/{options.name}/group_vars/all.yml",
+                    soft_wrap=True,
+                )
         elif options.command == "down":
             there = down(options.name, _progress(say))
             console.print(f"lab {options.name} removed" if there else f"there is no lab {options.name}")

@@ -11,7 +11,7 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,14 @@ from launch import (
     network,
     run,
     sameness,
+    ssh,
 )
 from launch import plan as plans
 from launch.clustermap import ClusterMap, MapHost
 from launch.hostcall import Answer
 from launch.links import Link
 from launch.machine import Machine
+from launch.makevars import name_inventory
 from launch.refusal import Problem, Refusal, refuse
 from launch.verdicts import ERROR, HEALTHY, INCOMPLETE, WARNING, Verdict, worst
 
@@ -54,7 +56,7 @@ class Request:
     inventory: Path
     nodes: str = ""
     args: str = ""
-    forecast: bool = True
+    forecast: str = "1"
     as_json: bool = False
 
 
@@ -80,10 +82,10 @@ def check(request: Request, console: Console) -> int:
 
     cluster = clustermap.read(request.inventory)
     hosts = plans.chosen_hosts(cluster, plans.parse_nodes(request.nodes))
-    arguments = _trainer_arguments(request.args)
+    arguments = _trainer_arguments(request.args) if wants_forecast(request.forecast) else None
     progress = Console(stderr=True, soft_wrap=True) if request.as_json else console
     with run.machines(cluster, hosts) as opened:
-        document = examine(cluster, hosts, opened, arguments if request.forecast else None, progress)
+        document = examine(cluster, hosts, opened, arguments, progress)
     folder = clustermap.path_of(request.inventory).parent / "checks"
     history.save(folder, document)
     written = checkreport.write_html(folder / "report.html", document)
@@ -93,6 +95,13 @@ def check(request: Request, console: Console) -> int:
         checkreport.terminal(document, console)
         console.print(f"Report: {', '.join(map(str, written))}", highlight=False)
     return exits.REFUSED if checkreport.level_of(document) in (ERROR, INCOMPLETE) else exits.SUCCEEDED
+
+
+def wants_forecast(text: str) -> bool:
+    """FORECAST as typed. Raises Refusal."""
+    if text not in ("0", "no", "false", "1", "yes", "true"):
+        raise refuse("FORECAST", f"FORECAST={text} is neither yes nor no", "give FORECAST=0 to leave the forecast out")
+    return text in ("1", "yes", "true")
 
 
 def _trainer_arguments(text: str) -> list[str]:
@@ -113,10 +122,15 @@ def examine(
     from launch import history  # here: the quick form has to start fast
 
     names = [host.name for host in hosts]
-    seconds = measure.expected_seconds(len(hosts), 1, measure.BANDWIDTH_SECONDS) if len(hosts) > 1 else 0.0
+    busy = running(machines)
+    each = 0 if busy else measure.BANDWIDTH_SECONDS
+    seconds = measure.expected_seconds(len(hosts), 1, each) if len(hosts) > 1 else 0.0
     with _phase(console, f"Surveying {len(hosts)} hosts and measuring their links (about {2 + seconds:.0f} s)"):
-        seen = look(hosts, machines, measure.BANDWIDTH_SECONDS, full=True)
+        seen = look(hosts, machines, each, full=True)
     verdicts = link_verdicts(hosts, seen)
+    if busy and len(hosts) > 1:
+        what = f"not measured: a run is in progress on {', '.join(busy)}, which that would slow down"
+        verdicts.append(Verdict("bandwidth", "cluster", INCOMPLETE, what, "check again when it has ended"))
     allreduce = predicted = None
     inside = _inside(cluster, hosts, seen)
     blocked = _stands_in_the_way(cluster, hosts, seen, verdicts)
@@ -134,7 +148,7 @@ def examine(
             predicted, checkpoint, said = foretell(cluster, hosts, machines, arguments, seen.links)
             verdicts += said
     alike = same(hosts, seen, inside)
-    verdicts = [*host_verdicts(hosts, seen, checkpoint), *alike.verdicts, *verdicts]
+    verdicts = named([*host_verdicts(hosts, seen, checkpoint), *alike.verdicts, *verdicts], cluster)
     folder = clustermap.path_of(Path(cluster.inventory)).parent / "checks"
     if before := history.previous(folder, history.FULL, cluster.network.name):
         verdicts += history.drift(seen.links, history.links_of(before), before["when"])
@@ -160,7 +174,12 @@ def quick(
     """
     seen = look(hosts, machines, 0, full=False, podman=podman)
     verdicts = same(hosts, seen, _inside(cluster, hosts, seen)).verdicts
-    return [*host_verdicts(hosts, seen, None), *verdicts, *link_verdicts(hosts, seen)]
+    return named([*host_verdicts(hosts, seen, None), *verdicts, *link_verdicts(hosts, seen)], cluster)
+
+
+def named(verdicts: Sequence[Verdict], cluster: ClusterMap) -> list[Verdict]:
+    """With the inventory in the commands that they tell to type."""
+    return [replace(verdict, mend=name_inventory(verdict.mend, Path(cluster.inventory))) for verdict in verdicts]
 
 
 def refuse_errors(verdicts: Sequence[Verdict], leave_out: Sequence[str] = ()) -> list[str]:
@@ -186,6 +205,13 @@ def _phase(console: Console, what: str) -> Iterator[None]:
     console.print(f"==> {what}", style="bold", highlight=False)
     yield
     console.print(f"    {time.monotonic() - begun:.1f} s", style="dim", highlight=False)
+
+
+def running(machines: Sequence[Machine]) -> list[str]:
+    """The hosts on which a run is in progress, as far as they answer."""
+    asked = "podman ps --quiet --filter label=muster.run"
+    answers = ssh.in_parallel(lambda machine: machine.root(asked).stdout.split(), machines)
+    return [machine.name for machine, found in zip(machines, answers, strict=True) if isinstance(found, list) and found]
 
 
 # -- asking the hosts ---------------------------------------------------------------------------------------------
@@ -405,11 +431,9 @@ def foretell(
     ]
     slowest = network.slowest(links)
     advice = forecast.recommend(found, f"{network.rate(slowest)} link" if slowest else "link")
-    note = (
-        "* no benchmark holds this option's forecast against runs"
-        if any("*" in str(row["option"]) for row in rows)
-        else ""
-    )
+    note = forecast.MEANING
+    if any("*" in str(row["option"]) for row in rows):
+        note += " * reckoned only: this option's forecast has not been compared with runs."
     return {"rows": rows, "recommendation": advice, "note": note}, checkpoint_bytes(found), []
 
 

@@ -29,7 +29,7 @@ Document = Mapping[str, Any]
 #: What stands in the place of a part that was left out.
 LEFT_OUT = {
     "links": "Not measured: there is one host, or no pair could be tested. `make check` measures all pairs.",
-    "bandwidth": "Not measured: the quick form tests connection and round trip only. `make check` measures bandwidth.",
+    "bandwidth": "Not measured, connection and round trip only. `make check` measures it when no run is in progress.",
     "sameness": "Not compared. `make check` compares image, versions and data of all hosts.",
     "allreduce": "Not measured. `make check` in its full form runs a short all-reduce on the real backend.",
     "forecast": "Not made. `make check` with ARGS as for `make train` foretells the speed of that training.",

@@ -71,7 +71,9 @@ def _closing(path: Path, plan: Path) -> Table:
     table.add_row("every rank's output", str(folder / "logs"))
     table.add_row("the plan: what ran where", str(plan))
     table.add_row("again", f"make train NODES=2 INVENTORY={path} ARGS='--epochs 3'")
+    table.add_row("what a run will be worth", f"make check INVENTORY={path}")
+    address = clustermap.read(path).hosts[0].ssh["address"]
     table.add_row(
-        "log in to a host", f"ssh -i {path}/id_ed25519 -o UserKnownHostsFile={path}/known_hosts muster@<address>"
+        "log in to a host", f"ssh -i {path}/id_ed25519 -o UserKnownHostsFile={path}/known_hosts muster@{address}"
     )
     return table

@@ -120,7 +120,8 @@ def deploy(path: Path, console: Console, horovod: bool = False, afresh: bool = F
     for entry in cluster.network.refused:
         console.print(f"    not {entry['network']}: {entry['reason']}", style="dim", highlight=False)
     console.print(
-        f"Deployed in {phases.seconds['total']:.1f} s. Next: `make train NODES={len(inv.hosts)} INVENTORY={path}`.",
+        f"Deployed in {phases.seconds['total']:.1f} s. Next: `make train NODES={len(inv.hosts)} "
+        f"INVENTORY={path}` (`make check INVENTORY={path}` says what it will be worth).",
         highlight=False,
     )
     return exits.SUCCEEDED

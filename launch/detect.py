@@ -95,7 +95,7 @@ def measure_links(inv: Inventory, found: network.Found, last_map: Path | None, c
 
 
 def recall(last_map: Path, key: str, now: datetime.datetime) -> Measured | None:
-    """What the last deploy measured, if that was on the same networks, not long ago, and every pair worked."""
+    """What the last deploy measured, if that was on the same networks, not long ago, and of every pair."""
     try:
         known = json.loads(last_map.read_text())
         age = now - datetime.datetime.fromisoformat(known["measured_at"])
@@ -104,7 +104,7 @@ def recall(last_map: Path, key: str, now: datetime.datetime) -> Measured | None:
         return None
     if known["measured_key"] != key or not 0 <= age.total_seconds() < REMEASURE_SECONDS:
         return None
-    if any(link.error for entries in links.values() for link in entries):
+    if any(link.error or link.mbits is None for entries in links.values() for link in entries):
         return None
     return Measured(links, known["measured_at"], key)
 

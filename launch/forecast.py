@@ -231,23 +231,11 @@ def play_fsdp(ranks: Sequence[Compute], sums: Sequence[Reduce]) -> float:
 
 # -- for a person ------------------------------------------------------------------------------------------------------
 
-COLUMNS = ("hosts", "with", "step", "images/s", "speed-up", "efficiency", "waits")
-
-
-def rows(found: Sequence[Outlook]) -> list[tuple[str, ...]]:
-    """A table's rows under COLUMNS; a * marks what no benchmark verifies."""
-    return [
-        (
-            str(one.nodes),
-            one.option.removeprefix("--parallel ") + ("" if one.verified else " *"),
-            f"{one.step_seconds * 1e3:.0f} ms" if one.step_seconds < 1 else f"{one.step_seconds:.2f} s",
-            f"{one.images_per_second:.0f}",
-            f"{one.speed_up:.2f} x",
-            f"{one.efficiency:.0%}",
-            f"{one.waiting:.0%}",
-        )
-        for one in found
-    ]
+#: Stands below every forecast.
+MEANING = (
+    "Speed in the steady state. Starting, the first steps, evaluation, checkpoints and event files are not in it: a "
+    "run, above all one of short epochs, is slower. Efficiency: part of what the same hosts do alone, added up."
+)
 
 
 def best(found: Sequence[Outlook]) -> Outlook:
@@ -268,21 +256,26 @@ def recommend(document: Document, link: str = "link") -> str:
     asked = next(one for one in found if one.nodes == most)
     chosen = best(found)
     said = (
-        f"{most} hosts over this {link}: {asked.speed_up:.1f} x of one ({asked.waiting:.0%} of the step waits for it)."
+        f"{most} hosts over this {link}: {times(asked.speed_up)} of one ({asked.waiting:.0%} of the step waits for it)."
     )
     if (chosen.nodes, chosen.option) == (asked.nodes, asked.option):
         return f"{said} Use all {most}."
     if chosen.nodes > 1:
         other = "" if chosen.option == asked.option else f" with {chosen.option}"
-        return f"{said} Use NODES={chosen.nodes}{other}: {chosen.speed_up:.1f} x."
+        return f"{said} Use NODES={chosen.nodes}{other}: {times(chosen.speed_up)}."
     larger = with_larger_batch(document)
     if larger.speed_up > WORTH:
         size = document["settings"]["batch_size"] * LARGER
         return (
-            f"{said} Use --batch-size {size} ({larger.speed_up:.1f} x of one host with that batch; another training: "
+            f"{said} Use --batch-size {size} ({times(larger.speed_up)} of one host with that batch; another training: "
             "mind --lr), or stay on one."
         )
     return f"{said} Stay on one."
+
+
+def times(factor: float) -> str:
+    """1.7 x, 0.03 x."""
+    return f"{factor:.1f} x" if factor >= 1 else f"{factor:.2g} x"
 
 
 def with_larger_batch(document: Document) -> Outlook:

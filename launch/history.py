@@ -24,6 +24,9 @@ SCHEMA = "muster.check/1"
 KEPT = 50
 FULL, QUICK = "full", "quick"
 
+#: The checks whose verdicts are of links, or of what disturbs measuring them.
+OF_LINKS = ("reach", "links", "bandwidth", "latency", "mtu", "drift", "runs")
+
 #: A bandwidth has drifted when it changed by this part of the former one or more.
 BANDWIDTH_DRIFT = 0.25
 #: A round trip has drifted when it is so many times the former one, and longer than this.
@@ -104,13 +107,22 @@ def save(folder: Path, record: Mapping[str, Any]) -> Path:
 def previous(folder: Path, kind: str | None = None, network: str | None = None) -> dict[str, Any] | None:
     """The newest readable record of this kind and on this network (None: any); None when there is none.
 
+    Of several the newest whose links were sound: a fault stays told until it is mended, and is no standard for later.
     Call it before `save`. Records that are torn, foreign or of another version are passed over.
     """
+    newest = None
     for path in sorted(folder.glob("*.json"), reverse=True):
         record = _read(path)
         if record and kind in (None, record["kind"]) and network in (None, record["network"]):
-            return record
-    return None
+            if _sound(record):
+                return record
+            newest = newest or record
+    return newest
+
+
+def _sound(record: Mapping[str, Any]) -> bool:
+    """Whether nothing was said against the links, and no run took its part of them."""
+    return all(entry["level"] == HEALTHY for entry in record["verdicts"] if entry["check"] in OF_LINKS)
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -120,6 +132,7 @@ def _read(path: Path) -> dict[str, Any] | None:
             return None
         links_of(record)
         datetime.fromisoformat(record["when"]).astimezone(UTC)
+        _sound(record)
         return record if isinstance(record["network"], str) and isinstance(record["kind"], str) else None
     except (OSError, ValueError, TypeError, KeyError):
         return None
@@ -197,7 +210,7 @@ def _slower(new: Mapping[Pair, Link], old: Mapping[Pair, Link], since: str) -> l
     slower = [pair for pair in tested if now[pair] <= (1 - BANDWIDTH_DRIFT) * before[pair] > 0]
     mend = (
         "measure again when nothing else runs; if it stays, ask what was changed since: cable, switch port, driver, "
-        "other traffic"
+        "other traffic (is it meant to be so: remove build/<inventory>/checks, and the next check is the standard)"
     )
     return [
         Verdict("drift", where, WARNING, _from_to(now, before, pairs, since, "slower"), mend)

@@ -28,8 +28,8 @@ NOFILE_PER_RANK = 4096
 #: Bytes that may be locked: RDMA pins every buffer that it sends.
 MEMLOCK = GIB
 TEMPERATURE_C = 90
-#: Of the machine's cores, busy on the average of a minute.
-LOAD_PART = 0.75
+#: Of the machine's processor time, busy in the moment of the survey.
+BUSY_PART = 0.5
 #: An Xid line stays in the kernel's log until the reboot, also after what it says has been mended.
 XID_SECONDS = 86400
 SLOW_REASONS = ("hardware slowdown", "hardware thermal slowdown", "software thermal slowdown", "power brake")
@@ -430,14 +430,21 @@ def _by_run(entries: Sequence[Facts]) -> dict[str, list[Facts]]:
 
 
 def load(name: str, found: Facts, asked: Asked) -> list[Verdict]:
-    """How busy the machine's processors are with something else than a run of ours."""
-    busy, cores = fact(found, "load_average")[0], fact(found, "machine_cpus")
-    what = f"load {busy:.1f} on {cores} cores"
+    """How busy the machine's processors are with something else than a run of ours, now.
+
+    Nothing is said where it was not sampled (the quick form). The load average holds the minutes before, our own
+    deploy among them: it is not judged.
+    """
+    busy = found.get("busy")
+    if busy is None:
+        return []
+    cores = fact(found, "machine_cpus")
+    what = f"{busy:.0%} of the processor time of {cores} cores is in use"
     ours = any(entry["state"] in RUNNING for entry in found.get("runs") or [])
-    if busy <= LOAD_PART * cores or ours:
+    if busy < BUSY_PART or ours:
         return [Verdict("load", _where(name), HEALTHY, what + (", a run of Muster among it" if ours else ""))]
     mend = "see what it is (`top`) and end it: it slows every step down"
-    return [Verdict("load", _where(name), WARNING, f"{what}: something else keeps it busy", mend)]
+    return [Verdict("load", _where(name), WARNING, f"{what} now: something else keeps it busy", mend)]
 
 
 def data(name: str, found: Facts, asked: Asked) -> list[Verdict]:

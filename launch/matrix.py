@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, median_high, median_low
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -38,7 +39,20 @@ _MTU_MEND = (
     "give the NICs and every switch port between them the same MTU, or lower the NICs' to what gets through: "
     "ip link set dev <interface> mtu <bytes>"
 )
+_IPERF_MEND = "`make deploy` installs it, or `apt-get install iperf3` there; then check again"
+_IPERF_FAILS_MEND = "run `iperf3 -s` there to see what is wrong with it; then check again"
 _LATE_MEND = "look for a detour (VPN, router, wireless), power saving of the NIC, or other traffic on the way"
+
+
+class Unmeasured(Link):
+    """A pair that works, and whose bandwidth could not be measured. Files keep it as any other link.
+
+    problems: by host why it cannot, "iperf3 is missing".
+    """
+
+    def __init__(self, problems: Mapping[str, str], **fields: Any) -> None:
+        super().__init__(**fields)
+        self.problems = dict(problems)
 
 
 @dataclass(frozen=True)
@@ -231,6 +245,7 @@ def verdicts(
     fine = [Verdict("links", "cluster", HEALTHY, figures)] if figures else []
     return [
         *shortened(reach),
+        *_unable(links),
         *_missing(links),
         *shortened(bandwidth),
         *shortened(latency),
@@ -320,13 +335,32 @@ def _reach_mend(*reasons: str | None) -> str:
     return _MTU_MEND if about_size else _REACH_MEND
 
 
+def _unable(links: Sequence[Link]) -> list[Verdict]:
+    """The hosts that could not measure bandwidth, those with the same reason in one line."""
+    lost = [link for link in links if isinstance(link, Unmeasured)]
+    hosts: dict[str, dict[str, None]] = {}
+    for link in lost:
+        for host, why in link.problems.items():
+            hosts.setdefault(why, {}).setdefault(host)
+    found = []
+    for why, own in hosts.items():
+        count = sum(any(link.problems.get(host) == why for host in own) for link in lost)
+        what = f"{why} on {_some(list(own))}: the bandwidth of {count} of {len(links)} pairs was not measured"
+        where = f"host {next(iter(own))}" if len(own) == 1 else "cluster"
+        found.append(
+            Verdict("bandwidth", where, INCOMPLETE, what, _IPERF_MEND if "missing" in why else _IPERF_FAILS_MEND)
+        )
+    return found
+
+
 def _missing(links: Sequence[Link]) -> list[Verdict]:
     """Pairs of which nothing is known, and pairs without bandwidth where others have one."""
     hosts = list(dict.fromkeys(host for link in links for host in (link.source, link.target)))
     there = {(link.source, link.target): link for link in links}
     gone = [(a, b) for a in hosts for b in hosts if a != b and (a, b) not in there]
     if any(link.mbits is not None for link in links):
-        gone += [pair for pair, link in there.items() if link.error is None and link.mbits is None]
+        bare = {pair: link for pair, link in there.items() if link.error is None and link.mbits is None}
+        gone += [pair for pair, link in bare.items() if not isinstance(link, Unmeasured)]
     if not gone:
         return []
     what = f"{len(gone)} of {len(hosts) * (len(hosts) - 1)} pairs were not measured: {_some([arrow(p) for p in gone])}"

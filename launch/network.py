@@ -149,7 +149,7 @@ def choose(
     found: Found,
     measured: Mapping[str, Sequence[Link]],
 ) -> Choice:
-    """The fastest network on which all pairs work, by its slowest pair.
+    """The fastest network on which all pairs work, by its slowest pair that was measured.
 
     Of networks that are alike (ALIKE), one that does not carry SSH is taken; then IPv4; then the fastest. `measured`:
     links by `Working.label`; may be empty for a single host.
@@ -186,8 +186,8 @@ def choose(
 
 
 def slowest(links: Sequence[Link]) -> float:
-    """Mbit/s of the slowest pair; 0 where nothing was measured."""
-    return min((link.mbits or 0.0 for link in links), default=0.0)
+    """Mbit/s of the slowest pair that was measured; 0 where none was."""
+    return min((link.mbits for link in links if link.mbits is not None), default=0.0)
 
 
 def alike(speed: float, fastest: float) -> bool:
@@ -259,8 +259,12 @@ def _carries_ssh(network: Working, ssh_addresses: Mapping[str, str]) -> bool:
 
 
 def _slowest_words(links: Sequence[Link]) -> str:
-    link = min(links, key=lambda link: link.mbits or 0.0)
-    return f"{rate(link.mbits or 0.0)} measured on the slowest pair ({link.source} -> {link.target})"
+    known = {f"{link.source} -> {link.target}": link.mbits for link in links if link.mbits is not None}
+    if not known:
+        return "works, bandwidth not measured"
+    pair = min(known, key=known.__getitem__)
+    more = f", {len(links) - len(known)} pairs not measured" if len(known) < len(links) else ""
+    return f"{rate(known[pair])} measured on the slowest pair ({pair}){more}"
 
 
 def _why(best: Working, links: Sequence[Link], ssh_addresses: Mapping[str, str]) -> str:

@@ -68,12 +68,13 @@ def run(
     pool = ThreadPoolExecutor(max_workers=len(pairs))
     waits: dict[str, Future[int]] = {}
     try:
-        _start(pairs)
+        with undisturbed(then_interrupt=True):  # a container that is just being made cannot be removed
+            _start(pairs)
         for machine, part in pairs:
             waits[part.host] = pool.submit(_wait, machine, part, limit)
         ended = _watch(waits, limit)
     finally:
-        with undisturbed():
+        with undisturbed(then_interrupt=True):
             left = _clear(pairs)
             pool.shutdown(wait=True, cancel_futures=True)
     return judge(left, ended, limit)

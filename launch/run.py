@@ -279,6 +279,12 @@ class Job:
         self.folder = Path("runs") / plan.run
         self.ends: dict[str, Ended] = {}
         self.interrupted = False
+        # Of a user who does not wait for the end.
+        self._last_words = makevars.name_inventory(
+            f"muster: left at once: run {plan.run} may still be running on the hosts; `make stop RUN={plan.run}` "
+            "ends it and removes what is left of it",
+            Path(plan.inventory),
+        )
 
     def run(self) -> int:
         """Start, follow, end, gather, sum up; returns the exit status."""
@@ -294,21 +300,26 @@ class Job:
         status = "failed"
         follower = None
         try:
-            self._start()
+            # A container that is just being made cannot be stopped: an interrupt waits until all are there.
+            with undisturbed(self._last_words, then_interrupt=True):
+                self._start()
             follower = Follower(self.pairs, self.folder / "logs")
             status = self._watch(follower)
         except KeyboardInterrupt:
             status = "stopped"
             self.interrupted = True
-            say(f"stopping the run on every host; a rank has {plan.grace} s to finish its step and save")
+            say(
+                f"stopping the run on every host; a rank has {plan.grace} s to finish its step and save "
+                "(Ctrl-C again: leave without waiting)"
+            )
             self._stop_everywhere("Ctrl-C", plans.stop_seconds(plan.grace))
         except Refusal as refusal:
-            with undisturbed():
+            with undisturbed(self._last_words):
                 self._finish_everywhere()
             failure = outcome.Failure(refusal.problems[0].where, None, refusal.problems[0].what)
             outcome.write_json(self.folder / "summary.json", outcome.summary(plan, "failed", failure, {}))
             raise
-        with undisturbed():
+        with undisturbed(self._last_words):
             if follower:
                 follower.drain()
             return self._sum_up(status)
@@ -349,7 +360,7 @@ class Job:
         return outcome.verdict([ended.status for ended in self.ends.values()])
 
     def _stop_everywhere(self, why: str, seconds: int) -> None:
-        with undisturbed():
+        with undisturbed(self._last_words):
             results = ssh.in_parallel(lambda pair: pair[0].stop(self.plan.run, why, seconds), self.pairs)
         for (machine, _), result in zip(self.pairs, results, strict=True):
             if isinstance(result, BaseException):
@@ -441,6 +452,7 @@ def _rsync(shell: str, machine: Machine, sources: Sequence[str], into: Path, opt
         text=True,
         timeout=GATHER_SECONDS,
         check=False,
+        start_new_session=True,  # Ctrl-C goes to the whole process group of a terminal: this ends in its own time
     )
     if done.returncode not in (0, 23, 24):
         raise RuntimeError(f"rsync ended with {done.returncode}: {done.stderr.strip()[-300:]}")

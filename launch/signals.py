@@ -1,39 +1,164 @@
-"""What Ctrl-C and its kin do: end a command in order, and not disturb that ending."""
+"""What Ctrl-C and its kin do: end a command in order, and not disturb that ending. What a closed pipe does: nothing.
+
+One wish to end comes as several signals: make hands on what its process group has got already. The first one ends a
+command; what comes after it is that same wish, but for a Ctrl-C that comes later.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import signal
-from collections.abc import Iterator
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NoReturn, TextIO, cast
+
+from launch import exits
+
+LATER_SECONDS = 2.0  # after the first signal; a Ctrl-C from then on is a second wish
+FLUSH_SECONDS = 1.0
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+@dataclass
+class _Came:
+    """What has come of these signals since a command began."""
+
+    first: float | None = None
+    raised: bool = False  # KeyboardInterrupt, for the first one
+
+    def take(self, number: int) -> bool:
+        """Note a signal; whether it is a Ctrl-C so late after the first one that it is a second wish."""
+        now = time.monotonic()
+        if self.first is None:
+            self.first = now
+        return number == signal.SIGINT and now - self.first > LATER_SECONDS
+
+    def interrupt(self) -> NoReturn:
+        self.raised = True
+        raise KeyboardInterrupt
+
+
+_came = _Came()
+
+
 @contextmanager
 def interrupts_as_exceptions() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does."""
+    """The first of these signals raises KeyboardInterrupt, and so does a later Ctrl-C; once one has, the rest is lost.
+
+    After an interrupt the signals stay ignored: the process is about to end, and nothing may take its last words away.
+    """
+    _came.first, _came.raised = None, False
 
     def interrupt(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
+        later = _came.take(number)
+        if later or not _came.raised:
+            _came.interrupt()
 
     before = {number: signal.signal(number, interrupt) for number in _ENDING}
     try:
         yield
     finally:
-        _restore(before)
+        _restore(dict.fromkeys(_ENDING, signal.SIG_IGN) if _came.raised else before)
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
-    """Ending a run and bringing its files home is not cut short by another Ctrl-C; each step of it is bounded."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in _ENDING}
+def undisturbed(words: str = "", then_interrupt: bool = False) -> Iterator[None]:
+    """What is done here is not cut short by a signal; each step of it is bounded.
+
+    Args:
+        words: the last words of a user who does not want to wait: a later Ctrl-C says them and ends the process.
+            Without words there is no such way out.
+        then_interrupt: an interrupt that came meanwhile, and is the first one, is raised at the end.
+    """
+
+    def hold(number: int, frame: Any) -> None:
+        if _came.take(number) and words:
+            os.write(2, f"{words}\n".encode())  # not print: the signal may have come in the middle of one
+            os._exit(exits.INTERRUPTED)
+
+    before = {number: signal.signal(number, hold) for number in _ENDING}
     try:
         yield
     finally:
         _restore(before)
+    if then_interrupt and _came.first is not None and not _came.raised:
+        _came.interrupt()
 
 
 def _restore(handlers: dict[signal.Signals, Any]) -> None:
     for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+def leave(words: str) -> NoReturn:
+    """End the process now, with its last words: threads that wait for a host, or for a reader, are not waited for."""
+
+    def say() -> None:
+        sys.stdout.flush()
+        print(words, file=sys.stderr, flush=True)
+
+    speaker = threading.Thread(target=say, daemon=True)
+    speaker.start()
+    speaker.join(FLUSH_SECONDS)
+    os._exit(exits.INTERRUPTED)
+
+
+class PatientOutput:
+    """A stream that takes what is written when nobody reads it any more (`| head`, a terminal that is gone)."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.unread = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with self._nobody_reads():
+            self._stream.write(text)
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        self.write("".join(lines))
+
+    def flush(self) -> None:
+        with self._nobody_reads():
+            self._stream.flush()
+
+    @contextmanager
+    def _nobody_reads(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):
+                raise
+            self.unread = True
+            null = os.open(os.devnull, os.O_WRONLY)
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(null, self._stream.fileno())
+            os.close(null)
+
+
+@contextmanager
+def patient_output() -> Iterator[None]:
+    """stdout and stderr as PatientOutput: a run is not lost because its output is read no more."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (cast(TextIO, PatientOutput(stream)) for stream in before)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        sys.stdout, sys.stderr = before
+
+
+def nobody_reads() -> bool:
+    """Whether the reader of stdout has gone; known only after something was written."""
+    return bool(getattr(sys.stdout, "unread", False))

@@ -40,6 +40,7 @@ NAME = "probe.json"
 MIB = 1 << 20
 SIZES = (1 * MIB, 16 * MIB, 128 * MIB)  # bytes
 REPEATS = 5  # timed ones of each size, where there is time
+LONGEST_SECONDS = 10.0  # of one sum; a size that is expected to take longer is left out
 PERIOD = 251  # of the pattern; a prime, so that a piece in the wrong place shows
 
 
@@ -97,23 +98,27 @@ def together(value: float, place: Place, device: torch.device) -> float:
 
 
 def all_reduce(place: Place, device: torch.device, limit: float, sizes: tuple[int, ...] = SIZES) -> dict[str, Any]:
-    """The document's all_reduce (collective). What would go beyond `limit` seconds is left out, with a note."""
+    """The document's all_reduce (collective). Repeats of a size end when `limit` seconds are over.
+
+    Each size is summed once at least, but for those whose sum would take more than LONGEST_SECONDS: they get a note.
+    """
     begun = time.perf_counter()
     found: list[dict[str, Any]] = []
     notes: list[str] = []
     for size in sizes:
-        left = limit - (time.perf_counter() - begun)
         last = found[-1] if found else None
         expected = together(last["seconds"] * size / last["bytes"] if last else 0.0, place, device)
-        left = together(left, place, device)
-        if expected > left:
-            notes.append(f"{size // MIB} MiB left out: it would take about {expected:.1f} s; give --seconds more")
+        if expected > LONGEST_SECONDS:
+            notes.append(f"{size // MIB} MiB left out: one sum would take about {expected:.0f} s")
             continue
         values = pattern(size, device)
         given = torch.empty_like(values)
         first = sum_once(values, given, place)  # connections and buffers are made in it
         times: list[float] = []
-        while len(times) < REPEATS and together(limit - (time.perf_counter() - begun), place, device) > expected:
+        while len(times) < REPEATS:
+            left = limit - (time.perf_counter() - begun)
+            if together(left - (times[-1] if times else first), place, device) <= 0:
+                break
             times.append(sum_once(values, given, place))
         seconds = statistics.median(times or [first])
         seconds = together(seconds, place, device)
@@ -216,7 +221,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str] | None]:
     cut = arguments.index("--forecast") if "--forecast" in arguments else len(arguments)
     rest = arguments[cut + 1 :] if cut < len(arguments) else None
     parser = Parser(prog="python -m train.probe", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=4.0, help="limit of the all-reduce (default: 4)")
+    parser.add_argument("--seconds", type=float, default=4.0, help="limit of the all-reduce's repeats (default: 4)")
     parser.epilog = "--forecast [--] ARGS: measure what a forecast of the training with ARGS needs, instead"
     options = parser.parse_args(arguments[:cut])
     return options, rest[1:] if rest and rest[0] == "--" else rest

@@ -29,7 +29,9 @@ options:
     description: The folder of the data set, to be fingerprinted in the full form.
     type: path
   full:
-    description: Also what takes longer, the engine's runtime and storage driver and the data set's fingerprint.
+    description: >-
+      Also what takes longer, how busy the processors are, the engine's runtime and storage driver and the data set's
+      fingerprint.
     type: bool
     default: true
 author: [Muster]
@@ -40,6 +42,7 @@ facts:
   description: >-
     began, ended, time (unix seconds; time is began), hostname, machine_id, kernel, arch, os {id, version}, python,
     cpus (usable), machine_cpus, cpu_model, cpu_flags [those that change numerics], load_average [1, 5, 15 minutes],
+    busy (share of the machine's processor time in use when the survey began, 0.0 to 1.0; null unless full),
     limits {nofile, nofile_hard, memlock_bytes, nproc, core_bytes} (-1 is none), memory_bytes, memory_free_bytes,
     disk_free_bytes and disk_total_bytes (of Podman's storage), muster_disk_free_bytes, shm_bytes, shm_free_bytes,
     engine {name, version, runtime, storage_driver; the last two null unless full} or null,

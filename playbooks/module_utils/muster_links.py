@@ -9,7 +9,7 @@ answers as soon as it has come to this pair. What a pair does, over the port ran
 3. UDP packets that must not be cut into pieces look for the largest that gets through in both directions (path MTU).
 4. BULK_BYTES go each way. A link that passes small packets only (an MTU black hole) stops here.
 5. iperf3 measures the bandwidth, both directions at the same time, as an all-reduce uses them. Left out where `seconds`
-   is 0.
+   is 0. A pair of which one host lacks iperf3, or cannot use it, works all the same: its result names that host.
 
 Needs iperf3 for step 5. Standard library alone, Python 3.8 and later. Every wait is bounded.
 """
@@ -35,6 +35,11 @@ UDP_TRIES, UDP_SECONDS = 3, 0.12
 #: Sizes of IP packets at which networks are known to end: jumbo frames, tunnels, PPPoE, VPNs, the least of IPv6.
 MTU_LADDER = (9000, 8900, 4470, 4082, 2044, 1500, 1492, 1480, 1450, 1420, 1400, 1350, 1300, 1280, 1000, 576)
 LINE_BYTES = 1 << 16
+IPERF_MISSING = "iperf3 is missing"
+#: In what iperf3 says of an error: the link's fault, not the program's.
+LINK_FAILURES = ("timed out", "timeout", "unreachable", "no route")
+#: The same: the fault of the program at the server's end.
+SERVER_FAILURES = ("refused", "busy", "closed", "reset", "terminated")
 # From linux/in.h and in6.h; Python's socket module does not name them all.
 IP_MTU_DISCOVER, IP_PMTUDISC_PROBE = 10, 3
 IPV6_MTU_DISCOVER, IPV6_PMTUDISC_PROBE = 23, 3
@@ -42,6 +47,14 @@ IPV6_MTU_DISCOVER, IPV6_PMTUDISC_PROBE = 23, 3
 
 class Broken(Exception):
     """A pair that cannot be used, in words for the user."""
+
+
+class NoIperf(Exception):
+    """This host, or its peer if `of_peer`, cannot measure bandwidth: why, in words that "on h3" can follow."""
+
+    def __init__(self, why: str, of_peer: bool = False) -> None:
+        super().__init__(why)
+        self.of_peer = of_peer
 
 
 def matches(
@@ -157,8 +170,15 @@ class Links:
                     await asyncio.wait_for(reader.readexactly(request["bulk"]), BULK_SECONDS)
                     writer.write(bytes(request["bulk"]))
                 elif "iperf" in request:
-                    port, server = await start_iperf(own, self.ports, self.seconds)
-                    say(writer, port=port)
+                    try:
+                        if request["iperf"]:
+                            port, server = await start_iperf(own, self.ports, self.seconds)
+                            say(writer, port=port)
+                        else:  # the caller cannot measure, and asks whether this host could
+                            iperf_path()
+                            say(writer)
+                    except NoIperf as failure:
+                        say(writer, problem=str(failure))
                 else:
                     return
         except (OSError, ValueError, KeyError, asyncio.TimeoutError, asyncio.IncompleteReadError):
@@ -199,9 +219,13 @@ class Pair:
         self.rtt_ms: float | None = None
         self.error: str | None = None
         self.back: str | None = None  # what is wrong with the way from the peer to here alone
+        self.problems: dict[str, str] = {}  # host: why it cannot measure bandwidth
 
     def results(self) -> list[dict[str, Any]]:
-        """Both directions, as launch.links.Link has them, and the network's place in the call."""
+        """Both directions, as launch.links.Link has them, the network's place in the call, and `problems`.
+
+        problems: by host why it cannot measure bandwidth ("iperf3 is missing"); the pair works then, without `mbits`.
+        """
         name, peer = self.links.name, self.peer
         return [
             {
@@ -212,6 +236,7 @@ class Pair:
                 "rtt_ms": self.rtt_ms,
                 "path_mtu": self.mtus[source, target],
                 "error": self.error or (self.back if source == peer else None),
+                "problems": self.problems,
             }
             for source, target in ((name, peer), (peer, name))
         ]
@@ -232,8 +257,8 @@ class Pair:
         except Broken as error:
             self.error = str(error)
         except (OSError, ValueError, KeyError, asyncio.TimeoutError, asyncio.IncompleteReadError) as error:
-            words = str(error) or "no answer in time"
-            self.error = f"the connection from {self.links.name} to {self.peer} ({self.theirs}) broke off: {words}"
+            connection = f"the connection from {self.links.name} to {self.peer} ({self.theirs})"
+            self.error = f"{connection} broke off: {broke_off(error)}"
         finally:
             if writer:
                 writer.close()
@@ -276,8 +301,7 @@ class Pair:
         for number in range(PINGS):
             begun = time.perf_counter()
             say(writer, ping=number)
-            if not await asyncio.wait_for(reader.readline(), ATTEMPT_SECONDS):
-                raise OSError("closed")
+            await hear(reader, ATTEMPT_SECONDS)
             times.append(time.perf_counter() - begun)
         self.rtt_ms = round(1000 * min(times), 3)
 
@@ -321,10 +345,22 @@ class Pair:
         )
 
     async def _bandwidth(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        say(writer, iperf=True)
-        port = json.loads(await asyncio.wait_for(reader.readline(), 5))["port"]
         name, peer = self.links.name, self.peer
-        there, back = await run_iperf(self.own, self.theirs, port, self.links.seconds)
+        try:
+            iperf_path()
+        except NoIperf as failure:
+            self.problems[name] = str(failure)
+        say(writer, iperf=not self.problems)
+        answer = await hear(reader, 5)
+        if "problem" in answer:
+            self.problems[peer] = answer["problem"]
+        if self.problems:
+            return
+        try:
+            there, back = await run_iperf(self.own, self.theirs, answer["port"], self.links.seconds)
+        except NoIperf as failure:
+            self.problems[peer if failure.of_peer else name] = str(failure)
+            return
         for source, target, measured in ((name, peer, there), (peer, name, back)):
             if measured <= 0:
                 raise Broken(f"no data of iperf3 arrived from {source} at {target}")
@@ -333,6 +369,28 @@ class Pair:
 
 def say(writer: asyncio.StreamWriter, **words: Any) -> None:
     writer.write(json.dumps(words).encode() + b"\n")
+
+
+async def hear(reader: asyncio.StreamReader, seconds: float) -> dict[str, Any]:
+    """The other end's next words. Raises IncompleteReadError (it closed), OSError, ValueError, asyncio.TimeoutError."""
+    line = await asyncio.wait_for(reader.readline(), seconds)
+    if not line:
+        raise asyncio.IncompleteReadError(b"", None)
+    words = json.loads(line)
+    if not isinstance(words, dict):
+        raise ValueError
+    return words
+
+
+def broke_off(error: Exception) -> str:
+    """What ended a connection, for the user: never the words of a Python exception."""
+    if isinstance(error, asyncio.IncompleteReadError):
+        return "the other end closed it"
+    if isinstance(error, (asyncio.TimeoutError, socket.timeout)):
+        return "no answer in time"
+    if isinstance(error, OSError):
+        return os.strerror(error.errno) if error.errno else "it was cut"
+    return "an answer that cannot be read"
 
 
 async def connect(address: str, port: int, own: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -456,11 +514,17 @@ class MtuProbe(asyncio.DatagramProtocol):
 # Step 5: iperf3
 
 
-async def start_iperf(address: str, ports: range, seconds: int) -> tuple[int, asyncio.subprocess.Process]:
-    """A server on the highest free port of the range, for as long as a measurement takes. Raises OSError."""
+def iperf_path() -> str:
+    """Raises NoIperf."""
     path = find_command("iperf3")
     if path is None:
-        raise OSError("iperf3 is not installed")
+        raise NoIperf(IPERF_MISSING)
+    return path
+
+
+async def start_iperf(address: str, ports: range, seconds: int) -> tuple[int, asyncio.subprocess.Process]:
+    """A server on the highest free port of the range, for as long as a measurement takes. Raises NoIperf."""
+    path = iperf_path()
     for port in reversed(ports):
         with contextlib.closing(socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -470,37 +534,46 @@ async def start_iperf(address: str, ports: range, seconds: int) -> tuple[int, as
                 continue
         words = ["timeout", str(20 + 2 * seconds), path, "-s", "-B", address, "-p", str(port)]
         quiet = asyncio.subprocess.DEVNULL
-        return port, await asyncio.create_subprocess_exec(*words, stdin=quiet, stdout=quiet, stderr=quiet)
-    raise OSError("no port of the range is free for iperf3")
+        try:
+            return port, await asyncio.create_subprocess_exec(*words, stdin=quiet, stdout=quiet, stderr=quiet)
+        except OSError as error:
+            raise NoIperf(f"iperf3 does not start ({os.strerror(error.errno or 0)})") from None
+    raise NoIperf(f"no port from {ports[0]} to {ports[-1]} is free for iperf3")
 
 
 async def run_iperf(own: str, theirs: str, port: int, seconds: int) -> tuple[float, float]:
-    """Bit/s that arrived (there, here). Raises Broken. --bidir: iperf3 3.7 and later."""
-    path = find_command("iperf3")
-    if path is None:
-        raise Broken("iperf3 is not installed: run `make deploy`")
+    """Bit/s that arrived (there, here). --bidir: iperf3 3.7 and later.
+
+    Raises Broken where the link fails under load, NoIperf where a program does.
+    """
+    path = iperf_path()
     words = [path, "-c", theirs, "-B", own, "-p", str(port), "-t", str(seconds), "-i", "0", "-J"]
     words += ["--connect-timeout", "1500", "--bidir"]
     said: dict[str, Any] = {}
     for _ in range(40):  # the server takes some milliseconds until it listens
         pipe, quiet = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-        process = await asyncio.create_subprocess_exec(*words, stdin=quiet, stdout=pipe, stderr=quiet)
+        try:
+            process = await asyncio.create_subprocess_exec(*words, stdin=quiet, stdout=pipe, stderr=quiet)
+        except OSError as error:
+            raise NoIperf(f"iperf3 does not start ({os.strerror(error.errno or 0)})") from None
         try:
             out, _ = await asyncio.wait_for(process.communicate(), seconds + 8)
             said = json.loads(out)
+            if "error" not in said:
+                there, back = (said["end"][key] for key in ("sum_received", "sum_received_bidir_reverse"))
+                return float(there["bits_per_second"]), float(back["bits_per_second"])
         except asyncio.TimeoutError:
             await end(process)
             raise Broken(f"iperf3 from {own} to {theirs} did not end: the link stalls under load") from None
-        except ValueError:
-            raise Broken(f"iperf3 said nothing readable: {out[-200:].decode(errors='replace')}") from None
-        if "error" not in said:
-            found = said["end"]
-            there, back = found["sum_received"], found["sum_received_bidir_reverse"]
-            return float(there["bits_per_second"]), float(back["bits_per_second"])
-        if not any(words in said["error"] for words in ("refused", "busy")):
+        except (ValueError, KeyError, TypeError):
+            raise NoIperf("iperf3 fails without a reason that can be read (it has to be 3.7 or later)") from None
+        if not any(reason in said["error"] for reason in ("refused", "busy")):
             break
         await asyncio.sleep(0.05)
-    raise Broken(f"iperf3 from {own} to {theirs}: {said['error']}")
+    why = str(said["error"])
+    if any(reason in why.lower() for reason in LINK_FAILURES):
+        raise Broken(f"iperf3 from {own} to {theirs}: {why}")
+    raise NoIperf(f"iperf3 fails ({why})", of_peer=any(reason in why.lower() for reason in SERVER_FAILURES))
 
 
 async def end(process: asyncio.subprocess.Process) -> None:

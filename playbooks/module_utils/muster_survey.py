@@ -46,6 +46,8 @@ NUMERIC_FLAGS = {
     *("avx", "avx2", "fma", "avx512f", "avx512_bf16", "avx512_fp16", "avx512_vnni", "avx_vnni", "amx_bf16", "amx_int8"),
     *("asimd", "sve", "sve2", "bf16", "i8mm"),
 }
+#: Over which the processors are watched.
+BUSY_SECONDS = 0.3
 #: Of a data set: how long it may take, how many files are looked into, and how much at each end.
 DATA_SECONDS, SAMPLED_FILES, END_BYTES = 8.0, 2000, 65536
 
@@ -136,6 +138,30 @@ def parse_cpu_flags(cpuinfo: str) -> list[str]:
         if key.strip() in ("flags", "Features"):
             return sorted(NUMERIC_FLAGS.intersection(value.split()))
     return []
+
+
+def parse_ticks(stat: str) -> tuple[int, int] | None:
+    """(ticks of all processors since the start, of these those with nothing to do) from /proc/stat."""
+    words = stat.split("\n", 1)[0].split()
+    if len(words) < 6 or words[0] != "cpu" or not all(word.isdigit() for word in words[1:]):
+        return None
+    ticks = [int(word) for word in words[1:9]]  # the guests' that follow are also in user and nice
+    return sum(ticks), ticks[3] + ticks[4]  # idle, and waiting for a disk
+
+
+def busy_part(before: str, after: str) -> float | None:
+    """The share of the machine's processor time in use between two readings of /proc/stat; None where not readable."""
+    first, last = parse_ticks(before), parse_ticks(after)
+    if first is None or last is None or last[0] <= first[0]:
+        return None
+    return round(min(1.0, max(0.0, 1 - (last[1] - first[1]) / (last[0] - first[0]))), 3)
+
+
+def watch_processors() -> float | None:
+    """How busy the processors are now, this process asleep."""
+    before = head("/proc/stat", 4096)
+    time.sleep(BUSY_SECONDS)
+    return busy_part(before, head("/proc/stat", 4096))
 
 
 def limits() -> dict[str, int]:
@@ -249,11 +275,13 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
     """The facts of this host; the schema is RETURN in library/muster_facts.py.
 
     options, all of them optional: root (Muster's folder), train_interface, train_network, data_dir (absolute path),
-    full (bool: also the engine's runtime and storage driver, and the fingerprint of data_dir, for at most 8 s more),
+    full (bool: also how busy the processors are, watched for 0.3 s before all else, the engine's runtime and storage
+    driver, and the fingerprint of data_dir, for at most 8 s more),
     podman (bool, true by default: else engine, images and runs are null, which saves its three commands).
     The commands run side by side. Raises RuntimeError if `ip` does not answer, ValueError if Podman talks nonsense.
     """
     began, full = time.time(), bool(options.get("full"))
+    busy = watch_processors() if full else None  # before the commands below keep them busy
     with ThreadPoolExecutor(max_workers=8) as pool:
         label = ["--filter", "label=muster.run"]
         ask = _podman if options.get("podman", True) else _not_asked
@@ -287,6 +315,7 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
             "cpu_model": parse_cpu_model(cpuinfo),
             "cpu_flags": parse_cpu_flags(cpuinfo),
             "load_average": [round(load, 2) for load in os.getloadavg()],
+            "busy": busy,
             "limits": limits(),
             "memory_bytes": usable_memory(),
             "memory_free_bytes": available_memory(),

@@ -42,11 +42,12 @@ def in_progress(lab: Lab, count: int) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_stops_a_job_that_prints_nothing(lab: Lab, number: signal.Signals) -> None:
+def test_ctrl_c_stops_a_job_that_prints_nothing_also_when_it_comes_twice(lab: Lab, number: signal.Signals) -> None:
     process = lab.start("train", WORKLOAD=WORKLOAD, SCRIPT="faults.py", ARGS="silent")
     wait_for(lambda: in_progress(lab, 3), "three containers", 120)
     began = time.monotonic()
-    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+    os.killpg(process.pid, number)
+    process.send_signal(number)  # again: `timeout make train` ends the group, and make hands on what it got
     out, _ = process.communicate(timeout=60)
     assert time.monotonic() - began <= 15, out
     assert process.returncode == 130, out
@@ -88,6 +89,16 @@ def test_status_logs_and_stop_go_by_the_runs_label(lab: Lab) -> None:
         shown = lab.fab("status")
         assert shown.returncode == 0, shown.stdout
         run = re.findall(r"\d{8}-\d{6}-[0-9a-f]{4}", shown.stdout)[0]
+        view = lab.start("logs", RUN=run)
+        readers = "for file in /proc/[0-9]*/cmdline; do tr '\\0' ' ' < $file; echo; done 2>/dev/null"
+        count = f"({readers}) | grep -c '^podman logs --follow'; true"
+        wait_for(lambda: lab.on("h1", count) == "2", "both views of the run", 30)  # make train's own, and this one
+        os.killpg(view.pid, signal.SIGINT)
+        view.send_signal(signal.SIGINT)
+        said, _ = view.communicate(timeout=10)
+        assert view.returncode == 130 and f"run {run} goes on" in said, said
+        wait_for(lambda: lab.on("h1", count) == "1", "the end of the reading that was left", 5)
+        assert len(lab.containers()) == 2
         second = lab.train("faults.py", "silent", NODES=1)
         assert second.returncode == 2 and f"run {run} of " in second.stdout and "in progress" in second.stdout
         assert len(lab.containers()) == 2

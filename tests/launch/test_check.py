@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from launch import check
 from launch.check import Seen
@@ -112,3 +114,48 @@ def test_the_odd_image_is_named() -> None:
 def test_checkpoints_are_three_numbers_for_each_gradient() -> None:
     assert check.checkpoint_bytes({"gradient_bytes": 100}) == 300
     assert check.checkpoint_bytes({}) is None
+
+
+class Host:
+    """A machine of which Podman says what runs there."""
+
+    def __init__(self, name: str, containers: str | OSError) -> None:
+        self.name, self.containers = name, containers
+
+    def root(self, command: str) -> Any:
+        if isinstance(self.containers, OSError):
+            raise self.containers
+        assert "--filter label=muster.run" in command
+        return SimpleNamespace(stdout=self.containers)
+
+
+@pytest.mark.parametrize("containers", ["4f1d\n", ""])
+def test_links_are_not_loaded_while_a_run_is_in_progress(monkeypatch: pytest.MonkeyPatch, containers: str) -> None:
+    asked = []
+
+    def look(hosts: Any, machines: Any, seconds: int, full: bool) -> Seen:
+        asked.append(seconds)
+        busy = [{"run": "r", "state": "running", "owner": "ann", "age_seconds": 5, "container": "c"}] * bool(containers)
+        return seen(answer(), answer(runs=busy), links=[link(940.0)])
+
+    known = cluster(1, 1)
+    monkeypatch.setattr(check, "look", look)
+    monkeypatch.setattr(check, "host_verdicts", lambda *rest: [])
+    monkeypatch.setattr(check, "same", lambda *rest: check.Sameness({}, []))
+    monkeypatch.setattr(check, "all_reduce", lambda *rest: check.Summed(None, [], {}))
+    machines: Any = [Host("h1", OSError("gone")), Host("h2", containers)]
+    found = check.examine(known, known.hosts, machines, None, Console(quiet=True))
+    told = [verdict["what"] for verdict in found["verdicts"] if verdict["check"] == "bandwidth"]
+    assert bool(asked[0]) is not bool(containers)
+    assert any("a run is in progress on h2" in what for what in told) is bool(containers)
+
+
+def test_a_mend_names_the_inventory() -> None:
+    (verdict,) = check.named([Verdict("runs", "host h1", ERROR, "x", "`make stop RUN=r` ends it")], cluster(1))
+    assert verdict.mend == f"`make stop RUN=r INVENTORY={cluster(1).inventory}` ends it"
+
+
+def test_forecast_is_yes_or_no() -> None:
+    assert check.wants_forecast("1") and not check.wants_forecast("0")
+    with pytest.raises(Refusal, match="FORECAST=maybe"):
+        check.wants_forecast("maybe")

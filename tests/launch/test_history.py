@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from launch import history
 from launch.links import Link
-from launch.verdicts import HEALTHY, WARNING, Verdict
+from launch.verdicts import ERROR, HEALTHY, INCOMPLETE, WARNING, Verdict
 from tests.launch.test_matrix import AB, BA, H3, H4, links, names, of, pairs_of, told
 
 WHEN = "2026-08-01T12:00:00+00:00"
@@ -50,6 +50,24 @@ def test_the_newest_of_the_kind_and_network_counts(tmp_path: Path) -> None:
 
     asked = [("full", "a"), ("quick", "a"), ("full", None), (None, "a"), (None, None), ("full", "c")]
     assert [second_of(*words) for words in asked] == [1, 2, 3, 2, 4, None]
+
+
+def test_a_check_that_found_a_fault_of_links_is_no_standard(tmp_path: Path) -> None:
+    def verdict(check: str, level: str) -> dict[str, str]:
+        return asdict(Verdict(check, "h1 -> h2", level, "x"))
+
+    def second_of_previous() -> int:
+        found = history.previous(tmp_path, "full")
+        assert found is not None
+        return datetime.fromisoformat(found["when"]).second
+
+    faults = (("drift", WARNING), ("bandwidth", INCOMPLETE), ("reach", ERROR), ("runs", ERROR))
+    history.save(tmp_path, record(at(0)) | {"verdicts": [verdict("reach", ERROR)]})
+    assert second_of_previous() == 0  # better than nothing
+    history.save(tmp_path, record(at(1)) | {"verdicts": [verdict("bandwidth", HEALTHY), verdict("clock", ERROR)]})
+    for second, fault in enumerate(faults, 2):
+        history.save(tmp_path, record(at(second)) | {"verdicts": [verdict(*fault)]})
+    assert second_of_previous() == 1
 
 
 def test_names_are_in_utc_whatever_the_zone(tmp_path: Path) -> None:

@@ -60,7 +60,8 @@ def host(**more: Any) -> dict[str, Any]:
         "xid": [],
         "xid_problem": None,
         "runs": [],
-        "load_average": [0.2, 0.3, 0.5],
+        "load_average": [14.0, 9.0, 0.5],
+        "busy": 0.031,
         "machine_cpus": 16,
         "data": {"path": "/srv/data", "present": True},
         "rdma": [],
@@ -110,7 +111,7 @@ def test_whoever_is_not_healthy_has_a_mend() -> None:
         muster_disk_free_bytes=100,
         memory_free_bytes=100,
         shm_free_bytes=100,
-        load_average=[40.0, 1.0, 1.0],
+        busy=1.0,
         data={"path": "/srv/data", "present": False},
         limits={"nofile": 1024, "nofile_hard": 1024, "memlock_bytes": 8 * MIB},
         runs=[{"run": "r1", "container": "c", "state": "exited", "owner": "ann", "age_seconds": 100.0}],
@@ -124,7 +125,7 @@ def test_a_host_that_did_not_answer_is_incomplete_and_not_unhealthy() -> None:
     assert [verdict.level for verdict in judge("h2", None, ASKED)] == [INCOMPLETE]
 
 
-@pytest.mark.parametrize("key", sorted(set(host()) - {"xid_problem"}))
+@pytest.mark.parametrize("key", sorted(set(host()) - {"xid_problem", "load_average", "busy"}))
 @pytest.mark.parametrize("form", ["missing", "null"])
 def test_a_fact_that_is_missing_makes_its_checks_incomplete_and_crashes_none(key: str, form: str) -> None:
     found = host(xid=[{"pci": "0000:00:00", "xid": 13, "when": NOW - 60, "count": 1, "line": ""}])
@@ -200,8 +201,9 @@ def test_disk_has_room_for_two_checkpoints(found: dict[str, Any], checkpoint: in
         ("memory", {"memory_free_bytes": 4 * GIB}, 4, HEALTHY),
         ("memory", {"memory_free_bytes": 4 * GIB}, 5, WARNING),
         ("memory", {"memory_free_bytes": 200 * MIB}, 1, ERROR),
-        ("load", {"load_average": [12.1, 1, 1]}, 1, WARNING),
-        ("load", {"load_average": [11.9, 1, 1]}, 1, HEALTHY),
+        ("load", {"busy": 0.5}, 1, WARNING),
+        ("load", {"busy": 0.49}, 1, HEALTHY),
+        ("load", {"busy": 0.0, "load_average": [40.0, 40.0, 40.0]}, 1, HEALTHY),
     ],
 )
 def test_what_is_free(check: str, found: dict[str, Any], ranks: int, level: str) -> None:
@@ -210,7 +212,16 @@ def test_what_is_free(check: str, found: dict[str, Any], ranks: int, level: str)
 
 def test_a_run_of_ours_is_no_surprise_to_the_load() -> None:
     runs = [{"run": "r1", "container": "c", "state": "running", "owner": "ann", "age_seconds": 5.0}]
-    assert one("load", host(load_average=[16.0, 1, 1], runs=runs)).level == HEALTHY
+    assert one("load", host(busy=1.0, runs=runs)).level == HEALTHY
+
+
+def test_the_load_is_told_with_its_share_and_where_it_was_not_sampled_not_at_all() -> None:
+    verdict = one("load", host(busy=0.874))
+    assert verdict.level == WARNING and "87% of the processor time of 16 cores is in use now" in verdict.what
+    bare = host()
+    del bare["busy"]
+    for found in (host(busy=None), bare):
+        assert about("load", found) == [] and {v.level for v in judge("h2", found, ASKED)} == {HEALTHY}
 
 
 @pytest.mark.parametrize(

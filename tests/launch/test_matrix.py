@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given
@@ -108,6 +109,39 @@ def test_what_is_wrong_is_named_and_nothing_else(case: str) -> None:
     found = matrix.verdicts(given_links)
     assert told(found) == wanted
     assert all(v.mend for v in found if v.level != HEALTHY)
+
+
+def without_iperf(n: int, lacking: list[str], why: str = "iperf3 is missing") -> list[Link]:
+    """All pairs of n hosts, measured but for those of the hosts that lack iperf3."""
+    found = []
+    for link in links(names(n)):
+        problems = {host: why for host in (link.source, link.target) if host in lacking}
+        found.append(matrix.Unmeasured(problems, **{**asdict(link), "mbits": None}) if problems else link)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("n", "lacking", "where", "what"),
+    [
+        (3, ["h3"], "host h3", "iperf3 is missing on h3: the bandwidth of 4 of 6 pairs was not measured"),
+        (2, ["h2"], "host h2", "iperf3 is missing on h2: the bandwidth of 2 of 2 pairs was not measured"),
+        (3, ["h1", "h3"], "cluster", "iperf3 is missing on h1, h3: the bandwidth of 6 of 6 pairs was not measured"),
+    ],
+)
+def test_a_host_without_iperf3_is_named_once_and_its_pairs_count_as_working(
+    n: int, lacking: list[str], where: str, what: str
+) -> None:
+    found = matrix.verdicts(without_iperf(n, lacking))
+    assert told(found) == [("bandwidth", where, INCOMPLETE)]
+    (lost,) = [v for v in found if v.level == INCOMPLETE]
+    assert lost.what == what and "make deploy" in lost.mend and "apt-get install iperf3" in lost.mend
+    (fine,) = [v for v in found if v.level == HEALTHY]
+    assert "round trip 0.20 ms" in fine.what and ("941 Mbit/s" in fine.what) == (lacking == ["h3"])
+
+
+def test_an_iperf3_that_fails_is_not_to_be_installed_again() -> None:
+    (lost,) = [v for v in matrix.verdicts(without_iperf(3, ["h2"], "iperf3 fails (x)")) if v.level == INCOMPLETE]
+    assert lost.where == "host h2" and "iperf3 -s" in lost.mend and "install" not in lost.mend
 
 
 def test_a_slow_pair_is_told_with_its_figure_the_median_and_the_other_direction() -> None:

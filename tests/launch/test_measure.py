@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from launch import detect, hostcall, measure, network
 from launch.hostcall import Answer
 from launch.links import Link
+from launch.matrix import Unmeasured
 from launch.measure import Field
 
 HOSTS = ["h1", "h2", "h3"]
@@ -42,6 +44,21 @@ def test_every_ordered_pair_is_there_once_and_silence_has_a_reason() -> None:
     for pair in known:
         if "h3" in pair:
             assert known[pair].error == "h3 did not answer: no answer within 30 s"
+
+
+def test_a_pair_on_which_a_host_cannot_measure_works_and_names_it_in_memory_alone() -> None:
+    lacks = {"mbits": None, "problems": {"h3": "iperf3 is missing"}}
+    answers: dict[str, Answer | BaseException] = {
+        "h1": answer(entry("h1", "h2", problems={}), entry("h2", "h1"), entry("h1", "h3", **lacks)),
+        "h2": answer(entry("h2", "h3", **lacks, error="stalls")),
+        "h3": answer(entry("h3", "h1", **lacks)),
+    }
+    known = {(link.source, link.target): link for link in measure.links(HOSTS, FIELDS, answers)["data"]}
+    for pair in (("h1", "h3"), ("h3", "h1")):
+        link = known[pair]
+        assert isinstance(link, Unmeasured) and link.problems == {"h3": "iperf3 is missing"} and link.error is None
+        assert Link(**dataclasses.asdict(link)) == Link(*pair, None, 0.2, 1500, None)
+    assert type(known["h1", "h2"]) is type(known["h2", "h3"]) is Link and known["h2", "h3"].error == "stalls"
 
 
 def test_all_hosts_are_asked_the_same_but_for_their_names() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -133,6 +134,32 @@ def test_of_two_nics_in_one_subnet_the_faster_counts() -> None:
     choice = choose(known, speed=speed, ssh={})
     assert {host: end.interface for host, end in choice.endpoints.items()} == {"h1": "fast", "h2": "only"}
     assert "940 Mbit/s" in why_not(choice, "10.1.0.0/24 (slow, only)")
+
+
+def test_pairs_without_bandwidth_work_and_the_others_decide() -> None:
+    """iperf3 is missing on h3: the pairs of h1 and h2 tell the networks apart."""
+    ends = {
+        host: network.Endpoint("eth0", f"10.0.0.{n}", DATA, None, 1500) for n, host in enumerate(("h1", "h2", "h3"))
+    }
+    found = network.Found([network.Working(DATA, ends), network.Working(MANAGEMENT, ends)], {})
+
+    def measured(usual: dict[str, float | None]) -> dict[str, list[Link]]:
+        every = links(found, lambda working, source, target: 0.0)
+        return {
+            label: [
+                replace(link, mbits=None if "h3" in (link.source, link.target) else usual[label.split()[0]])
+                for link in own
+            ]
+            for label, own in every.items()
+        }
+
+    known: dict[str, Any] = {host: {"nics": []} for host in ends}
+    choice = network.choose(known, {}, found, measured({DATA: 94.0, MANAGEMENT: 940.0}))
+    assert choice.network.name == MANAGEMENT
+    words = "measured on the slowest pair (h1 -> h2), 4 pairs not measured"
+    assert f"940 Mbit/s {words}" in choice.network.reason and why_not(choice, DATA) == f"94 Mbit/s {words}"
+    choice = network.choose(known, {"h1": "10.0.0.0"}, found, measured({DATA: None, MANAGEMENT: None}))
+    assert "bandwidth not measured" in choice.network.reason and "0 Mbit/s" not in choice.network.reason
 
 
 def test_one_direction_blocked_refuses_a_network() -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from launch import exits, probe
-from launch.plan import Options, make_plan
+from launch import exits, probe, signals
+from launch.plan import Options, Part, make_plan
 from launch.probe import Left
 from launch.refusal import Refusal
 from tests.launch.samples import cluster
@@ -71,3 +75,35 @@ def test_half_a_document_is_none() -> None:
     assert probe.parse_left('failure=\nprobe={"schema": "mus\nstate={"OOMKilled": true}\n') == Left(
         {}, {}, {"OOMKilled": True}
     )
+
+
+def test_a_probe_that_is_interrupted_twice_is_cleared_away_on_every_host() -> None:
+    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in ending}  # they end no test session
+    done: list[str] = []
+
+    class Host:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def start(self, part: Part) -> None:
+            for _ in range(2 if self.name == "h1" else 0):
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.05)
+            time.sleep(0.3)
+            done.append(f"{self.name} started")
+
+        def root(self, command: str, timeout: float | None = None) -> Any:
+            done.append(f"{self.name} cleared")
+            return SimpleNamespace(stdout="", exited=0)
+
+    hosts: list[Any] = [Host("h1"), Host("h2")]
+    some = cluster(1, 1)
+    try:
+        with pytest.raises(KeyboardInterrupt), signals.interrupts_as_exceptions():
+            probe.run(some, some.hosts, hosts, port=29500)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert sorted(done[:2]) == ["h1 started", "h2 started"]
+    assert sorted(done[2:]) == ["h1 cleared", "h2 cleared"]

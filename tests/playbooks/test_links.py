@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,6 +68,7 @@ def iperf(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
         measured.append((own, theirs))
         return 100e6, 50e6
 
+    monkeypatch.setattr(muster_links, "find_command", lambda name: name)
     monkeypatch.setattr(muster_links, "start_iperf", start)
     monkeypatch.setattr(muster_links, "run_iperf", run)
     return measured
@@ -88,6 +91,115 @@ def test_the_quick_form_measures_no_bandwidth(iperf: list[tuple[str, str]]) -> N
     found = run_all([options(name, ["h1", "h2"], ports) for name in ("h1", "h2")])
     assert [result["mbits"] for result in found.values()] == [None, None] and not iperf
     assert all(result["error"] is None for result in found.values())
+
+
+@pytest.mark.parametrize("lacking", [["h1"], ["h3"], ["h1", "h3"]])
+def test_a_pair_without_iperf3_at_one_end_works_and_names_that_host(
+    lacking: list[str], iperf: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hosts share this process: who asks for iperf3 is known by the address it serves on, or the pair it calls."""
+    ports, hosts = free_ports(), ["h1", "h2", "h3"]
+    names = {address: name for name, address in ADDRESSES.items()}
+    start, bandwidth, answer = muster_links.start_iperf, muster_links.Pair._bandwidth, muster_links.Links._answer
+    there: ContextVar[bool] = ContextVar("there")
+
+    async def start_there(address: str, ports: range, seconds: int) -> Any:
+        muster_links.iperf_path()
+        assert names[address] not in lacking
+        return await start(address, ports, seconds)
+
+    async def bandwidth_there(self: Any, reader: Any, writer: Any) -> None:
+        there.set(self.links.name not in lacking)
+        await bandwidth(self, reader, writer)
+
+    async def answer_there(self: Any, network: int, number: int) -> None:
+        there.set(self.name not in lacking)
+        await answer(self, network, number)
+
+    monkeypatch.setattr(muster_links, "find_command", lambda name: name if there.get() else None)
+    monkeypatch.setattr(muster_links, "start_iperf", start_there)
+    monkeypatch.setattr(muster_links.Pair, "_bandwidth", bandwidth_there)
+    monkeypatch.setattr(muster_links.Links, "_answer", answer_there)
+    found = run_all([options(name, hosts, ports, seconds=1) for name in hosts])
+    assert len(found) == 6
+    for pair, result in found.items():
+        without = {host: "iperf3 is missing" for host in pair if host in lacking}
+        assert result["problems"] == without
+        assert (result["mbits"] is None) == bool(without)
+        assert result["error"] is None and result["rtt_ms"] > 0 and result["path_mtu"] == 1500
+
+
+def fake_iperf(folder: Path, monkeypatch: pytest.MonkeyPatch, client: str, server: str = "exec sleep 30") -> None:
+    """An iperf3 that runs shell words of its own."""
+    script = folder / "iperf3"
+    script.write_text(f'#!/bin/sh\nif [ "$1" = -s ]; then {server}; fi\n{client}\n')
+    script.chmod(0o755)
+    monkeypatch.setattr(muster_links, "find_command", lambda name: str(script))
+
+
+@pytest.mark.parametrize(
+    ("client", "blamed", "words"),
+    [
+        ("echo 'unknown option --bidir' >&2; exit 1", "caller", "it has to be 3.7 or later"),
+        ("echo '{\"end\": {}}'", "caller", "it has to be 3.7 or later"),
+        ('echo \'{"error": "error - unable to create a new stream: No memory"}\'', "caller", "No memory"),
+        ('echo \'{"error": "error - control socket has closed unexpectedly"}\'', "callee", "closed unexpectedly"),
+        ('echo \'{"error": "unable to connect: Connection timed out"}\'', "link", "timed out"),
+    ],
+)
+def test_an_iperf3_that_fails_is_its_hosts_fault_and_a_link_that_fails_is_broken(
+    client: str, blamed: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ports = free_ports()
+    fake_iperf(tmp_path, monkeypatch, client)
+    found = run_all([options(name, ["h1", "h2"], ports, seconds=1) for name in ("h1", "h2")])
+    caller, callee = rounds(["h1", "h2"])[0][0]
+    for result in found.values():
+        assert result["mbits"] is None
+        if blamed == "link":
+            assert words in result["error"] and result["problems"] == {}
+        else:
+            ((host, why),) = result["problems"].items()
+            assert result["error"] is None and host == (caller if blamed == "caller" else callee) and words in why
+
+
+class Says:
+    """A reader of a connection on which the other end says this."""
+
+    def __new__(cls, said: bytes) -> Any:
+        reader = asyncio.StreamReader()
+        reader.feed_data(said)
+        reader.feed_eof()
+        return reader
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        (b"", "the other end closed it"),
+        (b"no json\n", "an answer that cannot be read"),
+        (b"[1]\n", "an answer that cannot be read"),
+        (ConnectionResetError(104, "Connection reset by peer"), "Connection reset by peer"),
+        (OSError("Expecting value"), "it was cut"),
+        (KeyError("port"), "an answer that cannot be read"),
+        (TimeoutError(), "no answer in time"),
+    ],
+)
+def test_a_connection_that_breaks_off_is_told_without_the_words_of_python(
+    failure: bytes | Exception, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ports = free_ports()
+
+    async def breaks(self: Any, reader: Any, writer: Any) -> None:
+        if isinstance(failure, Exception):
+            raise failure
+        await muster_links.hear(Says(failure), 1)
+
+    monkeypatch.setattr(muster_links.Pair, "_ping", breaks)
+    found = run_all([options(name, ["h1", "h2"], ports) for name in ("h1", "h2")])
+    caller, callee = rounds(["h1", "h2"])[0][0]
+    told = f"the connection from {caller} to {callee} ({ADDRESSES[callee]}) broke off: {words}"
+    assert {result["error"] for result in found.values()} == {told}
 
 
 def test_a_host_that_does_not_come_is_told_and_the_others_are_measured() -> None:

@@ -165,7 +165,8 @@ def test_data_that_takes_too_long_or_is_not_there_has_no_fingerprint(tmp_path: P
 
 KEYS = {
     *("began", "ended", "time", "hostname", "machine_id", "kernel", "arch", "os", "python", "cpus", "machine_cpus"),
-    *("cpu_model", "cpu_flags", "load_average", "limits", "memory_bytes", "memory_free_bytes", "disk_free_bytes"),
+    *("cpu_model", "cpu_flags", "load_average", "busy", "limits", "memory_bytes", "memory_free_bytes"),
+    "disk_free_bytes",
     *("disk_total_bytes", "muster_disk_free_bytes", "shm_bytes", "shm_free_bytes", "engine", "nics", "candidates"),
     *("rdma", "gpus", "gpu_problems", "gpu_problem", "gpu_health", "xid", "xid_problem", "images", "runs", "data"),
 }
@@ -175,7 +176,7 @@ def test_this_machine_is_surveyed_in_one_command_without_ansible(tmp_path: Path)
     options = {"root": str(tmp_path), "data_dir": str(tmp_path), "full": False}
     code = "from ansible.module_utils.muster_survey import main; main()"
     found: dict[str, Any] = json.loads(_python(code, json.dumps(options)))
-    assert set(found) == KEYS
+    assert set(found) == KEYS and found["busy"] is None
     assert found["began"] <= found["ended"] <= time.time()
     assert 0 < found["memory_free_bytes"] <= found["memory_bytes"]
     assert found["shm_free_bytes"] <= found["shm_bytes"]
@@ -186,10 +187,50 @@ def test_this_machine_is_surveyed_in_one_command_without_ansible(tmp_path: Path)
 def test_the_checks_find_every_fact_that_they_need_in_a_survey(tmp_path: Path) -> None:
     found = muster_survey.survey({"root": str(tmp_path), "data_dir": str(data_set(tmp_path)), "full": True})
     verdicts = judge("here", found, Asked(clock_offset=0.0, checkpoint_bytes=1, data_dir=str(tmp_path)))
+    assert 0 <= found["busy"] <= 1
     lacking = [verdict for verdict in verdicts if "lacks" in verdict.what]
     assert lacking == [] and {"clock", "disk", "shm", "limits", "data", "gpus"} <= {v.check for v in verdicts}
     rows = compare({"here": found}, {"here": None})
     assert {row.property.key for row in rows} >= {"arch", "kernel", "python", "data"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "busy"),
+    [
+        ("cpu  100 0 50 800 50 0 0 0 7 0\ncpu0 1 1 1 1 1", "cpu  110 5 55 850 80 0 0 0 9 0\n", 0.2),
+        ("cpu 0 0 0 0 0", "cpu 30 0 30 0 0", 1.0),
+        ("cpu 0 0 0 0 0", "cpu 0 0 0 30 30", 0.0),
+        ("cpu 0 0 0 0 0 0 0 0", "cpu 0 0 0 30 0 0 10 20", 0.5),  # interrupts, and what the hypervisor took
+        ("cpu 0 0 0 0 9", "cpu 30 0 30 0 0", 1.0),  # iowait may go back
+        ("cpu 1 2 3 4 5", "cpu 1 2 3 4 5", None),
+        ("", "cpu 1 2 3 4 5", None),
+        ("cpu 1 2 3", "cpu 2 3 4", None),
+        ("cpu a b c d e", "cpu 1 2 3 4 5", None),
+    ],
+)
+def test_processors_wait_where_they_are_idle_or_wait_for_a_disk(before: str, after: str, busy: float | None) -> None:
+    assert muster_survey.busy_part(before, after) == busy
+
+
+def test_the_processors_are_watched_before_any_command_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    find_gpus, pause = muster_survey.find_gpus, time.sleep
+
+    def find() -> Any:
+        order.append("command")
+        return find_gpus()
+
+    def sleep(seconds: float) -> None:
+        order.append(f"sleep {seconds}")
+        pause(seconds)
+
+    monkeypatch.setattr(muster_survey, "find_gpus", find)
+    monkeypatch.setattr(muster_survey.time, "sleep", sleep)
+    assert muster_survey.survey({"root": str(tmp_path), "full": True})["busy"] is not None
+    assert order[0] == f"sleep {muster_survey.BUSY_SECONDS}" and "command" in order
+    order.clear()
+    assert muster_survey.survey({"root": str(tmp_path)})["busy"] is None
+    assert order[0] == "command"
 
 
 def test_a_survey_without_ip_says_what_to_install() -> None:

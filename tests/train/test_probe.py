@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def test_a_wrong_sum_names_rank_and_host(monkeypatch: pytest.MonkeyPatch) -> Non
         probe.sum_once(values, torch.empty_like(values), Place())
 
 
-def test_the_all_reduce_is_measured_and_what_would_take_too_long_is_left_out(tmp_path: Path) -> None:
+def test_every_size_is_measured_once_however_few_seconds_there_are(tmp_path: Path) -> None:
     statuses, said, document = two_ranks(tmp_path, "--seconds", "0.02")
     assert statuses == [0, 0], said
     assert document["schema"] == probe.SCHEMA
@@ -75,7 +76,41 @@ def test_the_all_reduce_is_measured_and_what_would_take_too_long_is_left_out(tmp
     first = document["all_reduce"]["sizes"][0]
     assert first["bytes"] == probe.MIB
     assert first["bus_bytes_per_second"] == pytest.approx(first["bytes"] / first["seconds"])
-    assert any(note.startswith("128 MiB left out") for note in document["all_reduce"]["notes"])
+    assert [entry["bytes"] for entry in document["all_reduce"]["sizes"]] == list(probe.SIZES)
+    assert document["all_reduce"]["sizes"][-1]["repeats"] == 1  # no time is left for more
+    assert document["all_reduce"]["notes"] == []
+
+
+@pytest.mark.parametrize(
+    ("rate", "limit", "sums", "notes"),
+    [
+        (117.0, 3.5, [6, 6, 2], []),  # MiB/s: 1 Gbit/s; at about a second each there is time for one repeat
+        (117.0, 60.0, [6, 6, 6], []),
+        (117.0, 0.0, [1, 1, 1], []),
+        (12.9, 0.0, [1, 1, 1], []),  # just under ten seconds
+        (4.5, 3.0, [6, 1], ["128 MiB left out: one sum would take about 28 s"]),
+        (0.5, 60.0, [6], [f"{size} MiB left out: one sum would take about {2 * size} s" for size in (16, 128)]),
+    ],
+)  # fmt: skip
+def test_a_size_is_left_out_only_where_one_sum_takes_too_long(
+    rate: float, limit: float, sums: list[int], notes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank on a clock of its own; `rate`: MiB that are summed in a second."""
+    now, done = [0.0], list[int]()
+
+    def sum_once(values: torch.Tensor, given: torch.Tensor, place: Place) -> float:
+        done.append(values.numel() * 4)
+        now[0] += done[-1] / probe.MIB / rate
+        return done[-1] / probe.MIB / rate
+
+    monkeypatch.setattr(probe, "sum_once", sum_once)
+    monkeypatch.setattr(probe, "pattern", lambda size, device: torch.empty(size // 4, device="meta"))
+    monkeypatch.setattr(probe, "together", lambda value, place, device: value)
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    found = probe.all_reduce(Place(), CPU, limit)
+    assert [done.count(size) for size in probe.SIZES if size in done] == sums
+    assert [entry["repeats"] for entry in found["sizes"]] == [max(1, count - 1) for count in sums]
+    assert found["notes"] == notes
 
 
 @pytest.mark.parametrize(
