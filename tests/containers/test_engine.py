@@ -21,12 +21,14 @@ def test_a_command_that_does_not_end_is_ended_and_named(monkeypatch: pytest.Monk
         engine.output(["sleep", "300"])
 
 
+@pytest.mark.slow
 def test_a_build_that_does_not_end_is_ended_and_its_last_lines_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "BUILD_SECONDS", 0.5)
     with pytest.raises(engine.CommandFailed, match="step 1\nit did not end in time"):
         engine.follow(["sh", "-c", "echo step 1; exec sleep 300"])
 
 
+@pytest.mark.slow
 def test_a_build_ends_with_its_own_process_whatever_that_leaves_behind() -> None:
     began = time.monotonic()
     said: list[str] = []
@@ -55,6 +57,7 @@ def test_a_lock_that_another_holds_is_waited_for_and_then_named(
         pass
 
 
+@pytest.mark.slow
 def test_ctrl_c_lets_the_command_under_way_end(tmp_path: Path) -> None:
     under_way, ended = tmp_path / "under-way", tmp_path / "ended"
     script = f"touch {under_way}; sleep 1; touch {ended}"

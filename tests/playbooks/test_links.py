@@ -202,6 +202,7 @@ def test_a_connection_that_breaks_off_is_told_without_the_words_of_python(
     assert {result["error"] for result in found.values()} == {told}
 
 
+@pytest.mark.slow
 def test_a_host_that_does_not_come_is_told_and_the_others_are_measured() -> None:
     ports, hosts = free_ports(), ["h1", "h2", "h3"]
     found = run_all([options(name, hosts, ports, patience=1) for name in ("h1", "h2")])
@@ -210,6 +211,7 @@ def test_a_host_that_does_not_come_is_told_and_the_others_are_measured() -> None
     assert told and all("h3 did not take part within 1 s" in error for error in told)
 
 
+@pytest.mark.slow
 def test_another_program_on_the_first_port_is_passed_by() -> None:
     ports = free_ports()
     with socket.create_server((ADDRESSES["h2"], ports[0])):
@@ -217,6 +219,7 @@ def test_another_program_on_the_first_port_is_passed_by() -> None:
     assert all(result["error"] is None for result in found.values())
 
 
+@pytest.mark.slow
 def test_hosts_of_another_call_do_not_answer() -> None:
     ports = free_ports()
     found = run_all([options("h1", ["h1", "h2"], ports, patience=1), options("h2", ["h1", "h2"], ports, token="other")])
@@ -241,6 +244,7 @@ def test_a_connection_back_that_fails_is_the_error_of_that_direction_alone(monke
     assert found["h2", "h1"]["error"] == "h2 does not reach h1: no answer from 127.0.0.1"
 
 
+@pytest.mark.slow
 def test_a_path_smaller_than_the_nics_is_found_and_a_black_hole_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The callee misses packets above 1400 bytes, and bulk data stalls, as behind a tunnel that tells nobody."""
     ports = free_ports()

@@ -84,12 +84,14 @@ def test_hosts_that_all_reach_each_other_are_done_long_before_the_deadline(net: 
     assert all(0 < result["milliseconds"] < 1000 for result in cluster.reaches["h1"].results)
 
 
+@pytest.mark.slow
 def test_hosts_that_start_late_are_waited_for(net: str, ports: tuple[int, int]) -> None:
     cluster = run({"h1": [f"{net}.1"], "h2": [f"{net}.2"]}, ports, skew={"h2": 1.5})
     assert cluster.ok("h1", "h2") == cluster.ok("h2", "h1") == [True]
     assert cluster.seconds["h2"] < 1
 
 
+@pytest.mark.slow
 def test_a_host_that_never_starts_costs_the_deadline_and_is_named(net: str, ports: tuple[int, int]) -> None:
     hosts = {"h1": [f"{net}.1"], "h2": [f"{net}.2"], "h3": [f"{net}.3"]}
     cluster = run(hosts, ports, silent=("h3",), seconds=2.0)
@@ -120,6 +122,7 @@ def test_an_address_that_both_hosts_have_counts_as_not_reached(net: str, ports: 
     assert both.ok("h1", "h2")[0]
 
 
+@pytest.mark.slow
 def test_an_address_that_another_host_answers_on_is_named_as_such(net: str, ports: tuple[int, int]) -> None:
     # h4 never shows up and h1 comes last, so that h3 is there, and stays, while h1 looks.
     hosts = {"h1": [f"{net}.1"], "h2": [f"{net}.2"], "h3": [f"{net}.3"], "h4": [f"{net}.4"]}
@@ -138,6 +141,7 @@ def test_reaching_in_one_direction_alone_ends_and_is_seen(net: str, ports: tuple
     assert max(cluster.seconds.values()) < 6
 
 
+@pytest.mark.slow
 def test_ports_that_other_programs_hold_are_passed_over(net: str, ports: tuple[int, int]) -> None:
     with socket.create_server((f"{net}.2", ports[0])) as taken:
         cluster = run({"h1": [f"{net}.1"], "h2": [f"{net}.2"]}, ports)

@@ -194,6 +194,7 @@ del model
 """
 
 
+@pytest.mark.slow
 def test_gloos_threads_end_before_the_interpreter() -> None:
     """One that still had a tensor to drop aborted its rank: seen in 1 of 50 that ended right after a collective."""
     place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}

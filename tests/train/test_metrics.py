@@ -122,6 +122,7 @@ def test_tensorboard_of_a_continued_run_has_the_steps_of_before(run: Path, tmp_p
     assert [step for step, _ in curve_of(new, "step/loss")] == list(range(1, 9))
 
 
+@pytest.mark.slow
 def test_tensorboard_costs_the_first_steps_nothing(tmp_path: Path) -> None:
     """Its writer is not imported before the first epoch has ended."""
     program = (

@@ -68,6 +68,7 @@ def test_a_wrong_sum_names_rank_and_host(monkeypatch: pytest.MonkeyPatch) -> Non
         probe.sum_once(values, torch.empty_like(values), Place())
 
 
+@pytest.mark.slow
 def test_every_size_is_measured_once_however_few_seconds_there_are(tmp_path: Path) -> None:
     statuses, said, document = two_ranks(tmp_path, "--seconds", "0.02")
     assert statuses == [0, 0], said
@@ -113,6 +114,7 @@ def test_a_size_is_left_out_only_where_one_sum_takes_too_long(
     assert found["notes"] == notes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [

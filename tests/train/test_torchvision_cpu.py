@@ -5,6 +5,8 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import pytest
+
 from train import torchvision_cpu
 
 # -S leaves out site-packages' own .pth files, so that what is tested is the copy in the folder.
@@ -30,6 +32,7 @@ print("works")
 """
 
 
+@pytest.mark.slow
 def test_a_script_imports_torchvision(tmp_path: Path) -> None:
     torchvision_cpu.install(str(tmp_path))
     packages = sysconfig.get_path("purelib")
