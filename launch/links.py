@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -15,3 +16,4 @@ class Link:
     rtt_ms: float | None  # round trip of one byte over an open connection, the least of several
     path_mtu: int | None  # bytes of the largest IP packet that got through; None: not known (UDP is blocked)
     error: str | None  # why the pair cannot be used; None: it works
+    problems: Mapping[str, str] = field(default_factory=dict)  # by host why it cannot measure: "iperf3 is missing"

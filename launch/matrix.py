@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, median_high, median_low
-from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -42,17 +41,6 @@ _MTU_MEND = (
 _IPERF_MEND = "`make deploy` installs it, or `apt-get install iperf3` there; then check again"
 _IPERF_FAILS_MEND = "run `iperf3 -s` there to see what is wrong with it; then check again"
 _LATE_MEND = "look for a detour (VPN, router, wireless), power saving of the NIC, or other traffic on the way"
-
-
-class Unmeasured(Link):
-    """A pair that works, and whose bandwidth could not be measured. Files keep it as any other link.
-
-    problems: by host why it cannot, "iperf3 is missing".
-    """
-
-    def __init__(self, problems: Mapping[str, str], **fields: Any) -> None:
-        super().__init__(**fields)
-        self.problems = dict(problems)
 
 
 @dataclass(frozen=True)
@@ -337,7 +325,7 @@ def _reach_mend(*reasons: str | None) -> str:
 
 def _unable(links: Sequence[Link]) -> list[Verdict]:
     """The hosts that could not measure bandwidth, those with the same reason in one line."""
-    lost = [link for link in links if isinstance(link, Unmeasured)]
+    lost = [link for link in links if link.problems and link.error is None]
     hosts: dict[str, dict[str, None]] = {}
     for link in lost:
         for host, why in link.problems.items():
@@ -359,8 +347,9 @@ def _missing(links: Sequence[Link]) -> list[Verdict]:
     there = {(link.source, link.target): link for link in links}
     gone = [(a, b) for a in hosts for b in hosts if a != b and (a, b) not in there]
     if any(link.mbits is not None for link in links):
-        bare = {pair: link for pair, link in there.items() if link.error is None and link.mbits is None}
-        gone += [pair for pair, link in bare.items() if not isinstance(link, Unmeasured)]
+        gone += [
+            pair for pair, link in there.items() if link.error is None and link.mbits is None and not link.problems
+        ]
     if not gone:
         return []
     what = f"{len(gone)} of {len(hosts) * (len(hosts) - 1)} pairs were not measured: {_some([arrow(p) for p in gone])}"

@@ -10,7 +10,6 @@ from typing import Any
 from launch import clustermap, hostcall
 from launch.links import Link
 from launch.machine import Machine
-from launch.matrix import Unmeasured
 from launch.schedule import rounds
 
 BANDWIDTH_SECONDS = 1  # of each pair, both directions at once
@@ -53,18 +52,13 @@ def longest_seconds(hosts: int, networks: int, seconds: int) -> float:
 def links(
     hosts: Sequence[str], fields: Sequence[Field], answers: Mapping[str, hostcall.Answer | BaseException]
 ) -> dict[str, list[Link]]:
-    """The answers as links by network; each ordered pair once, also where a host did not answer. Pure.
-
-    A pair that works, but on which a host cannot measure bandwidth, is an `Unmeasured`.
-    """
+    """The answers as links by network; each ordered pair once, also where a host did not answer. Pure."""
     found: dict[tuple[str, str, str], Link] = {}
     for answer in answers.values():
         for entry in (answer.links or []) if isinstance(answer, hostcall.Answer) else []:
             name = fields[entry["network"]].name
-            words = {key: value for key, value in entry.items() if key not in ("network", "problems")}
-            problems = entry.get("problems")
-            made = Unmeasured(problems, **words) if problems and entry["error"] is None else Link(**words)
-            found[name, entry["source"], entry["target"]] = made
+            words = {key: value for key, value in entry.items() if key != "network"}
+            found[name, entry["source"], entry["target"]] = Link(**words)
     lost = {host: str(answer) for host, answer in answers.items() if not isinstance(answer, hostcall.Answer)}
 
     def link(network: str, source: str, target: str) -> Link:

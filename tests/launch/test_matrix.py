@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -116,7 +116,7 @@ def without_iperf(n: int, lacking: list[str], why: str = "iperf3 is missing") ->
     found = []
     for link in links(names(n)):
         problems = {host: why for host in (link.source, link.target) if host in lacking}
-        found.append(matrix.Unmeasured(problems, **{**asdict(link), "mbits": None}) if problems else link)
+        found.append(replace(link, mbits=None, problems=problems) if problems else link)
     return found
 
 
