@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from launch import clustermap
-from launch.clustermap import ClusterMap, MapHost, MapImage, Network
+from launch.hosts import clustermap
+from launch.hosts.clustermap import ClusterMap, MapHost, MapImage, Network
 
 
 def nic(
@@ -31,7 +31,7 @@ def facts(*nics: dict[str, Any], gpus: int = 0, problem: str | None = None) -> d
         "nics": list(nics),
         "gpus": [{"index": i, "name": "NVIDIA H200"} for i in range(gpus)],
         "gpu_problem": problem,
-        "gpu_problems": [{"vendor": "nvidia", "gpu": None, "fatal": True, "what": problem, "mend": "mend it"}]
+        "gpu_problems": [{"vendor": "nvidia", "gpu": None, "fatal": True, "what": problem, "mend": "fix it"}]
         if problem
         else [],
         "cpus": 4,

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from ansible.module_utils import muster_links
 
-from launch.schedule import rounds
+from launch.network.schedule import rounds
 
 ADDRESSES = {"h1": "127.0.0.1", "h2": "127.0.0.2", "h3": "127.0.0.3"}
 TOKEN = "secret"

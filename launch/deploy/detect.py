@@ -1,0 +1,139 @@
+"""Detection: what every host is (Ansible), which networks connect them, how fast these are, and which one is chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from launch.cli.refusal import Problem, Refusal
+from launch.deploy import playbook
+from launch.health import host_checks
+from launch.hosts import inventory, ssh
+from launch.hosts.inventory import Host, Inventory
+from launch.hosts.machine import Machine
+from launch.network import choose, measure
+from launch.network.links import Link
+
+REMEASURE_SECONDS = 12 * 3600  # a deploy on the same networks measures anew after this time
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What the hosts said of themselves, and which addresses of each other they reach."""
+
+    hosts: dict[str, dict[str, Any]]  # all that playbooks/module_utils/muster_survey.py says, by host
+    reach: dict[str, list[dict[str, Any]]]  # from host: [{"peer", "address", "ok", "milliseconds", "error"}]
+    found: choose.Found  # the networks on which all hosts reach each other
+
+
+def gather_facts(inv: Inventory) -> Facts:
+    """Provision and detect through playbooks/prepare.yml.
+
+    Raises:
+        Refusal: when it fails, when the facts forbid to train, or when no network connects all hosts.
+    """
+    found = playbook.run("prepare", inv, {})
+    facts = {host.name: found["hosts"][host.name] for host in inv.hosts}
+    check_facts(inv.hosts, facts)
+    settings = {host.name: host.settings for host in inv.hosts}
+    return Facts(facts, found["reach"], choose.working(facts, settings, found["reach"]))
+
+
+def choose_network(
+    inv: Inventory, facts: Facts, last_map: Path | None, console: Console
+) -> tuple[choose.Choice, Measured]:
+    """Measure the networks that connect all hosts and choose one. `last_map`: where figures may be taken from.
+
+    Raises:
+        Refusal: when on no network all links stand the measurement.
+    """
+    measured = measure_links(inv, facts.found, last_map, console)
+    addresses = {host.name: host.target.address for host in inv.hosts}
+    return choose.choose(facts.hosts, addresses, facts.found, measured.links), measured
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """Links by choose.Working.label, when they were measured (ISO 8601, UTC), and between what."""
+
+    links: dict[str, list[Link]]
+    when: str
+    key: str
+
+
+def measure_links(inv: Inventory, found: choose.Found, last_map: Path | None, console: Console) -> Measured:
+    """Every pair of hosts on every network that works; the figures of the last map where they still hold."""
+    fields = [
+        measure.Field(
+            working.label,
+            {host: end.address for host, end in working.endpoints.items()},
+            {host: end.mtu for host, end in working.endpoints.items()},
+        )
+        for working in found.working
+    ]
+    key = hashlib.sha256(json.dumps([dataclasses.asdict(field) for field in fields]).encode()).hexdigest()
+    now = datetime.datetime.now(datetime.UTC)
+    if len(inv.hosts) == 1:
+        return Measured({}, now.isoformat(timespec="seconds"), key)
+    if last_map and (known := recall(last_map, key, now)):
+        console.print(f"    measured {known.when[:16]} UTC on the same networks; MEASURE=1 measures them again")
+        return known
+    seconds = measure.expected_seconds(len(inv.hosts), len(fields), measure.BANDWIDTH_SECONDS)
+    pairs = len(inv.hosts) * (len(inv.hosts) - 1)
+    console.print(f"    {pairs} ordered pairs on {', '.join(field.name for field in fields)}: about {seconds:.0f} s")
+    known_hosts = inventory.known_hosts_path(inv.path)
+    targets = [host.target for host in inv.hosts]
+    with ssh.connections(targets, known_hosts) as opened:
+        machines = [Machine(target, known_hosts, c) for target, c in zip(targets, opened, strict=True)]
+        links = measure.measure(machines, fields, measure.BANDWIDTH_SECONDS)
+        if choose.contested(links):
+            console.print("    fast networks that differ: measured once more, as a busy processor may be what differs")
+            links = measure.faster(links, measure.measure(machines, fields, measure.BANDWIDTH_SECONDS))
+    return Measured(links, now.isoformat(timespec="seconds"), key)
+
+
+def recall(last_map: Path, key: str, now: datetime.datetime) -> Measured | None:
+    """What the last deploy measured, if that was on the same networks, not long ago, and of every pair."""
+    try:
+        known = json.loads(last_map.read_text())
+        age = now - datetime.datetime.fromisoformat(known["measured_at"])
+        links = {name: [Link(**entry) for entry in entries] for name, entries in known["measured"].items()}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if known["measured_key"] != key or not 0 <= age.total_seconds() < REMEASURE_SECONDS:
+        return None
+    if any(link.error or link.mbits is None for entries in links.values() for link in entries):
+        return None
+    return Measured(links, known["measured_at"], key)
+
+
+def check_facts(hosts: Sequence[Host], facts: Mapping[str, Mapping[str, Any]]) -> None:
+    """What the facts forbid: one machine under two names, GPUs that are absent, broken or cut into slices. Pure.
+
+    Raises:
+        Refusal: naming every such host.
+    """
+    problems: list[Problem] = []
+    owners: dict[str, str] = {}
+    for host in hosts:
+        where, known = f"host {host.name}", facts[host.name]
+        for mac in _own_macs(known):
+            if owners.setdefault(mac, host.name) != host.name:
+                what = f"is the same machine as {owners[mac]} (both have the NIC with MAC address {mac})"
+                problems.append(Problem(where, what, "list each machine once"))
+                break
+        obstacles = host_checks.gpu_obstacles(known, host.settings.get("gpus"))
+        problems += [Problem(where, what, fix) for what, fix in obstacles]
+    if problems:
+        raise Refusal(problems)
+
+
+def _own_macs(facts: Mapping[str, Any]) -> list[str]:
+    return [nic["mac"] for nic in facts["nics"] if not nic["refused"] and nic["mac"]]
