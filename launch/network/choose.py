@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launch.cli.refusal import Problem, Refusal
+from launch.cli.units import rate
 from launch.hosts.clustermap import Network
 from launch.network.links import Link
 
@@ -200,11 +201,6 @@ def contested(measured: Mapping[str, Sequence[Link]]) -> bool:
     speeds = [slowest(links) for links in measured.values() if not any(link.error for link in links)]
     fast = [speed for speed in speeds if speed >= ONE_STREAM * ALIKE_ABOVE]
     return len(fast) > 1 and not alike(min(fast), max(fast))
-
-
-def rate(mbits: float) -> str:
-    """A bandwidth in words: 94 Mbit/s, 9.41 Gbit/s."""
-    return f"{mbits:.0f} Mbit/s" if mbits < 1000 else f"{mbits / 1000:.3g} Gbit/s"
 
 
 _FIX = (
