@@ -14,7 +14,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from launch.cli.units import gbits, milliseconds, number, rate
+from launch.cli.units import gbits, number
 from launch.health.link_statistics import (
     Blame,
     Pair,
@@ -75,8 +75,8 @@ def _problems(document: Document) -> Table:
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for entry in by_gravity(document):
         if entry["level"] != HEALTHY:
-            of_pair = " -> " in entry["where"]
-            key = (entry["level"], entry["check"], "pair" if of_pair else entry["fix"])
+            fix = entry["fix"].replace(entry["where"].removeprefix("host "), "")  # which names the host
+            key = (entry["level"], entry["check"], "pair" if " -> " in entry["where"] else fix)
             groups.setdefault(key, []).append(entry)
     table = Table(box=None, show_header=False, pad_edge=False)
     for _ in range(2):
@@ -93,7 +93,8 @@ def _problems(document: Document) -> Table:
             if len({entry["what"] for entry in entries}) == 1:
                 lines = [f"{_first(names, 12)}: {first['what']}"]
             else:
-                lines = [f"{name}: {entry['what']}" for name, entry in zip(names, entries, strict=True)][:SHOWN]
+                shown = list(zip(names, entries, strict=True))[:SHOWN]
+                lines = [e["what"] if f"{name} -> " in e["what"] else f"{name}: {e['what']}" for name, e in shown]
                 lines += [f"{len(names) - SHOWN} more: {_first(names[SHOWN:], 6)}"] if names[SHOWN:] else []
         what = Text("\n".join(lines))
         if first["fix"]:
@@ -147,8 +148,8 @@ def _show_links(document: Document, console: Console) -> None:
             console.print(Text(title, style="italic"), table, sep="\n")
         else:
             few = _extremes(speeds, found.blame, lowest=True)
-            words = ", ".join(f"{arrow(pair)} {rate(speeds[pair])}" for pair in few)
-            console.print(Text(f"slowest pairs (median {rate(found.typical)}): {words}"))
+            words = ", ".join(f"{arrow(pair)} {gbits(speeds[pair])}" for pair in few)
+            console.print(Text(f"slowest pairs in Gbit/s (median {gbits(found.typical)}): {words}"))
     usual = typical(trips, median_low)
     if usual is not None:
         high = high_latency_pairs(links)
@@ -158,13 +159,13 @@ def _show_links(document: Document, console: Console) -> None:
             console.print(Text(title, style="italic"), table, sep="\n")
         else:
             few = _extremes(trips, blame(high, list(trips)), lowest=False)
-            words = ", ".join(f"{arrow(pair)} {milliseconds(trips[pair])}" for pair in few)
-            console.print(Text(f"longest round trips (median {milliseconds(usual)}): {words}"))
+            words = ", ".join(f"{arrow(pair)} {number(trips[pair])}" for pair in few)
+            console.print(Text(f"longest round trips in ms (median {number(usual)}): {words}"))
 
 
 def _fits(table: Table, hosts: Sequence[str], console: Console) -> bool:
-    width = Measurement.get(console, console.options, table).maximum
-    return len(hosts) <= MATRIX_HOSTS and width <= console.width
+    wanted = Measurement.get(console, console.options.update(max_width=1000), table).maximum
+    return len(hosts) <= MATRIX_HOSTS and wanted <= console.width
 
 
 def _extremes(values: Mapping[Pair, float], blamed: Blame, lowest: bool) -> list[Pair]:
