@@ -39,7 +39,8 @@ def document(
     network: the training network's name in the cluster map. hosts: in inventory order. when: with a time zone; None:
     now. The last three are None where they were left out, else:
 
-    sameness: {"hosts": [name], "rows": [{"property", "values": [text by host], "odd": [host], "majority": text}]}
+    sameness: {"hosts": [name], "rows": [{"property", "values": [text by host], "odd": [host], "level": of the
+        difference, "majority": text}]}
     allreduce: {"rows": [{"bytes", "seconds", "bus_mbits"}], "note": text}
     forecast: {"rows": [{"nodes", "option", "step_seconds", "images_per_second", "speedup", "efficiency"}],
         "recommendation": text, "note": text}

@@ -238,6 +238,7 @@ def document(hosts: Sequence[str], rows: Sequence[Row]) -> dict[str, Any]:
                 "property": row.property.label,
                 "values": [shown(value) for value in row.values.values()],
                 "odd": list(row.odd),
+                "level": row.property.level if row.odd else HEALTHY,
                 "majority": shown(row.majority),
             }
             for row in rows

@@ -103,7 +103,7 @@ def all_reduce_verdict(sizes: Sequence[Mapping[str, Any]], links: Sequence[Link]
     largest = max(sizes, key=lambda entry: entry["bytes"])
     mbits, slowest = bus_mbits(largest), choose.slowest(links)
     what = (
-        f"all-reduce of {largest['bytes'] / 2**20:.0f} MiB in {largest['seconds']:.3g} s with correct values: "
+        f"{largest['bytes'] / 2**20:.0f} MiB in {largest['seconds']:.3g} s with correct values, "
         f"bus bandwidth {rate(mbits)}"
     )
     if 0 < slowest < choose.ONE_STREAM and mbits < ALL_REDUCE_PART * slowest:

@@ -129,14 +129,14 @@ thead th {{ position: sticky; top: 0; z-index: 2; vertical-align: bottom; }}
 tbody th, thead th:first-child {{ position: sticky; left: 0; z-index: 1; white-space: nowrap; }}
 thead th:first-child {{ z-index: 3; }}
 .figures td, .figures thead th {{ text-align: right; }}
-.where {{ min-width: 8em; }}
+.where {{ white-space: nowrap; }}
 .fix {{ display: block; color: var(--quiet); }}
 .heat td {{ text-align: right; min-width: 2.6em; padding: .25rem .35rem; border-right: 1px solid var(--page); }}
 .heat thead th {{ text-align: right; }}
 .many {{ font-size: .8rem; }} .many td {{ padding: .2rem .25rem; }} .many thead th {{ text-align: center; }}
 .upright {{ writing-mode: vertical-rl; transform: rotate(180deg); white-space: nowrap; }}
 .bad {{ font-weight: 700; text-decoration: underline; text-underline-offset: 2px; }}
-.odd {{ color: var(--error); font-weight: 700; }}
+.odd {{ font-weight: 700; }}
 .legend {{ display: flex; flex-wrap: wrap; gap: .35rem; margin: .5rem 0; padding: 0; list-style: none;
   font-size: .9em; }}
 .legend li {{ padding: .1rem .5rem; border-radius: .25rem; }}
@@ -178,7 +178,8 @@ def _problems_html(document: Document) -> str:
     rows = []
     for entry in by_gravity(document):
         if entry["level"] != HEALTHY:
-            cells = f'<td>{escape(entry["check"])}</td><td class="where">{escape(entry["where"])}</td>'
+            where = escape(entry["where"]).replace(", ", "<br>")
+            cells = f'<td>{escape(entry["check"])}</td><td class="where">{where}</td>'
             fix = f'<span class="fix">fix: {_with_code(entry["fix"])}</span>' if entry["fix"] else ""
             rows.append(f"<tr><td>{_badge(entry['level'])}</td>{cells}<td>{escape(entry['what'])}{fix}</td></tr>")
     if not rows:
@@ -203,8 +204,8 @@ def _healthy_html(document: Document) -> str:
             escape(what) + (f' <span class="quiet">({escape(", ".join(where))})</span>' if where != ["cluster"] else "")
             for what, where in hosts.items()
         )
-        rows.append(f"<tr><td>{_badge(HEALTHY)}</td><td>{escape(check)}</td><td>{lines}</td></tr>")
-    return _table(("level", "check", "what"), rows)
+        rows.append(f"<tr><td>{escape(check)}</td><td>{lines}</td></tr>")
+    return _table(("check", "what"), rows)
 
 
 def _table(columns: Iterable[str], rows: Iterable[str], classes: str = "") -> str:
@@ -293,7 +294,7 @@ def _sameness_html(part: Mapping[str, Any]) -> str:
         for host, value in zip(hosts, row["values"], strict=False):
             title = f'title="{escape(f"{host}: {value}")}"'
             if host in row["odd"]:
-                cells.append(f'<td class="odd" {title}>≠ {escape(brief(value))}</td>')
+                cells.append(f'<td class="odd {row["level"]}" {title}>≠ {escape(brief(value))}</td>')
             elif value == row["majority"]:
                 cells.append(f'<td class="same" {title}>=</td>')
             else:

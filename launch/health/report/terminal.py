@@ -5,6 +5,7 @@ Whatever is left out here, or counted instead of named, is on the page.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median_low
 from typing import Any
@@ -75,13 +76,9 @@ def _problems(document: Document) -> Table:
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for entry in by_gravity(document):
         if entry["level"] != HEALTHY:
-            fix = entry["fix"].replace(entry["where"].removeprefix("host "), "")  # which names the host
-            key = (entry["level"], entry["check"], "pair" if " -> " in entry["where"] else fix)
-            groups.setdefault(key, []).append(entry)
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for _ in range(2):
-        table.add_column(no_wrap=True)
-    table.add_column(overflow="fold", max_width=24)
+            groups.setdefault((entry["level"], entry["check"], _fix_of_anyone(entry)), []).append(entry)
+    table = Table.grid(padding=(0, 2, 0, 0), expand=True)
+    table.add_column(no_wrap=True)
     table.add_column(overflow="fold", ratio=1)
     for entries in groups.values():
         first = entries[0]
@@ -96,12 +93,19 @@ def _problems(document: Document) -> Table:
                 shown = list(zip(names, entries, strict=True))[:SHOWN]
                 lines = [e["what"] if f"{name} -> " in e["what"] else f"{name}: {e['what']}" for name, e in shown]
                 lines += [f"{len(names) - SHOWN} more: {_first(names[SHOWN:], 6)}"] if names[SHOWN:] else []
-        what = Text("\n".join(lines))
+        place = first["check"] if where == "cluster" else f"{first['check']}, {where}"
+        what = Text(f"{place}: " + "\n".join(lines))
         if first["fix"]:
             same = all(entry["fix"] == first["fix"] for entry in entries)
             what.append(f"\nfix: {first['fix']}{'' if same else '; the others likewise'}", style="dim")
-        table.add_row(Text(f"{sign} {first['level']}", style=style), Text(first["check"]), Text(where), what)
+        table.add_row(Text(f"{sign} {first['level']}", style=style), what)
     return table
+
+
+def _fix_of_anyone(entry: Mapping[str, Any]) -> str:
+    """A verdict's fix without the names of its hosts, so that the same fix of several hosts is found."""
+    names = re.split(" -> |, ", entry["where"].removeprefix("host "))
+    return re.sub("|".join(rf"\b{re.escape(name)}\b" for name in names), "", entry["fix"])
 
 
 def _healthy(document: Document) -> Iterator[str]:

@@ -25,9 +25,15 @@ DIGEST = "sha256:" + "ab12" * 16
 SAMENESS = {
     "hosts": H3,
     "rows": [
-        {"property": "image", "values": [DIGEST] * 3, "odd": [], "majority": DIGEST},
-        {"property": "torch", "values": ["2.13.0", "2.12.1", "2.13.0"], "odd": ["h2"], "majority": "2.13.0"},
-        {"property": "driver", "values": ["?", "?", "?"], "odd": [], "majority": "?"},
+        {"property": "image", "values": [DIGEST] * 3, "odd": [], "level": HEALTHY, "majority": DIGEST},
+        {
+            "property": "torch",
+            "values": ["2.13.0", "2.12.1", "2.13.0"],
+            "odd": ["h2"],
+            "level": ERROR,
+            "majority": "2.13.0",
+        },
+        {"property": "driver", "values": ["?", "?", "?"], "odd": [], "level": HEALTHY, "majority": "?"},
     ],
 }
 ALLREDUCE = {
@@ -132,7 +138,7 @@ def test_the_page_shows_every_figure_in_its_place() -> None:
     wrong = rows["What is wrong"]
     assert [row[0] for row in wrong[1:]] == ["✗ error", "? incomplete", "! warning"]
     assert wrong[1][3] == "timed outfix: open the port"
-    assert rows["What is right"][1:] == [["✓ healthy", "links", "5 of 6 pairs work"]]
+    assert rows["What is right"][1:] == [["links", "5 of 6 pairs work"]]
     assert rows["Bandwidth"] == [
         ["from \\ to", "h1", "h2", "h3"],
         ["h1", "-", "0.094", "0.941"],
@@ -169,7 +175,10 @@ NASTY = "</td><script>alert('1')</script>\"&\x00"
 
 def test_everything_is_escaped() -> None:
     hosts = ["h1", NASTY]
-    same = {"hosts": hosts, "rows": [{"property": NASTY, "values": [NASTY, "1"], "odd": [NASTY], "majority": NASTY}]}
+    same = {
+        "hosts": hosts,
+        "rows": [{"property": NASTY, "values": [NASTY, "1"], "odd": [NASTY], "level": ERROR, "majority": NASTY}],
+    }
     made = document(
         hosts=hosts,
         inventory=NASTY,
@@ -207,8 +216,8 @@ def test_what_is_healthy_on_many_hosts_is_one_row_for_each_check() -> None:
     clocks = [Verdict("clock", f"host {host}", HEALTHY, "clock within 0.01 s of this machine's") for host in hosts]
     disks = [Verdict("disk", f"host {host}", HEALTHY, f"{n} GiB free") for n, host in enumerate(hosts)]
     rows = outline(document(verdicts=[*clocks, *disks])).rows
-    assert "What is wrong" not in rows and [row[1] for row in rows["What is right"][1:]] == ["clock", "disk"]
-    assert "h30" in rows["What is right"][1][2] and "29 GiB free (h30)" in rows["What is right"][2][2]
+    assert "What is wrong" not in rows and [row[0] for row in rows["What is right"][1:]] == ["clock", "disk"]
+    assert "h30" in rows["What is right"][1][1] and "29 GiB free (h30)" in rows["What is right"][2][1]
 
 
 def test_the_links_of_256_hosts_are_drawn_in_linear_time() -> None:

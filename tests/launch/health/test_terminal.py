@@ -50,7 +50,7 @@ def large(bad: tuple[str, ...] = (), hosts: int = 30, **changes: Any) -> dict[st
     torch = ["2.12.1" if host in bad else "2.13.0" for host in every]
     sameness = {
         "hosts": every,
-        "rows": [{"property": "torch", "values": torch, "odd": list(bad), "majority": "2.13.0"}],
+        "rows": [{"property": "torch", "values": torch, "odd": list(bad), "level": ERROR, "majority": "2.13.0"}],
     }
     made = {"hosts": every, "links": links(every, slow_links), "verdicts": verdicts, "sameness": sameness}
     return document(**(made | {"forecast": forecast(list(range(1, hosts + 1)))} | changes))
@@ -115,7 +115,7 @@ def test_a_table_that_is_wider_than_the_terminal_gives_way_to_the_extremes() -> 
 def test_faults_of_pairs_are_shown_a_few_and_counted() -> None:
     pairs = [Verdict("bandwidth", f"h{n} -> h{n + 1}", WARNING, f"0.{n} Gbit/s", f"check h{n}") for n in range(1, 8)]
     text = printed(document(verdicts=pairs))
-    assert "7 pairs" in text and "h1 -> h2: 0.1 Gbit/s" in text and "4 more: h4 -> h5," in text
+    assert "bandwidth, 7 pairs" in text and "h1 -> h2: 0.1 Gbit/s" in text and "4 more: h4 -> h5," in text
     assert "fix: check h1; the others likewise" in text
 
 
