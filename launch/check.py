@@ -233,7 +233,7 @@ def look(hosts: Sequence[MapHost], machines: Sequence[Machine], seconds: int, fu
                 "full": full,
                 "podman": podman,
             },
-            "links": asked[host.name] if fields else None,
+            **(asked[host.name] if fields else {}),
         }
         for host in hosts
     }
@@ -242,9 +242,9 @@ def look(hosts: Sequence[MapHost], machines: Sequence[Machine], seconds: int, fu
     return Seen(answers, measure.links(names, fields, answers).get(field.name, []))
 
 
-def nic_of(host: MapHost) -> Mapping[str, Any]:
-    """The NIC that holds the training address, as the last deploy found it."""
-    nics: list[dict[str, Any]] = host.facts.get("nics", [])
+def nic_of(host: MapHost, facts: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+    """The NIC that holds the training address, by these facts of the host; without any, as the last deploy found it."""
+    nics: list[dict[str, Any]] = (host.facts if facts is None else facts).get("nics", [])
     return next((nic for nic in nics if nic["name"] == host.interface), {})
 
 
@@ -282,8 +282,13 @@ def host_verdicts(hosts: Sequence[MapHost], seen: Seen, checkpoint: int | None) 
 
 
 def link_verdicts(hosts: Sequence[MapHost], seen: Seen) -> list[Verdict]:
-    speeds = {host.name: nic_of(host).get("speed_mbits") for host in hosts}
-    return matrix.verdicts(seen.links, speeds, {host.name: mtu_of(host) for host in hosts}) if len(hosts) > 1 else []
+    """By what the NICs are now, where the host answered; else by what they were at the last deploy."""
+    if len(hosts) == 1:
+        return []
+    answers = {name: answer.survey or {} for name, answer in seen.answers.items() if isinstance(answer, Answer)}
+    nics = {host.name: nic_of(host, answers.get(host.name)) or nic_of(host) for host in hosts}
+    speeds = {name: nic.get("speed_mbits") for name, nic in nics.items()}
+    return matrix.verdicts(seen.links, speeds, {name: nic.get("mtu") for name, nic in nics.items()})
 
 
 Inside = dict[str, Mapping[str, str | None] | None]

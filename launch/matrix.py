@@ -468,14 +468,18 @@ def _latency(links: Sequence[Link]) -> list[Verdict]:
     return found
 
 
+def _each(mtus: Mapping[str, int]) -> str:
+    """`9000 on h1, h2; 1500 on h3`, what most hosts have first."""
+    sizes = sorted(set(mtus.values()), key=lambda size: (-sum(m == size for m in mtus.values()), -size))
+    return "; ".join(f"{size} on {_some([h for h, m in mtus.items() if m == size])}" for size in sizes)
+
+
 def _mtu(links: Sequence[Link], mtus: Mapping[str, int | None]) -> list[Verdict]:
     """NICs that differ, and paths that carry less than the NICs at both ends."""
     known = {host: mtu for host, mtu in mtus.items() if mtu}
     found = []
     if len(set(known.values())) > 1:
-        sizes = sorted(set(known.values()), key=lambda size: (-sum(m == size for m in known.values()), -size))
-        each = "; ".join(f"{size} on {_some([h for h, m in known.items() if m == size])}" for size in sizes)
-        found.append(Verdict("mtu", "cluster", WARNING, f"the NICs' MTUs differ: {each} bytes", _MTU_MEND))
+        found.append(Verdict("mtu", "cluster", WARNING, f"the NICs' MTUs differ: {_each(known)} bytes", _MTU_MEND))
     paths = {(k.source, k.target): k.path_mtu for k in links if k.error is None and k.path_mtu is not None}
     if not paths:
         return found
@@ -487,10 +491,10 @@ def _mtu(links: Sequence[Link], mtus: Mapping[str, int | None]) -> list[Verdict]
     below = [pair for pair, size in paths.items() if size < expected[pair]]
 
     def verdict(where: str, pairs: Sequence[Pair]) -> Verdict:
-        wanted = _span([expected[p] for p in pairs])
-        whose = "the NICs' MTU" if known else "other pairs'"
-        what = f"packets of {_span([paths[p] for p in pairs])} get through, {whose} is {wanted}"
-        return Verdict("mtu", where, WARNING, what, _MTU_MEND)
+        ends = {host: known[host] for pair in pairs for host in pair if host in known}
+        against = f"the NICs' MTU is {_each(ends)} bytes" if ends else f"other pairs let {largest} bytes through"
+        what = f"packets of at most {_span([paths[p] for p in pairs])} get through "
+        return Verdict("mtu", where, WARNING, f"{what}{_some([arrow(p) for p in pairs])}; {against}", _MTU_MEND)
 
     if below and len(below) == len(paths) > 2:
         return [*found, verdict("cluster", below)]

@@ -209,7 +209,13 @@ def test_paths_below_the_nics_mtu_are_told_of_pair_host_or_cluster() -> None:
     assert told(one) == [("mtu", "h1 -> h2", WARNING)]
     host = matrix.verdicts(links(H4, mtu=whole | dict.fromkeys(of("h2", 4, 0), 1500)), mtus=mtus)
     assert told(host) == [("mtu", "host h2", WARNING)]
-    assert "packets of 1500 bytes get through, the NICs' MTU is 9000 bytes" in [v.what for v in host]
+    assert [v.what for v in host if v.check == "mtu"] == [
+        "packets of at most 1500 bytes get through h2 -> h1, h2 -> h3, h2 -> h4, h1 -> h2, h3 -> h2, h4 -> h2; "
+        "the NICs' MTU is 9000 on h2, h1, h3, h4 bytes"
+    ]
+    assert "bytes get through h1 -> h2; the NICs' MTU is 9000 on h1, h2 bytes" in next(
+        v.what for v in one if v.check == "mtu"
+    )
     assert told(matrix.verdicts(links(H4), mtus=mtus)) == [("mtu", "cluster", WARNING)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -52,6 +53,19 @@ def test_a_command_that_hangs_or_is_missing_gives_a_result_in_time() -> None:
 
 def test_the_disk_of_a_folder_that_is_not_there_is_that_of_its_parent(tmp_path: Path) -> None:
     assert muster_host.disk(tmp_path / "not" / "there")[1] == muster_host.disk(tmp_path)[1]
+
+
+def test_the_disk_of_a_folder_that_this_user_may_not_enter_is_that_of_its_parent(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    root = os.geteuid() == 0  # whom no mode keeps out
+    try:
+        if root:
+            os.seteuid(65534)
+        assert muster_host.disk(closed / "storage")[1] > 0
+    finally:
+        if root:
+            os.seteuid(0)
 
 
 def test_os_release_with_and_without_quotes() -> None:
