@@ -27,7 +27,7 @@ class Result:
 
     @property
     def complaint(self) -> str:
-        """The last line of what it said in anger, for messages."""
+        """The last line of its error output, for messages."""
         lines = [line.strip() for line in (self.err or self.out).splitlines() if line.strip()]
         return lines[-1] if lines else f"exit status {self.rc}"
 

@@ -88,7 +88,7 @@ def parse_runs(containers: Result, now: float) -> list[dict[str, Any]] | None:
     """Containers of runs from `podman ps --all --filter label=muster.run --format json`, ended ones too.
 
     [{"run", "container", "state", "owner", "created" (unix seconds), "age_seconds"}]; the times are None where Podman
-    does not tell. None, in the place of the list, if Podman is there and does not answer.
+    does not say. None, in the place of the list, if Podman is there and does not answer.
     """
     answer = _answer(containers)
     if answer is None:

@@ -111,7 +111,7 @@ def test_a_gpu_that_cannot_be_used_is_a_problem_with_a_mend_not_a_missing_gpu(re
     gpus, problems, _ = nvidia(result.out, result.rc, result.err)
     assert gpus == [] and len(problems) == 1
     assert problems[0]["gpu"] is None and mend in problems[0]["mend"]
-    assert mend in (muster_gpus.in_words(problems) or "").partition("Mend: ")[2]
+    assert mend in (muster_gpus.in_words(problems) or "").partition("Fix: ")[2]
 
 
 @pytest.mark.parametrize(
