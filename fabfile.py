@@ -1,7 +1,7 @@
 """The commands of Muster: `fab --list`. Each is one function; `make` targets call them with the same names.
 
 An option that is not given is taken from the environment variable of its name in capitals, which is how make hands on
-`make train NODES=2`. Exit statuses: launch/exits.py.
+`make train NODES=2`. Exit statuses: launch/cli/exits.py.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from invoke.context import Context
 from invoke.tasks import task
 from rich.console import Console
 
-from launch.makevars import name_inventory, refuse_unknown_variables
-from launch.refusal import Refusal
-from launch.signals import interrupts_as_exceptions, leave, patient_output
+from launch.cli.make_variables import DEFAULT_INVENTORY, name_inventory, refuse_unknown_variables
+from launch.cli.output import patient_output
+from launch.cli.refusal import Refusal
+from launch.cli.signals import interrupts_as_exceptions, leave
+from launch.files import ROOT, shown
 
 # Where the output is no terminal (a file, CI), tables get room instead of rich's 80 columns.
 CONSOLE = Console(soft_wrap=True) if sys.stdout.isatty() else Console(soft_wrap=True, width=160)
@@ -28,7 +30,7 @@ def _given(value: str, name: str, default: str = "") -> str:
 
 
 def _inventory(value: str) -> Path:
-    return Path(_given(value, "INVENTORY", "inventory/hosts.yml"))
+    return Path(_given(value, "INVENTORY", shown(ROOT / DEFAULT_INVENTORY)))
 
 
 def _truth(value: object, name: str) -> bool:
@@ -62,7 +64,7 @@ def _end(command: Callable[[], int], inventory: Path | None = None, interrupted:
 @task
 def trust(context: Context, inventory: str = "", yes: bool = False) -> None:
     """Collect the hosts' keys, show fingerprints, ask (YES=1: do not), write the inventory's known_hosts."""
-    from launch import trust as trusting
+    from launch.hosts import trust as trusting
 
     _end(lambda: trusting.trust(_inventory(inventory), _truth(yes, "YES"), CONSOLE), _inventory(inventory))
 
@@ -75,7 +77,7 @@ def trust(context: Context, inventory: str = "", yes: bool = False) -> None:
 )
 def deploy(context: Context, inventory: str = "", horovod: bool = False, measure: bool = False) -> None:
     """Provision the hosts, detect, choose the network, build and distribute the image, write the cluster map."""
-    from launch import deploy as deploying
+    from launch.deploy import deploy as deploying
 
     wanted, afresh = _truth(horovod, "HOROVOD"), _truth(measure, "MEASURE")
     _end(
@@ -110,7 +112,7 @@ def train(
     skip_check: bool = False,
 ) -> None:
     """Train on the hosts of a deployed inventory; live output of every rank; results in runs/<id>/."""
-    from launch import run
+    from launch.run import train as run
 
     request = run.Request(
         inventory=_inventory(inventory),
@@ -138,7 +140,7 @@ def check(
     context: Context, inventory: str = "", nodes: str = "", args: str = "", forecast: str = "", as_json: bool = False
 ) -> None:
     """Measure links, hosts and their sameness, sum over the real backend, forecast a run; writes report.html."""
-    from launch import check as checking
+    from launch.health import check as checking
 
     request = checking.Request(
         inventory=_inventory(inventory),
@@ -153,38 +155,38 @@ def check(
 @task
 def status(context: Context, inventory: str = "") -> None:
     """Show every run on every host, and the newest runs gathered here."""
-    from launch import manage
+    from launch.run import status as showing
 
-    _end(lambda: manage.status(_inventory(inventory), CONSOLE), _inventory(inventory))
+    _end(lambda: showing.status(_inventory(inventory), CONSOLE), _inventory(inventory))
 
 
 @task
 def logs(context: Context, inventory: str = "", run: str = "") -> None:
     """Print the output of RUN=<id>, labelled by host and rank; live while it runs."""
-    from launch import manage
+    from launch.run import logs as viewing
 
-    _end(lambda: manage.logs(_inventory(inventory), _given(run, "RUN"), CONSOLE), _inventory(inventory))
+    _end(lambda: viewing.logs(_inventory(inventory), _given(run, "RUN"), CONSOLE), _inventory(inventory))
 
 
 @task
 def stop(context: Context, inventory: str = "", run: str = "") -> None:
     """Stop RUN=<id> on every host, by its label."""
-    from launch import manage
+    from launch.run import stop as stopping
 
-    _end(lambda: manage.stop(_inventory(inventory), _given(run, "RUN"), CONSOLE), _inventory(inventory))
+    _end(lambda: stopping.stop(_inventory(inventory), _given(run, "RUN"), CONSOLE), _inventory(inventory))
 
 
 @task
 def teardown(context: Context, inventory: str = "") -> None:
     """Remove Muster's containers, images and settings from every host; packages stay."""
-    from launch import deploy as deploying
+    from launch.deploy import deploy as deploying
 
     _end(lambda: deploying.teardown(_inventory(inventory), CONSOLE), _inventory(inventory), AGAIN.format("teardown"))
 
 
 def _lab(*arguments: str) -> None:
     from containers import lab as labs
-    from launch import control
+    from launch.deploy import control
 
     def command() -> int:
         control.ensure_ready(CONSOLE)
@@ -226,4 +228,4 @@ def demo(context: Context) -> None:
     """The main job at once: a lab of two hosts, trust, deploy, a two-host run. The lab stays up."""
     from launch import demo as demonstration
 
-    _end(lambda: demonstration.demo(CONSOLE), Path("inventory") / demonstration.LAB, LOOK)
+    _end(lambda: demonstration.demo(CONSOLE), ROOT / "inventory" / demonstration.LAB, LOOK)

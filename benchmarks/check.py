@@ -13,8 +13,11 @@ import time
 from pathlib import Path
 
 from benchmarks.common import FAB, close, environment, fab, lab
-from launch import check, clustermap, measure, run
-from launch.schedule import rounds
+from launch.health import check
+from launch.hosts import clustermap
+from launch.hosts.machine import machines
+from launch.network import measure
+from launch.network.schedule import rounds
 
 RUNS = 5
 MANY = 32
@@ -39,8 +42,8 @@ def quick_seconds(name: str) -> float:
     """The quick form, with the logins that `make train` does in any case."""
     begun = time.monotonic()
     cluster = clustermap.read(Path("inventory") / name)
-    with run.machines(cluster, cluster.hosts) as machines:
-        check.quick(cluster, cluster.hosts, machines)
+    with machines(cluster, cluster.hosts) as opened:
+        check.quick(cluster, cluster.hosts, opened)
     return time.monotonic() - begun
 
 

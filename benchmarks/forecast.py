@@ -36,7 +36,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import FAB, close, environment, fab, lab
-from launch import clustermap, config, forecast, probe, run
+from launch.health import forecast, probe
+from launch.hosts import clustermap
+from launch.hosts.machine import machines
+from launch.job import trainer_arguments
 
 NAME = "bench-forecast"
 HOSTS = 3
@@ -76,9 +79,9 @@ def take_data_network(name: str) -> None:
 def foretell(name: str, work: Work) -> dict[int, float]:
     """Number of hosts -> images/s, forecast."""
     cluster = clustermap.read(Path(f"inventory/{name}"))
-    with run.machines(cluster, cluster.hosts) as machines:
-        arguments = ["--forecast", "--", *config.inline(tuple(work.arguments))]
-        document = probe.run(cluster, cluster.hosts, machines, arguments)["forecast"]
+    with machines(cluster, cluster.hosts) as opened:
+        arguments = ["--forecast", "--", *trainer_arguments.inline(tuple(work.arguments))]
+        document = probe.run(cluster, cluster.hosts, opened, arguments)["forecast"]
     found = [one for one in forecast.outlooks(document) if one.option == "--parallel ddp"]
     print(forecast.recommend(document), flush=True)
     return {one.nodes: one.images_per_second for one in found}

@@ -41,7 +41,7 @@ def main(groups: list[str]) -> int:
     arguments = [word for group in missing for word in ("--group", group)]
     print(f"muster: installing {', '.join(missing)} into {VENV} (versions: pyproject.toml)", flush=True)
     if _pip("install", *arguments) != 0:
-        return _fail("pip could not install; its own words stand above. Run the same command again when it is mended")
+        return _fail("pip could not install; its own words stand above. Run the same command again when it is fixed")
     if "train" in missing or "test" in missing:
         subprocess.run([VENV / "bin" / "python", "-m", "train.torchvision_cpu", "--install"], check=True)
     for group in missing:

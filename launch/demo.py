@@ -13,9 +13,12 @@ from rich.console import Console
 from rich.table import Table
 
 from containers import lab as labs
-from launch import clustermap, control, deploy, exits, run, trust
-from launch.outcome import read_json
-from launch.refusal import refuse
+from launch.cli import exits
+from launch.cli.refusal import refuse
+from launch.deploy import control, deploy
+from launch.files import ROOT, read_json, runs_dir, shown
+from launch.hosts import clustermap, trust
+from launch.run import train as run
 
 LAB = "lab"
 HOSTS = 2
@@ -28,9 +31,13 @@ def demo(console: Console) -> int:
         Refusal: without root, or when a step fails.
     """
     if not control.has_root():
-        mend = "run it as root (or with passwordless sudo); `make local` trains on this machine without root"
-        raise refuse("make demo", "it makes container hosts on this machine, which needs root", mend)
-    path, began, steps = Path("inventory") / LAB, time.monotonic(), Table(title="What the demo did", show_lines=False)
+        fix = "run it as root (or with passwordless sudo); `make local` trains on this machine without root"
+        raise refuse("make demo", "it makes container hosts on this machine, which needs root", fix)
+    path, began, steps = (
+        Path(shown(ROOT / "inventory" / LAB)),
+        time.monotonic(),
+        Table(title="What the demo did", show_lines=False),
+    )
     for column in ("step", "command", "seconds"):
         steps.add_column(column, justify="right" if column == "seconds" else "left")
 
@@ -48,11 +55,11 @@ def demo(console: Console) -> int:
     step("trust their keys", f"make trust INVENTORY={path} YES=1", lambda: trust.trust(path, True, console))
     step("deploy", f"make deploy INVENTORY={path}", lambda: deploy.deploy(path, console))
     request = run.Request(inventory=path, nodes=str(HOSTS))
-    before = set(Path("runs").glob("*/plan.json"))
+    before = set(runs_dir().glob("*/plan.json"))
     step("train", f"make train NODES={HOSTS} INVENTORY={path}", lambda: run.train(request, console))
     console.rule()
     console.print(steps)
-    console.print(_closing(path, max(set(Path("runs").glob("*/plan.json")) - before)))
+    console.print(_closing(path, max(set(runs_dir().glob("*/plan.json")) - before)))
     console.print(f"Done in {time.monotonic() - began:.0f} s. The lab stays up; `make lab-down` removes it.")
     return exits.SUCCEEDED
 
@@ -66,10 +73,10 @@ def _closing(path: Path, plan: Path) -> Table:
     table.add_row("test accuracy", f"{known['test_accuracy']:.2%}")
     table.add_row("speed", f"{known['images_per_second']:.0f} images/s on {known['world_size']} ranks")
     table.add_row("network", f"{network.name}: {network.reason}")
-    table.add_row("curves", str(folder / "curves.png"))
-    table.add_row("checkpoint", str(folder / "checkpoints"))
-    table.add_row("every rank's output", str(folder / "logs"))
-    table.add_row("the plan: what ran where", str(plan))
+    table.add_row("curves", shown(folder / "curves.png"))
+    table.add_row("checkpoint", shown(folder / "checkpoints"))
+    table.add_row("every rank's output", shown(folder / "logs"))
+    table.add_row("the plan: what ran where", shown(plan))
     table.add_row("again", f"make train NODES=2 INVENTORY={path} ARGS='--epochs 3'")
     table.add_row("what a run will be worth", f"make check INVENTORY={path}")
     address = clustermap.read(path).hosts[0].ssh["address"]

@@ -11,9 +11,9 @@ import sys
 
 from containers.engine import ContainersError
 from containers.horovod_wheel import horovod_wheels, wheel_of
-from launch import exits
-from launch.makevars import refuse_unknown_variables
-from launch.refusal import Refusal
+from launch.cli import exits
+from launch.cli.make_variables import refuse_unknown_variables
+from launch.cli.refusal import Refusal
 
 CHECK = "import horovod.torch as hvd; assert hvd.gloo_built()"
 

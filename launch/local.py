@@ -3,7 +3,7 @@
     python -m launch.local [--nproc N] [the trainer's options, see python -m train --help]
 
 Starts the same trainer under the same agent as on a cluster, in a folder runs/<id>/ of its own, and always
-leaves summary.json there. Exit statuses: launch/exits.py. Never imports torch.
+leaves summary.json there. Exit statuses: launch/cli/exits.py. Never imports torch.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from launch import exits
-from launch.makevars import refuse_unknown_variables
-from launch.refusal import Refusal
+from launch.cli import exits
+from launch.cli.make_variables import refuse_unknown_variables
+from launch.cli.refusal import Refusal
 
 ROOT = Path(__file__).resolve().parent.parent
 MASTER_ADDRESS = "127.0.0.1"

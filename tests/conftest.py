@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PREPARATION_SECONDS = 1800
 sys.path.insert(0, str(ROOT))
 
-from launch.makevars import KNOWN  # noqa: E402
+from launch.cli.make_variables import KNOWN  # noqa: E402
 from tests import sweep  # noqa: E402
 
 os.environ.pop("MAKEFLAGS", None)  # of the `make test` that runs us: not meant for the commands that the tests start
@@ -44,7 +44,7 @@ def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def container_engine() -> None:
     """This machine as `make demo` makes it ready: Podman and the other tools, installed and tried. For lab tests."""
-    from launch import control
+    from launch.deploy import control
 
     if not control.has_root():
         cannot_run("container hosts need root, or sudo without a password")

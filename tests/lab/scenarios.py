@@ -87,7 +87,7 @@ SCENARIOS = (
         "an MTU black hole on every network, but not for SSH",
         "refused",
         do=(("h2", "iptables -A INPUT -p tcp --dport 22 -j ACCEPT"), ("h2", f"iptables -A INPUT {LONG} -j DROP")),
-        reasons=("MTU black hole", "mend:"),
+        reasons=("MTU black hole", "fix:"),
     ),
     Scenario("MTUs differ, and packets fit", "data", do=(("h1", "ip link set {data} mtu 1400"),)),
     Scenario(

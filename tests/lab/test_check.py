@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from containers import net
-from launch import check, clustermap, run
-from launch.verdicts import ERROR, HEALTHY, Verdict
+from launch.health import check
+from launch.health.verdicts import ERROR, HEALTHY, Verdict
+from launch.hosts import clustermap
+from launch.hosts.machine import machines
 from tests.lab.conftest import HOSTS, Lab
 
 pytestmark = pytest.mark.lab
@@ -32,8 +34,8 @@ def told(document: dict[str, Any], name: str) -> list[dict[str, str]]:
 
 def quickly(lab: Lab) -> list[Verdict]:
     cluster = clustermap.read(lab.inventory)
-    with run.machines(cluster, cluster.hosts) as machines:
-        return check.quick(cluster, cluster.hosts, machines)
+    with machines(cluster, cluster.hosts) as opened:
+        return check.quick(cluster, cluster.hosts, opened)
 
 
 @pytest.fixture
@@ -80,7 +82,7 @@ def test_a_pair_that_is_cut_off_is_named_and_no_run_starts(lab: Lab, shaped: Non
     errors = [verdict for verdict in quickly(lab) if verdict.level == ERROR]
     assert [verdict.where for verdict in errors] == ["h1 <-> h2"] and "h1 does not reach h2" in errors[0].what
     done = lab.fab("train", NODES=2, ARGS="--epochs 1")
-    assert done.returncode == 2 and "h1 does not reach h2" in done.stdout and "mend:" in done.stdout
+    assert done.returncode == 2 and "h1 does not reach h2" in done.stdout and "fix:" in done.stdout
 
 
 def test_what_a_dead_run_has_left_is_told_with_its_owner(lab: Lab) -> None:
@@ -90,7 +92,7 @@ def test_what_a_dead_run_has_left_is_told_with_its_owner(lab: Lab) -> None:
     try:
         verdicts = [verdict for verdict in quickly(lab) if verdict.check == "leftovers"]
         assert [verdict.where for verdict in verdicts] == ["host h2"]
-        assert "eve@laptop" in verdicts[0].what and "make stop RUN=20260101-000000-dead" in verdicts[0].mend
+        assert "eve@laptop" in verdicts[0].what and "make stop RUN=20260101-000000-dead" in verdicts[0].fix
     finally:
         lab.on("h2", "podman rm --force left")
 

@@ -1,4 +1,4 @@
-"""Promise: bad input is refused in one message that names the host, what is wrong and the mend; nothing is started.
+"""Promise: bad input is refused in one message that names the host, what is wrong and the fix; nothing is started.
 
 Every test uses its own copy of the lab's inventory, so the lab itself stays as it is.
 """
@@ -42,7 +42,7 @@ def refused(lab: Lab, folder: Path, status: int, *said: str, task: str = "deploy
     given: dict[str, Any] = {"INVENTORY": folder} | variables
     done = lab.fab(task, **given)
     assert done.returncode == status, done.stdout
-    for text in (*said, "mend:"):
+    for text in (*said, "fix:"):
         assert text in done.stdout, f"{text!r} is not in:\n{done.stdout}"
     assert "Traceback" not in done.stdout and done.stdout.count("muster: refused") == 1
     return done.stdout
@@ -137,7 +137,7 @@ def test_no_network_on_which_hosts_reach_each_other(lab: Lab, copy: Path) -> Non
         for address in others:
             lab.nsenter("h1", "ip", "route", "del", "blackhole", f"{address}/32")
     assert done.returncode == 2, done.stdout
-    assert all(f"at {address}" in done.stdout for address in others) and "mend: open TCP" in done.stdout
+    assert all(f"at {address}" in done.stdout for address in others) and "fix: open TCP" in done.stdout
     assert not list(Path("build").glob("copy-*/cluster.json"))
 
 
@@ -163,7 +163,7 @@ def test_image_build_fails(lab: Lab, tmp_path: Path) -> None:
     before = set(Path("runs").glob("*"))
     done = lab.fab("train", WORKLOAD=workload, SCRIPT="main.py", NODES=1)
     assert done.returncode == 4, done.stdout
-    assert "no-such-package-of-muster" in done.stdout and "requirements.txt" in done.stdout and "mend:" in done.stdout
+    assert "no-such-package-of-muster" in done.stdout and "requirements.txt" in done.stdout and "fix:" in done.stdout
     assert set(Path("runs").glob("*")) == before
 
 

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from launch import clustermap, deploy, detect, inventory, machine, run
-from launch.inventory import Host, Target
-from launch.refusal import Refusal
+from launch.cli.refusal import Refusal
+from launch.deploy import deploy, detect
+from launch.hosts import clustermap, inventory
+from launch.hosts.inventory import Host, Target
+from launch.job import readiness
 from tests.launch.samples import cluster, facts, nic
 
 
@@ -101,9 +103,9 @@ def test_mig_slices_are_refused_and_gpus_of_another_maker_are_no_ranks() -> None
 
 def test_a_host_is_not_ready_for_each_reason() -> None:
     busy = json.dumps([{"Labels": {"muster.run": "r1", "muster.owner": "ann@desk"}, "Status": "Up 3 minutes"}])
-    standing = machine.parse_standing(f"ps={busy}\n")
-    problems = "\n".join(map(str, run.judge_standing(cluster(1).hosts[0], standing, "ab" * 32, needs_port=True)))
+    found = readiness.parse(f"ps={busy}\n")
+    problems = "\n".join(map(str, readiness.problems_of(cluster(1).hosts[0], found, "ab" * 32, needs_port=True)))
     assert "does not hold image" in problems and "/srv/data" in problems and "no port from" in problems
     assert "run r1 of ann@desk is in progress (Up 3 minutes)" in problems
-    ready = machine.parse_standing("image=yes\nps=[]\ndata=yes\nport=29511\n")
-    assert run.judge_standing(cluster(1).hosts[0], ready, "ab" * 32, needs_port=True) == [] and ready.port == 29511
+    ready = readiness.parse("image=yes\nps=[]\ndata=yes\nport=29511\n")
+    assert readiness.problems_of(cluster(1).hosts[0], ready, "ab" * 32, needs_port=True) == [] and ready.port == 29511

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from launch import exits, local
+from launch import local
+from launch.cli import exits
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ["--dataset", "fake", "--image-size", "16", "--model", "resnet18", "--epochs", "1"]

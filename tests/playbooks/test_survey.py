@@ -14,8 +14,8 @@ import pytest
 from ansible.module_utils import muster_survey
 from ansible.module_utils.muster_host import Result
 
-from launch.hostchecks import Asked, judge
-from launch.sameness import compare
+from launch.health.host_checks import Asked, judge
+from launch.health.sameness import compare
 
 ABSENT = Result(127, "", "podman: not installed")
 HANGS = Result(124, "", "podman ps: no answer within 20 s")

@@ -1,0 +1,47 @@
+"""The variables that `make` hands on: misspelt ones are refused, and messages name the inventory in use. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+from pathlib import Path
+
+from launch.cli.refusal import Problem, Refusal
+
+#: Every variable that a target takes (`make` alone lists them by target).
+KNOWN = (
+    *("INVENTORY", "NODES", "ARGS", "WORKLOAD", "SCRIPT", "DRY_RUN", "RUN", "YES", "RESUME", "GRACE"),
+    *("MEASURE", "SKIP_CHECK", "JSON", "FORECAST"),
+    *("LAB", "HOSTS", "LINK", "CPUS", "NPROC", "HOROVOD", "PYTHON"),
+)
+DEFAULT_INVENTORY = Path("inventory/hosts.yml")
+
+
+def refuse_unknown_variables(makeflags: str) -> None:
+    """Refuse a variable on make's command line that no target takes; `makeflags` is the MAKEFLAGS that make exports.
+
+    Raises:
+        Refusal: naming each one, with a guess.
+    """
+    _, _, given = f" {makeflags}".partition(" -- ")
+    names = [word.partition("=")[0] for word in shlex.split(given) if "=" in word]
+    problems = []
+    for name in names:
+        if name in KNOWN:
+            continue
+        close = difflib.get_close_matches(name.upper(), KNOWN, n=1, cutoff=0.6)
+        guess = f" (did you mean {close[0]}?)" if close else ""
+        problems.append(
+            Problem(f"{name}=", f"no target takes this variable{guess}", "`make` lists what each one takes")
+        )
+    if problems:
+        raise Refusal(problems)
+
+
+def name_inventory(message: str, inventory: Path | None) -> str:
+    """The commands that a message tells to type, completed with the inventory where it is not the default one."""
+    if inventory is None or inventory == DEFAULT_INVENTORY:
+        return message
+    command = re.compile(r"`make (trust|deploy|check|train|status|logs|stop|teardown)((?: (?!INVENTORY=)[^`\s]+)*)`")
+    return command.sub(rf"`make \1\2 INVENTORY={inventory}`", message)

@@ -1,0 +1,91 @@
+"""How commands print: lines of Muster's own, phases with their time, and output that nobody reads any more."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO, cast
+
+from rich.console import Console
+
+
+def say(text: str) -> None:
+    """Print a line of Muster's own, between the labelled lines of the ranks."""
+    print(f"muster | {text}", flush=True)
+
+
+class Phases:
+    """Announces the phases of a long command and times them: `seconds` by the phase's name."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str, what: str) -> Iterator[None]:
+        """One phase; `what` says what is done, and an estimate of the time where it may be long."""
+        self.console.print(f"[bold]==> {what}[/bold]", highlight=False)
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = round(time.monotonic() - begun, 2)
+
+
+class PatientOutput:
+    """A stream that takes what is written when nobody reads it any more (`| head`, a terminal that is gone)."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.unread = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with self._nobody_reads():
+            self._stream.write(text)
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        self.write("".join(lines))
+
+    def flush(self) -> None:
+        with self._nobody_reads():
+            self._stream.flush()
+
+    @contextmanager
+    def _nobody_reads(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):
+                raise
+            self.unread = True
+            null = os.open(os.devnull, os.O_WRONLY)
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(null, self._stream.fileno())
+            os.close(null)
+
+
+@contextmanager
+def patient_output() -> Iterator[None]:
+    """stdout and stderr as PatientOutput: a run is not lost because its output is read no more."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (cast(TextIO, PatientOutput(stream)) for stream in before)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        sys.stdout, sys.stderr = before
+
+
+def nobody_reads() -> bool:
+    """Whether the reader of stdout has gone; known only after something was written."""
+    return bool(getattr(sys.stdout, "unread", False))

@@ -1,0 +1,68 @@
+"""Makes the control machine ready: Podman and the tools that build images, through playbooks/control.yml.
+
+Done once per machine (a stamp under build/ says so); not for the hosts of the inventory.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from rich.console import Console
+
+from launch.cli import exits
+from launch.cli.refusal import refuse
+from launch.deploy import playbook
+from launch.files import build_dir, write_whole
+from launch.hosts import inventory
+
+TOOLS = ("podman", "runc", "rsync", "mmdebstrap", "ssh", "ip", "tc")
+
+
+def ensure_ready(console: Console) -> None:
+    """Install what is missing on this machine, and find out what its container engine needs.
+
+    Raises:
+        Refusal: when something is missing and there is no root to install it, or installing fails.
+    """
+    path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+    missing = [tool for tool in TOOLS if not shutil.which(tool, path=path)]
+    stamp = build_dir() / "control-ready"
+    if not missing and stamp.exists() and stamp.read_text() == _identity():
+        return
+    if not has_root():
+        lacking = f" (missing: {', '.join(missing)})" if missing else ""
+        what = f"needs root to set up Podman here{lacking}"
+        fix = "run it as root, or allow passwordless sudo; `make local` trains on this machine without root"
+        raise refuse("this machine", what, fix)
+    console.print("Setting up this machine" + (f": {', '.join(missing)} to install" if missing else ""))
+    done = subprocess.run(
+        ["ansible-playbook", str(playbook.path("control"))],
+        env=inventory.ansible_environment() | {"ANSIBLE_LOCALHOST_WARNING": "false"},
+        timeout=1200,
+        check=False,
+    )
+    if done.returncode != 0:
+        fix = "see the task that failed above; `make deploy` goes on where it stopped"
+        raise refuse("this machine", "playbooks/control.yml failed", fix, exits.DEPLOY_FAILED)
+    write_whole(stamp, _identity())
+
+
+def has_root() -> bool:
+    """Whether this user is root or becomes it by sudo without a password."""
+    if os.getuid() == 0:
+        return True
+    if not shutil.which("sudo"):
+        return False
+    done = subprocess.run(["sudo", "-n", "true"], capture_output=True, timeout=15, check=False)
+    return done.returncode == 0
+
+
+def _identity() -> str:
+    """What the stamp must match: a copied checkout on another machine is set up anew."""
+    machine = Path("/etc/machine-id")
+    engine = shutil.which("podman") or ""
+    changed = os.stat(engine).st_mtime_ns if engine else 0
+    return f"{machine.read_text().strip() if machine.exists() else ''} {engine} {changed}\n"

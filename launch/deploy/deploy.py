@@ -1,0 +1,249 @@
+"""`make deploy`: validate, log in, provision (Ansible), detect, choose the network, build, distribute, write the map.
+
+The order is: nothing is touched before the inventory is valid and every host lets us in; the image is built while
+the hosts are provisioned; the cluster map is written last, so an interrupted deploy leaves the old one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from containers import image as images
+from containers.engine import ContainersError
+from launch.cli import exits
+from launch.cli.output import Phases
+from launch.cli.refusal import Problem, Refusal, refuse
+from launch.deploy import control, detect, playbook
+from launch.files import read_json, write_json
+from launch.health import host_checks
+from launch.hosts import clustermap, inventory, preflight
+from launch.hosts.inventory import Host, Inventory
+from launch.network import choose
+
+
+class ImageBuild:
+    """The training image, built in a thread while Ansible works on the hosts."""
+
+    def __init__(self, progress: Callable[[str], None], horovod: bool) -> None:
+        self._progress = progress
+        self._horovod = horovod
+        self._result: tuple[images.Image, images.OciExport] | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        try:
+            image = images.build_training_image(self._progress, self._horovod)
+            self._result = image, images.export_oci(image, self._progress)
+        except BaseException as error:  # handed to the main thread by wait()
+            self._error = error
+
+    def wait(self) -> tuple[images.Image, images.OciExport]:
+        """The image and its export.
+
+        Raises:
+            Refusal: when the build failed.
+        """
+        self._thread.join()
+        if isinstance(self._error, ContainersError):
+            raise image_refusal(self._error)
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+
+def image_refusal(error: ContainersError) -> Refusal:
+    """An image that could not be built, as a refusal."""
+    return refuse(error.where, error.what, error.mend, exits.DEPLOY_FAILED)
+
+
+def deploy(path: Path, console: Console, horovod: bool = False, afresh: bool = False) -> int:
+    """Bring every host of an inventory to the state that `make train` needs; safe to repeat.
+
+    Args:
+        horovod: bring them the training image with Horovod, for `--parallel horovod`.
+        afresh: measure the links also where the last deploy did so on the same networks.
+
+    Raises:
+        Refusal: when something stands in the way; the cluster map is then left as it was.
+    """
+    begun = time.monotonic()
+    phases = Phases(console)
+    with phases.phase("inventory", f"Reading {path}"):
+        inv = inventory.read(path)
+        console.print(f"    {len(inv.hosts)} hosts: {', '.join(host.name for host in inv.hosts)}")
+    with phases.phase("control", "This machine"):
+        control.ensure_ready(console)
+    known_hosts = inventory.known_hosts_path(path)
+    with phases.phase("look", "Logging in to every host"):
+        preflight.check([host.target for host in inv.hosts], known_hosts)
+    build = ImageBuild(lambda line: console.print(f"    image: {line}", style="dim", highlight=False), horovod)
+    with phases.phase("provision", "Provisioning the hosts (Ansible)"):
+        playbook.run("provision", inv)
+    with phases.phase("detect", "Asking the hosts what they are and whom they reach"):
+        facts = detect.gather_facts(inv, console)
+    with phases.phase("image", "Waiting for the training image"):
+        image, export = build.wait()
+    # After the build: where hosts and control machine are one, it would slow the measurement down.
+    with phases.phase("measure", "Measuring the links between all hosts"):
+        choice, measured = detect.choose_network(inv, facts, None if afresh else clustermap.path_of(path), console)
+    with phases.phase("distribute", "Distributing the image (Ansible and rsync)"):
+        placed = distribute(inv, image, export)
+    cluster = _cluster_map(inv, known_hosts, facts, choice, image, export, measured)
+    clustermap.write(clustermap.path_of(path), cluster)
+    phases.seconds["total"] = round(time.monotonic() - begun, 2)
+    _write_record(path, phases.seconds, placed)
+    console.print(_table(cluster, placed))
+    console.print(f"Network [bold]{cluster.network.name}[/bold]: {cluster.network.reason}", highlight=False)
+    for entry in cluster.network.refused:
+        console.print(f"    not {entry['network']}: {entry['reason']}", style="dim", highlight=False)
+    console.print(
+        f"Deployed in {phases.seconds['total']:.1f} s. Next: `make train NODES={len(inv.hosts)} "
+        f"INVENTORY={path}` (`make check INVENTORY={path}` says what it will be worth).",
+        highlight=False,
+    )
+    return exits.SUCCEEDED
+
+
+def teardown(path: Path, console: Console) -> int:
+    """Remove what Muster left on the hosts, runs in progress included; packages stay.
+
+    Raises:
+        Refusal: when a host cannot be reached or the playbook fails.
+    """
+    inv = inventory.read(path)
+    preflight.check([host.target for host in inv.hosts], inventory.known_hosts_path(path))
+    words = ["ansible-playbook", str(playbook.path("teardown")), "-i", str(path)]
+    if playbook.run_bounded(words, playbook.environment(inv)) != 0:
+        fix = "fix what it names and run `make teardown` again"
+        raise refuse("playbooks/teardown.yml", "failed; the task and the host stand above", fix, exits.DEPLOY_FAILED)
+    clustermap.path_of(path).unlink(missing_ok=True)
+    console.print(f"Removed Muster from {len(inv.hosts)} hosts; `make deploy INVENTORY={path}` brings it back.")
+    return exits.SUCCEEDED
+
+
+def distribute(
+    inv: Inventory, image: images.Image, export: images.OciExport, hosts: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Bring an image to the hosts (all, or those named); only missing layers travel. Returns host -> record.
+
+    Raises:
+        Refusal: when a host does not end up with this very image.
+    """
+    described = {
+        "ref": image.ref,
+        "id": image.id,
+        "oci_dir": str(export.path.resolve()),
+        "index": export.index,
+        "bytes": export.bytes,
+    }
+    output = clustermap.path_of(inv.path).with_name("distribute.json")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.unlink(missing_ok=True)
+    playbook.run("distribute", inv, {"muster_image": described, "muster_output": str(output.resolve())}, hosts)
+    placed: dict[str, Any] = read_json(output).get("hosts", {})
+    wanted = hosts or [host.name for host in inv.hosts]
+    wrong = [name for name in wanted if placed.get(name, {}).get("id") != image.id]
+    if wrong:
+        raise Refusal(
+            (
+                Problem(
+                    f"host {name}",
+                    f"holds image {placed.get(name, {}).get('id', 'none')}, not {image.id}",
+                    "run `make deploy` again",
+                )
+                for name in wrong
+            ),
+            exits.DEPLOY_FAILED,
+        )
+    return placed
+
+
+def ranks_and_gpus(host: Host, facts: Mapping[str, Any]) -> tuple[int, list[int]]:
+    """Ranks on a host, and the GPUs they use: one rank per usable GPU, or nproc_per_node on the CPU. Pure."""
+    gpus = host_checks.usable_gpus(facts, host.settings.get("gpus"))
+    return host.settings.get("nproc_per_node", len(gpus) or 1), gpus
+
+
+def _cluster_map(
+    inv: Inventory,
+    known_hosts: Path,
+    facts: detect.Facts,
+    choice: choose.Choice,
+    image: images.Image,
+    export: images.OciExport,
+    measured: detect.Measured,
+) -> clustermap.ClusterMap:
+    hosts = []
+    for host in inv.hosts:
+        nproc, gpus = ranks_and_gpus(host, facts.hosts[host.name])
+        end = choice.endpoints[host.name]
+        hosts.append(
+            clustermap.MapHost(
+                name=host.name,
+                ssh=clustermap.ssh_fields(host.target),
+                address=end.address,
+                interface=end.interface,
+                nproc_per_node=nproc,
+                gpus=gpus,
+                cpus=facts.hosts[host.name]["cpus"],
+                data_dir=host.settings.get("data_dir"),
+                facts=facts.hosts[host.name],
+            )
+        )
+    return clustermap.ClusterMap(
+        schema=clustermap.SCHEMA,
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        inventory=str(inv.path),
+        inventory_sha256=inv.sha256,
+        known_hosts=str(known_hosts),
+        hosts=hosts,
+        network=choice.network,
+        image=clustermap.MapImage(image.ref, image.id, export.bytes),
+        measured={name: [dataclasses.asdict(link) for link in links] for name, links in measured.links.items()},
+        measured_at=measured.when,
+        measured_key=measured.key,
+    )
+
+
+def _write_record(path: Path, seconds: Mapping[str, float], placed: Mapping[str, Any]) -> None:
+    """Where the time and the bytes of this deploy went; benchmarks/deploy.py reads it."""
+    record = {"seconds": seconds, "hosts": placed}
+    write_json(clustermap.path_of(path).parent / "deploy.json", record)
+
+
+def _table(cluster: clustermap.ClusterMap, placed: Mapping[str, Any]) -> Table:
+    table = Table(title=f"{len(cluster.hosts)} hosts, image {cluster.image.id[:12]} on all of them")
+    columns = ("host", "training address", "ranks", "GPUs", "cores", "memory", "free disk", "system", "sent")
+    for column in columns:
+        table.add_column(column, justify="right" if column in ("ranks", "cores", "memory", "sent") else "left")
+    for host in cluster.hosts:
+        facts = host.facts
+        used = [gpu for gpu in host_checks.nvidia_gpus(facts) if gpu["index"] in host.gpus]
+        table.add_row(
+            host.name,
+            f"{host.address} ({host.interface})",
+            str(host.nproc_per_node),
+            host_checks.models(used) or "none",
+            str(host.cpus),
+            _gib(facts["memory_bytes"]),
+            _gib(facts["disk_free_bytes"]),
+            f"{facts['os']['id']} {facts['os']['version']}, {facts['engine']['name']} {facts['engine']['version']}",
+            f"{placed[host.name]['bytes_sent'] / 1e6:.1f} MB",
+        )
+    return table
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.0f} GiB"

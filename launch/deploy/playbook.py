@@ -1,0 +1,69 @@
+"""Runs Muster's playbooks with Ansible: host keys checked, bounded, ended whole on Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launch.cli import exits
+from launch.cli.refusal import refuse
+from launch.files import ROOT
+from launch.hosts import inventory, ssh
+from launch.hosts.inventory import Inventory
+
+PLAYBOOK_SECONDS = 3600
+
+
+def run(name: str, inv: Inventory, variables: Mapping[str, Any] | None = None, hosts: Sequence[str] = ()) -> None:
+    """Run playbooks/<name>.yml on the inventory, or on the hosts named.
+
+    Raises:
+        Refusal: when it fails; Ansible's own output, shown above, says on which host and why.
+    """
+    words = ["ansible-playbook", str(path(name)), "-i", str(inv.path)]
+    words += ["--extra-vars", json.dumps(variables)] if variables else []
+    words += ["--limit", ",".join([*hosts, "localhost"])] if hosts else []
+    status = run_bounded(words, environment(inv))
+    if status != 0:
+        unreachable = status == 4
+        raise refuse(
+            f"playbooks/{name}.yml",
+            "a host became unreachable" if unreachable else "failed; the task and the host stand above",
+            "fix what it names and run the same command again: it goes on where it stopped",
+            exits.UNREACHABLE if unreachable else exits.DEPLOY_FAILED,
+        )
+
+
+def path(name: str) -> Path:
+    """Where a playbook lies."""
+    return ROOT / "playbooks" / f"{name}.yml"
+
+
+def environment(inv: Inventory) -> dict[str, str]:
+    """Ansible's environment: host keys checked against the inventory's known_hosts, all hosts at once."""
+    options = " ".join(ssh.openssh_options(inventory.known_hosts_path(inv.path)))
+    return inventory.ansible_environment() | {
+        "ANSIBLE_SSH_ARGS": f"-o ControlMaster=auto -o ControlPersist=60s {options}",
+        "ANSIBLE_FORKS": str(max(5, len(inv.hosts))),
+    }
+
+
+def run_bounded(words: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a command in its own process group; on Ctrl-C or past the limit, that group is ended and awaited."""
+    process = subprocess.Popen(words, env=dict(environment), start_new_session=True)
+    try:
+        return process.wait(PLAYBOOK_SECONDS)
+    except BaseException:
+        for number, patience in ((signal.SIGINT, 5), (signal.SIGTERM, 3), (signal.SIGKILL, 5)):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(patience)
+                break
+        raise

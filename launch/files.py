@@ -1,0 +1,70 @@
+"""Where Muster's files lie, whatever the working directory is, and the one way in which documents are written and read.
+
+Imports nothing of launch: every room may use it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+#: The folder of the project: the one that holds the Makefile.
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def build_dir() -> Path:
+    """What can be made again: cluster maps, images, checks."""
+    return ROOT / "build"
+
+
+def runs_dir() -> Path:
+    """One folder for each run: runs/<id>/."""
+    return ROOT / "runs"
+
+
+def shown(path: Path) -> str:
+    """A path as the user would type it: relative to the working directory where it lies below that."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file whole or not at all, and make its folder.
+
+    Whoever can read it is decided by the user's umask, as for any file.
+
+    Raises:
+        OSError: when it cannot be written; an older file is then still there.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The name cannot be known beforehand, so nobody can put a link in its place.
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with draft.open("x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def write_json(path: Path, document: Any) -> None:
+    """Write a JSON document as `write_whole` does.
+
+    Raises:
+        OSError: when it cannot be written.
+    """
+    write_whole(path, json.dumps(document, indent=2) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object of a file, or {} when the file is absent, torn or holds something else."""
+    try:
+        loaded = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return loaded if isinstance(loaded, dict) else {}

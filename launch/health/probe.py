@@ -1,0 +1,180 @@
+"""`python -m train.probe` on the hosts, as a run is started there; what it measured, and nothing left of it.
+
+Not for what the figures mean: that is launch/health/forecast.py and check.py. Schema of the document: train/probe.py.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from typing import Any
+
+from launch.cli import exits
+from launch.cli.refusal import Problem, Refusal
+from launch.cli.signals import undisturbed
+from launch.hosts import ssh
+from launch.hosts.clustermap import ClusterMap, MapHost
+from launch.hosts.machine import ANSWER_SECONDS, Machine
+from launch.job import container, outcome, readiness
+from launch.job import plan as plans
+from launch.job.plan import HostPlan, Options
+
+SCHEMA = "muster.probe/1"
+LIMIT_SECONDS = 600.0
+LAST_WORDS_SECONDS = 5.0  # after the first failure, for the other hosts to end by themselves and say why
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a host had of a probe when it was cleared away."""
+
+    failure: dict[str, Any]  # failure.json as train/agent.py writes it, or {}
+    document: dict[str, Any]  # probe.json, on the first host; or {}
+    state: dict[str, Any]  # Podman's of the container, or {}
+
+
+def run(
+    cluster: ClusterMap,
+    hosts: Sequence[MapHost],
+    machines: Sequence[Machine],
+    arguments: Sequence[str] = (),
+    image: str | None = None,
+    port: int | None = None,
+    limit: float = LIMIT_SECONDS,
+) -> dict[str, Any]:
+    """The document of a probe with `arguments` on `hosts`, whose connections are `machines`, in the same order.
+
+    Whatever happens, containers and folders of the probe are removed on every host that answers.
+
+    Args:
+        image: id of the image; None: the cluster's training image.
+        port: one that is free on the first host; None: the hosts are looked at first, and one is found.
+        limit: seconds until the probe must have ended.
+
+    Raises:
+        Refusal: with the root cause on the host where it is.
+    """
+    options = Options(len(hosts), tuple(arguments), module="train.probe", image=image, direct=True)
+    if port is None:
+        port = readiness.check(machines, hosts, image or cluster.image.id)
+    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    some = replace(cluster, hosts=list(hosts))
+    plan = plans.make_plan(some, options, plans.new_run_id(), port, ssh.local_user(), created)
+    pairs = list(zip(machines, plan.hosts, strict=True))
+    pool = ThreadPoolExecutor(max_workers=len(pairs))
+    waits: dict[str, Future[int]] = {}
+    try:
+        with undisturbed(then_interrupt=True):  # a container that is just being made cannot be removed
+            _start(pairs)
+        for machine, host_plan in pairs:
+            waits[host_plan.host] = pool.submit(_wait, machine, host_plan, limit)
+        ended = _watch(waits, limit)
+    finally:
+        with undisturbed(then_interrupt=True):
+            left = _clear(pairs)
+            pool.shutdown(wait=True, cancel_futures=True)
+    return judge(left, ended, limit)
+
+
+def _start(pairs: Sequence[tuple[Machine, HostPlan]]) -> None:
+    results = ssh.in_parallel(lambda pair: container.start(*pair), pairs)
+    problems = [
+        Problem(
+            f"host {host_plan.host}", f"the container of a probe did not start: {error}", "fix that; nothing is left"
+        )
+        for (_, host_plan), error in zip(pairs, results, strict=True)
+        if isinstance(error, BaseException)
+    ]
+    if problems:
+        raise Refusal(problems, exits.FAILED)
+
+
+def _wait(machine: Machine, host_plan: HostPlan, limit: float) -> int:
+    """The container's exit status; -1 where it cannot be learnt in time."""
+    done = machine.root(f"timeout {limit:.0f} podman wait {host_plan.container}", limit + ANSWER_SECONDS)
+    status = done.stdout.strip()
+    return int(status) if done.exited == 0 and status.isdigit() else -1
+
+
+def _watch(waits: Mapping[str, Future[int]], limit: float) -> dict[str, int]:
+    """host -> exit status of those that have ended before the limit, or LAST_WORDS_SECONDS, ran out."""
+    pending: set[Future[int]] = set(waits.values())
+    deadline = time.monotonic() + limit
+    while pending:
+        done, pending = wait(pending, max(0.0, deadline - time.monotonic()), FIRST_COMPLETED)
+        if not done:
+            break
+        if any(future.exception() or future.result() != 0 for future in done):
+            deadline = min(deadline, time.monotonic() + LAST_WORDS_SECONDS)
+    return {
+        host: future.result() if future.exception() is None else -1 for host, future in waits.items() if future.done()
+    }
+
+
+def _clear(pairs: Sequence[tuple[Machine, HostPlan]]) -> dict[str, Left]:
+    """Bring what each host has to say, and remove all of it there. Hosts that do not answer are left out."""
+    results = ssh.in_parallel(lambda pair: parse_left(pair[0].root(clear_command(pair[1])).stdout), pairs)
+    return {
+        host_plan.host: result
+        for (_, host_plan), result in zip(pairs, results, strict=True)
+        if isinstance(result, Left)
+    }
+
+
+def clear_command(host_plan: HostPlan) -> str:
+    """A shell command that prints what a host had and removes it. Pure."""
+    folder = shlex.quote(host_plan.run_dir)
+    show = [
+        f"printf '{name}='; cat {folder}/{name}.json 2>/dev/null | tr -d '\\n'; echo" for name in ("failure", "probe")
+    ]
+    state = f"printf 'state='; podman inspect --format '{{{{json .State}}}}' {host_plan.container} 2>/dev/null; echo"
+    return "; ".join(
+        [*show, state, f"podman rm --force --time 0 {host_plan.container} >/dev/null 2>&1; rm -rf {folder}"]
+    )
+
+
+def parse_left(answer: str) -> Left:
+    """The answer to `clear_command`. Pure."""
+    found = dict(line.split("=", 1) for line in answer.splitlines() if "=" in line)
+
+    def read(name: str) -> dict[str, Any]:
+        try:
+            loaded = json.loads(found.get(name) or "{}")
+        except ValueError:  # it was just being written
+            return {}
+        return loaded if isinstance(loaded, dict) else {}
+
+    return Left(read("failure"), read("probe"), read("state"))
+
+
+def judge(left: Mapping[str, Left], ended: Mapping[str, int], limit: float) -> dict[str, Any]:
+    """The document, where all hosts ended well. Pure.
+
+    Raises:
+        Refusal: with the root cause.
+    """
+    bad = {
+        host: outcome.describe_end(status, left[host].state) if host in left else "no answer over SSH"
+        for host, status in ended.items()
+        if status != 0
+    }
+    reports = {host: one.failure for host, one in left.items() if one.failure}
+    failure = outcome.root_failure(reports, bad)
+    if failure is None:
+        document = next((one.document for one in left.values() if one.document), {})
+        if document.get("schema") == SCHEMA:
+            return document
+        missing = ", ".join(host for host in left if host not in ended) or "the first host"
+        what = f"the probe had not ended after {limit:.0f} s" if missing else "the probe left no document"
+        fix = "see what the host is busy with, and whether the training network carries data (`make check`)"
+        raise Refusal([Problem(f"host {missing}", what, fix)], exits.FAILED)
+    settings = {entry["exitcode"] for report in reports.values() for entry in report["failures"]} == {exits.REFUSED}
+    where = "ARGS" if settings else f"host {failure.host}"
+    what = failure.reason.split("train: ", 1)[-1] if settings else f"the probe failed: {failure}"
+    fix = "correct the trainer's arguments" if settings else "fix that, and check again"
+    raise Refusal([Problem(where, what, fix)], exits.REFUSED if settings else exits.FAILED)

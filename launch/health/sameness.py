@@ -1,0 +1,251 @@
+"""What all hosts of a run must have in common, as a matrix of property by host with the odd host marked.
+
+Pure functions over the facts of surveys and over what each host's image says of itself. Which differences stop a run
+(errors), which only cost bit-equal results or speed (warnings), and which do no harm is in PROPERTIES.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launch.health.verdicts import ERROR, HEALTHY, INCOMPLETE, WARNING, Verdict
+
+Facts = Mapping[str, Any]
+#: None: not known. An empty text is never a value: what a host does not have is named "none".
+Value = str | None
+
+#: The oldest driver branch for a CUDA release, by its major number (CUDA's release notes, minor version compatibility).
+OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
+
+
+@dataclass(frozen=True)
+class Property:
+    """One row: where it comes from, and what a difference means."""
+
+    key: str
+    label: str
+    level: str  # of a difference; HEALTHY: shown, and does no harm
+    why: str  # what a difference does
+    fix: str
+    inside: bool = False  # from the image, not from the host
+    read: Callable[[Facts], Value] | None = None  # None: the text under `key`
+
+
+@dataclass(frozen=True)
+class Row:
+    """A property of every host. `majority` is what most hosts have; a tie goes to the value of the first host."""
+
+    property: Property
+    values: dict[str, Value]
+    majority: Value
+    odd: tuple[str, ...]  # hosts with another known value
+    unknown: tuple[str, ...]  # hosts that do not tell, where others do
+
+
+def _driver(facts: Facts) -> Value:
+    """A host without GPUs is told by its GPUs, not once more by its driver."""
+    return " + ".join(sorted({gpu["driver"] for gpu in _nvidia(facts)})) or None
+
+
+def _gpu_models(facts: Facts) -> Value:
+    """Models without their number: hosts may have as many as they like."""
+    return " + ".join(sorted({gpu["name"] for gpu in _nvidia(facts)})) or "none"
+
+
+def _nvidia(facts: Facts) -> list[Facts]:
+    return [gpu for gpu in facts["gpus"] if gpu.get("vendor", "nvidia") == "nvidia"]
+
+
+def _kernel(facts: Facts) -> Value:
+    """Major and minor number: a distribution's patches after that change often, and never how a rank computes."""
+    found = re.match(r"\d+\.\d+", facts["kernel"])
+    return found.group(0) if found else facts["kernel"]
+
+
+def _cpu_flags(facts: Facts) -> Value:
+    return " ".join(facts["cpu_flags"]) or "none"
+
+
+def _engine(facts: Facts) -> Value:
+    return f"{facts['engine']['name']} {facts['engine']['version']}"
+
+
+def _data(facts: Facts) -> Value:
+    """The path may differ from host to host; what lies there may not."""
+    data = facts["data"]
+    if data is None:
+        return "none"
+    if not data["present"]:
+        return "missing"
+    return f"{data['files']} files, {data['bytes']} bytes, {data['sha256'][:12]}"
+
+
+_DEPLOY = "run `make deploy`, which brings all hosts the same image"
+_NUMERICS = "the same seed gives results that differ in the last digits"
+PROPERTIES = (
+    Property("image", "image", ERROR, "hosts would run different programs", _DEPLOY, inside=True),
+    Property("code", "code", ERROR, "hosts would run different programs", _DEPLOY, inside=True),
+    Property("torch", "torch", ERROR, "ranks of different versions do not understand each other", _DEPLOY, inside=True),
+    Property("torchvision", "torchvision", ERROR, "models and transforms may differ", _DEPLOY, inside=True),
+    Property("nccl", "NCCL", ERROR, "ranks of different versions do not understand each other", _DEPLOY, inside=True),
+    Property("cuda", "CUDA", ERROR, "hosts would run different kernels", _DEPLOY, inside=True),
+    Property(
+        "data",
+        "data",
+        ERROR,
+        "ranks would train on different data",
+        "copy the data of a right host there: `rsync -a --delete`",
+        read=_data,
+    ),
+    Property(
+        "arch",
+        "architecture",
+        ERROR,
+        "one image cannot run on both",
+        "leave the odd host out: hosts of one architecture make a cluster",
+    ),
+    Property(
+        "driver",
+        "GPU driver",
+        WARNING,
+        "kernels and speeds may differ",
+        "install the same driver version there and reboot",
+        read=_driver,
+    ),
+    Property(
+        "gpus",
+        "GPUs",
+        WARNING,
+        f"every step waits for the slowest, and {_NUMERICS}",
+        'cut the batch to measure with ARGS="--shares auto", or choose equal GPUs with `gpus` in the inventory',
+        read=_gpu_models,
+    ),
+    Property(
+        "cpu_flags",
+        "CPU features",
+        WARNING,
+        f"on the CPU {_NUMERICS}",
+        "none: leave the host out where results must be equal to the bit",
+        read=_cpu_flags,
+    ),
+    Property("cpu_model", "CPU", HEALTHY, "speeds may differ", ""),
+    Property("kernel", "kernel", HEALTHY, "speeds of the network may differ a little", "", read=_kernel),
+    Property("engine", "engine", HEALTHY, "the image brings everything that ranks use", "", read=_engine),
+    Property("python", "python", HEALTHY, "the host's own; ranks use the image's", ""),
+)
+
+
+def compare(
+    hosts: Mapping[str, Facts | None],
+    inside: Mapping[str, Mapping[str, Value] | None],
+    wanted: Mapping[str, Sequence[int] | None] | None = None,
+) -> list[Row]:
+    """The matrix, hosts in the order given.
+
+    Args:
+        hosts: facts of playbooks/module_utils/muster_survey.py by host; None for a host that did not answer.
+        inside: what each host's image says, by host: image (id), code (hash), torch, torchvision, nccl, cuda; None,
+            a key that is missing or a None value for what is not known.
+        wanted: the inventory's `gpus` by host; GPUs that it does not name are not compared.
+    """
+    compared = {host: _chosen(facts, (wanted or {}).get(host)) for host, facts in hosts.items()}
+    rows = []
+    for entry in PROPERTIES:
+        source: Mapping[str, Facts | None] = inside if entry.inside else compared
+        values = {host: value_of(entry, source.get(host)) for host in hosts}
+        if any(value is not None for value in values.values()) and set(values.values()) != {"none"}:
+            rows.append(row(entry, values))
+    return rows
+
+
+def _chosen(facts: Facts | None, wanted: Sequence[int] | None) -> Facts | None:
+    if facts is None or wanted is None or not facts.get("gpus"):
+        return facts
+    return {**facts, "gpus": [gpu for gpu in _nvidia(facts) if gpu["index"] in wanted]}
+
+
+def value_of(entry: Property, source: Facts | None) -> Value:
+    """A host's value of a property; None where the host does not tell."""
+    if source is None:
+        return None
+    try:
+        found = entry.read(source) if entry.read else source[entry.key]
+    except (KeyError, TypeError):  # a fact that is missing, or null because the host could not find it out
+        return None
+    return found or None
+
+
+def row(entry: Property, values: dict[str, Value]) -> Row:
+    """One row; what most hosts have is found by counting."""
+    known = {host: value for host, value in values.items() if value is not None}
+    counts = Counter(known.values())
+    majority = max(counts, key=lambda value: counts[value], default=None)  # the first of equals: Counter keeps order
+    odd = tuple(host for host, value in known.items() if value != majority)
+    unknown = tuple(host for host, value in values.items() if value is None)
+    return Row(entry, values, majority, odd, unknown)
+
+
+def verdicts(rows: Sequence[Row], on_gpus: bool = False) -> list[Verdict]:
+    """What differs, host by host; what is not known; and in one line what is the same everywhere.
+
+    on_gpus: all ranks compute on GPUs, where the features of the hosts' CPUs do no harm.
+    """
+    found, same = [], []
+    for line in rows:
+        entry = line.property
+        for host in line.odd:
+            others = [name for name, value in line.values.items() if value == line.majority]
+            what = f"{entry.label} {shown(line.values[host])}; {_names(others)} {shown(line.majority)}: {entry.why}"
+            level = HEALTHY if on_gpus and entry.key == "cpu_flags" else entry.level
+            found.append(Verdict(entry.key, f"host {host}", level, what, "" if level == HEALTHY else entry.fix))
+        if line.unknown and entry.level == ERROR:
+            fix = "see why those hosts do not tell; the ranks compare it again before the first step"
+            what = f"{entry.label} of {', '.join(line.unknown)} is not known"
+            found.append(Verdict(entry.key, "cluster", INCOMPLETE, what, fix))
+        if not line.odd and not line.unknown:
+            same.append(entry.label)
+    if same and rows:
+        count = len(rows[0].values)
+        found.append(Verdict("sameness", "cluster", HEALTHY, f"the same on {count} hosts: {', '.join(same)}"))
+    return found
+
+
+def old_drivers(hosts: Mapping[str, Facts | None], inside: Mapping[str, Mapping[str, Value] | None]) -> list[Verdict]:
+    """Hosts whose NVIDIA driver is older than the image's CUDA needs. Nothing where either is not known."""
+    found = []
+    for host, facts in hosts.items():
+        cuda = re.match(r"\d+", (inside.get(host) or {}).get("cuda") or "")
+        need = OLDEST_DRIVER.get(int(cuda.group(0))) if cuda else None
+        for driver in sorted({gpu["driver"] for gpu in _nvidia(facts)} if facts and facts.get("gpus") else set()):
+            branch = re.match(r"\d+", driver)
+            if need and branch and int(branch.group(0)) < need:
+                what = f"driver {driver} is too old for the image's CUDA {(inside[host] or {})['cuda']}"
+                fix = f"install driver {need} or newer there and reboot"
+                found.append(Verdict("driver", f"host {host}", ERROR, what, fix))
+    return found
+
+
+def table(rows: Sequence[Row]) -> list[tuple[str, list[tuple[str, bool]]]]:
+    """For rendering: (label, [(text, whether it is odd) by host]) by row, hosts in their order."""
+    return [
+        (line.property.label, [(shown(value), host in line.odd) for host, value in line.values.items()])
+        for line in rows
+    ]
+
+
+def shown(value: Value) -> str:
+    """A value for people: hashes by their first 12 digits, "?" for what is not known."""
+    if value is None:
+        return "?"
+    return value[:12] if re.fullmatch(r"(sha256:)?[0-9a-f]{40,}", value) else value
+
+
+def _names(hosts: Sequence[str]) -> str:
+    """The others, by name while they are few."""
+    if len(hosts) == 1:
+        return f"{hosts[0]} has"
+    return f"{', '.join(hosts)} have" if len(hosts) <= 3 else f"{len(hosts)} others have"

@@ -1,0 +1,130 @@
+"""The cluster map, build/<inventory>/cluster.json: what `make deploy` learned of every host and pair of hosts.
+
+Written by launch.deploy, read by everything that starts or follows runs. The schema is the dataclasses below;
+a reader refuses another version, and a map older than its inventory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launch.cli.refusal import refuse
+from launch.files import build_dir, write_json
+from launch.hosts import inventory
+
+SCHEMA = "muster.cluster/3"
+
+#: What must be open between the hosts on the training network; the README states it.
+REACH_PORTS = (29400, 29415)  # every pair of hosts is tested and measured here, below the ephemeral range
+MASTER_PORTS = (29500, 29599)  # torchrun's rendezvous on the master host, chosen free at each start
+
+
+@dataclass(frozen=True)
+class MapHost:
+    """One host as the last deploy found it."""
+
+    name: str
+    ssh: dict[str, Any]  # inventory.Target without its secrets, and needs_sudo_password: bool
+    address: str  # on the training network, tested from every other host
+    interface: str  # the host's own name for the NIC that holds `address`
+    nproc_per_node: int
+    gpus: list[int]  # indices to use; empty: train on CPU
+    cpus: int
+    data_dir: str | None
+    facts: dict[str, Any]  # all that playbooks/module_utils/muster_survey.py says
+
+
+@dataclass(frozen=True)
+class Network:
+    """The training network and why it was chosen."""
+
+    name: str  # CIDR, or "routed" when the hosts share no subnet
+    reason: str
+    refused: list[dict[str, str]]  # {"network": ..., "reason": ...}
+
+
+@dataclass(frozen=True)
+class MapImage:
+    """The training image that every host holds."""
+
+    ref: str
+    id: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class ClusterMap:
+    """Everything a plan is made from; hosts in inventory order."""
+
+    schema: str
+    created: str  # ISO 8601, UTC
+    inventory: str
+    inventory_sha256: str
+    known_hosts: str
+    hosts: list[MapHost]
+    network: Network
+    image: MapImage
+    measured: dict[str, list[dict[str, Any]]]  # by network.Working.label: fields of links.Link; empty for one host
+    measured_at: str  # ISO 8601, UTC
+    measured_key: str  # of the networks, hosts and addresses that were measured
+
+
+def path_of(inventory_path: Path) -> Path:
+    """Where the cluster map of an inventory lies."""
+    return build_dir() / inventory.build_name(inventory_path) / "cluster.json"
+
+
+def to_target(host: MapHost, sudo_password: str | None = None) -> inventory.Target:
+    """How to reach a host of the map."""
+    fields = {key: value for key, value in host.ssh.items() if key != "needs_sudo_password"}
+    return inventory.Target(name=host.name, sudo_password=sudo_password, **fields)
+
+
+def ssh_fields(target: inventory.Target) -> dict[str, Any]:
+    """What the map keeps of a target: everything but the password itself."""
+    fields = dataclasses.asdict(target)
+    fields["needs_sudo_password"] = fields.pop("sudo_password") is not None
+    del fields["name"]
+    return fields
+
+
+def write(path: Path, cluster: ClusterMap) -> None:
+    """Write the map whole or not at all."""
+    write_json(path, dataclasses.asdict(cluster))
+
+
+def read(inventory_path: Path, current: bool = True) -> ClusterMap:
+    """The cluster map of an inventory.
+
+    `current`: refuse one that is older than the inventory. To see and stop what runs, the hosts as deployed are right.
+
+    Raises:
+        Refusal: when there is none, or it is not of this version, or the inventory has changed since.
+    """
+    path = path_of(inventory_path)
+    again = f"run `make deploy INVENTORY={inventory_path}`"
+    if not inventory_path.exists():
+        raise refuse(str(inventory_path), "there is no such inventory", "name one with INVENTORY=...")
+    if not path.exists():
+        raise refuse(str(path), "there is no cluster map of this inventory yet", again)
+    try:
+        raw = json.loads(path.read_text())
+        if raw.get("schema") != SCHEMA:
+            raise refuse(str(path), f"the cluster map is of version {raw.get('schema')}, not {SCHEMA}", again)
+        cluster = ClusterMap(
+            **raw
+            | {
+                "hosts": [MapHost(**host) for host in raw["hosts"]],
+                "network": Network(**raw["network"]),
+                "image": MapImage(**raw["image"]),
+            }
+        )
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise refuse(str(path), f"the cluster map cannot be read ({error})", again) from None
+    if current and cluster.inventory_sha256 != inventory.digest(inventory_path):
+        raise refuse(str(path), f"the cluster map is older than {inventory_path}, which has changed", again)
+    return cluster

@@ -1,0 +1,351 @@
+"""The user's inventory, read through ansible-inventory and validated whole. Not for facts learned from hosts.
+
+Nothing here touches a host. Every problem found is reported, not only the first.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import ipaddress
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launch.cli.refusal import Problem, Refusal, refuse
+from launch.files import ROOT
+
+#: Muster's own variables, each with what it takes. Everything that starts with `ansible_` is Ansible's.
+VARIABLES = {
+    "nproc_per_node": "a whole number of ranks, 1 or more",
+    "gpus": "a list of GPU indices, such as [0, 2]",
+    "train_network": "a network in CIDR form, such as 10.78.0.0/24",
+    "train_interface": "the name of a network interface of this host",
+    "data_dir": "an absolute path on the host",
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """How to reach one host over SSH, as the inventory says."""
+
+    name: str
+    address: str
+    port: int = 22
+    user: str | None = None
+    key_file: str | None = None
+    proxy_command: str | None = None
+    python: str = "python3"
+    sudo_password: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host of the inventory: how to reach it and what the user set for it."""
+
+    target: Target
+    settings: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.target.name
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """A validated inventory, hosts in inventory order (which is rank order)."""
+
+    path: Path
+    hosts: tuple[Host, ...]
+    sha256: str
+
+
+def build_name(path: Path) -> str:
+    """The name of an inventory's folder under build/: `inventory/lab` -> `lab`, `inventory/hosts.yml` -> `hosts`."""
+    full = path.resolve()
+    home = (ROOT / "inventory").resolve()
+    if full.is_relative_to(home) and full != home:
+        return "-".join(full.relative_to(home).with_suffix("").parts)
+    return f"{full.stem}-{hashlib.sha256(str(full).encode()).hexdigest()[:6]}"
+
+
+def known_hosts_path(path: Path) -> Path:
+    """The one known_hosts of an inventory: inside its folder, or beside its file."""
+    return (path if path.is_dir() else path.parent) / "known_hosts"
+
+
+def source_files(path: Path) -> list[Path]:
+    """The files that make up an inventory: the file (or folder) and its group_vars and host_vars."""
+    roots = [path] if path.is_dir() else [path, path.parent / "group_vars", path.parent / "host_vars"]
+    files = [f for root in roots for f in ([root] if root.is_file() else sorted(root.rglob("*")))]
+    return [f for f in files if f.is_file() and not f.name.startswith(("known_hosts", "id_", "."))]
+
+
+def digest(path: Path) -> str:
+    """SHA-256 over an inventory's files: what the cluster map is compared with to tell whether it is stale."""
+    total = hashlib.sha256()
+    for file in source_files(path):
+        total.update(str(file.relative_to(path.parent)).encode() + b"\0" + file.read_bytes() + b"\0")
+    return total.hexdigest()
+
+
+def ansible_environment() -> dict[str, str]:
+    """The environment in which every Ansible command of ours runs."""
+    return os.environ | {
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "ANSIBLE_DUPLICATE_YAML_DICT_KEY": "error",
+        "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "true",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+    }
+
+
+def read(path: Path) -> Inventory:
+    """Read and validate an inventory.
+
+    Raises:
+        Refusal: naming every bad thing in it, its place and its fix.
+    """
+    if not path.exists():
+        raise refuse(
+            str(path),
+            "there is no such inventory",
+            "write one (inventory/hosts.yml is a commented example), or `make lab` to get one on this machine",
+        )
+    raw = _list_inventory(path)
+    names = _names_in_order(raw)
+    if not names:
+        raise refuse(str(path), "the inventory holds no host", "list at least one host under `all: hosts:`")
+    hostvars = raw.get("_meta", {}).get("hostvars", {})
+    hosts: list[Host] = []
+    problems = list(_twice_in_ini(path))
+    for name in names:
+        variables = hostvars.get(name, {})
+        problems += check_variables(str(path), name, variables)
+        try:
+            hosts.append(_host(path, name, variables))
+        except ValueError as error:
+            problems.append(Problem(f"{path}, host {name}", str(error), "correct this value"))
+    problems += check_distinct(str(path), [host.target for host in hosts])
+    if problems:
+        raise Refusal(merge_problems(problems))
+    return Inventory(path, tuple(hosts), digest(path))
+
+
+def merge_problems(problems: list[Problem]) -> list[Problem]:
+    """The same problem on several hosts (a group variable, say) as one problem that lists them. Pure."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for problem in problems:
+        places.setdefault((problem.what, problem.fix), []).append(problem.where)
+    return [
+        Problem(where[0] + "".join(f", {w.rpartition(' ')[2]}" for w in where[1:]), what, fix)
+        for (what, fix), where in places.items()
+    ]
+
+
+def _list_inventory(path: Path) -> dict[str, Any]:
+    done = subprocess.run(
+        ["ansible-inventory", "-i", str(path), "--list"],
+        env=ansible_environment() | {"ANSIBLE_NOCOLOR": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    unexpected = re.findall(r"Skipping (?:unexpected )?key \((.+?)\) in group \((.+?)\)", done.stderr)
+    if unexpected:
+        raise Refusal(
+            Problem(
+                f"{path}, group {group}",
+                f"unknown key `{key}`{_did_you_mean(key, ['hosts', 'vars', 'children'])}",
+                "a group holds only `hosts`, `vars` and `children`",
+            )
+            for key, group in unexpected
+        )
+    if done.returncode != 0:
+        raise Refusal([_syntax_problem(path, done.stderr)])
+    try:
+        loaded: dict[str, Any] = json.loads(done.stdout)
+    except json.JSONDecodeError:
+        raise Refusal([_syntax_problem(path, done.stderr or done.stdout)]) from None
+    return loaded
+
+
+def _syntax_problem(path: Path, stderr: str) -> Problem:
+    """Ansible's account of a parse error, cut down to the one line that counts."""
+    where, what = str(path), "Ansible cannot read this inventory"
+    origin = re.search(r"Origin: (/[^\n]+?):(\d+)(?::(\d+))?\n", stderr)
+    if origin:
+        where = f"{path if path.is_file() else origin[1]}, line {origin[2]}"
+    yaml_error = re.search(r"YAML parsing failed: (.+)", stderr)
+    if yaml_error:
+        what = yaml_error[1].strip().rstrip(".")
+        twice = re.search(r"duplicate mapping key '(.+?)'", what)
+        if twice:
+            return Problem(where, f"`{twice[1]}` stands here twice", "keep one of the two entries")
+        return Problem(where, f"not valid YAML: {what}", "correct this line")
+    lines = [line for line in stderr.splitlines() if line.strip()]
+    return Problem(where, f"{what}: {lines[-1] if lines else 'no reason given'}", "correct the file")
+
+
+def _names_in_order(raw: dict[str, Any]) -> list[str]:
+    """Host names in the order in which Ansible walks the inventory: groups from `all` down, hosts as written."""
+    names: dict[str, None] = {}
+
+    def walk(group: str) -> None:
+        entry = raw.get(group, {})
+        for host in entry.get("hosts", []):
+            names.setdefault(host)
+        for child in entry.get("children", []):
+            walk(child)
+
+    walk("all")
+    return list(names)
+
+
+def _twice_in_ini(path: Path) -> list[Problem]:
+    """An INI inventory that lists a host twice in one section; Ansible itself merges the two without a word."""
+    problems = []
+    for file in source_files(path):
+        if file.suffix in (".yml", ".yaml", ".json") or "_vars" in str(file.parent) or os.access(file, os.X_OK):
+            continue
+        section, seen = "", Counter[tuple[str, str]]()
+        for number, line in enumerate(file.read_text(errors="replace").splitlines(), 1):
+            words = line.split("#")[0].split()
+            if words and words[0].startswith("["):
+                section = words[0]
+            elif words and ":" not in section:
+                seen[section, words[0]] += 1
+                if seen[section, words[0]] == 2:
+                    where, what = f"{file}, line {number}", f"host `{words[0]}` stands in this group twice"
+                    problems.append(Problem(where, what, "keep one of the two lines"))
+    return problems
+
+
+def _did_you_mean(word: str, known: list[str]) -> str:
+    close = [name for name in known if len(word) > 2 and word in name] or difflib.get_close_matches(word, known, n=1)
+    return f" (did you mean `{close[0]}`?)" if close else ""
+
+
+def check_variables(path: str, host: str, variables: dict[str, Any]) -> list[Problem]:
+    """Unknown variables, and known ones with a bad value. Pure."""
+    problems = []
+    for key, value in variables.items():
+        where = f"{path}, host {host}"
+        if key.startswith("ansible_"):
+            continue
+        if key not in VARIABLES:
+            what = f"unknown variable `{key}`{_did_you_mean(key, list(VARIABLES))}"
+            problems.append(
+                Problem(where, what, f"Muster knows {', '.join(VARIABLES)}, and Ansible's own `ansible_...`")
+            )
+        elif not _good_value(key, value):
+            what = f"`{key}: {value}` is not {VARIABLES[key]}"
+            problems.append(Problem(where, what, f"give {VARIABLES[key]}"))
+    return problems
+
+
+def _good_value(key: str, value: Any) -> bool:
+    def whole(number: Any, least: int) -> bool:
+        return isinstance(number, int) and not isinstance(number, bool) and number >= least
+
+    if key == "nproc_per_node":
+        return whole(value, 1)
+    if key == "gpus":
+        return isinstance(value, list) and all(whole(v, 0) for v in value) and len(set(value)) == len(value)
+    if key == "train_network":
+        try:
+            ipaddress.ip_network(value)
+        except ValueError:
+            return False
+        return "/" in str(value)
+    if key == "train_interface":
+        return isinstance(value, str) and bool(re.fullmatch(r"[^\s/]{1,15}", value))
+    return isinstance(value, str) and value.startswith("/")
+
+
+def check_distinct(path: str, targets: list[Target]) -> list[Problem]:
+    """Two names for one machine: the same address and port under two names. Pure."""
+    first: dict[tuple[str, int], str] = {}
+    problems = []
+    for target in targets:
+        place = (target.address, target.port)
+        if place in first:
+            what = f"`{first[place]}` and `{target.name}` are the same machine ({target.address})"
+            problems.append(Problem(path, what, "list each machine once; for more ranks use nproc_per_node"))
+        first.setdefault(place, target.name)
+    return problems
+
+
+def _host(path: Path, name: str, variables: dict[str, Any]) -> Host:
+    context = variables | {
+        "inventory_dir": str((path if path.is_dir() else path.parent).resolve()),
+        "inventory_hostname": name,
+        "playbook_dir": str(ROOT / "playbooks"),
+    }
+
+    def get(*keys: str) -> str | None:
+        for key in keys:
+            if variables.get(key) is not None:
+                return _render(key, variables[key], context)
+        return None
+
+    if get("ansible_connection") not in (None, "ssh", "smart", "ansible.builtin.ssh"):
+        raise ValueError(f"`ansible_connection: {get('ansible_connection')}`: Muster reaches hosts over SSH only")
+    if get("ansible_password", "ansible_ssh_pass"):
+        raise ValueError("an SSH password is set: Muster logs in with keys (`ssh-copy-id` puts one on the host)")
+    port = get("ansible_port", "ansible_ssh_port") or "22"
+    if not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"`ansible_port: {port}` is not a port number")
+    key_file = get("ansible_ssh_private_key_file", "ansible_private_key_file")
+    target = Target(
+        name=name,
+        address=get("ansible_host", "ansible_ssh_host") or name,
+        port=int(port),
+        user=get("ansible_user", "ansible_ssh_user"),
+        key_file=str(Path(key_file).expanduser()) if key_file else None,
+        proxy_command=proxy_command(get("ansible_ssh_common_args") or ""),
+        python=get("ansible_python_interpreter") or "python3",
+        sudo_password=get("ansible_become_password", "ansible_become_pass", "ansible_sudo_pass"),
+    )
+    if target.key_file and not Path(target.key_file).is_file():
+        raise ValueError(f"the key file {target.key_file} does not exist")
+    return Host(target, {key: variables[key] for key in VARIABLES if key in variables})
+
+
+def _render(key: str, value: Any, context: dict[str, Any]) -> str:
+    """A connection variable as text; `{{ ... }}` is filled from the host's other variables."""
+    if isinstance(value, dict):
+        raise ValueError(f"`{key}` is encrypted with Ansible Vault, which Muster cannot open for its own SSH")
+    text = str(value)
+    if "{{" not in text:
+        return text
+    import jinja2  # here, because most commands never need it and have to start fast
+
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined)
+    try:
+        for _ in range(5):  # a variable may name another one
+            text = environment.from_string(text).render(context)
+    except jinja2.TemplateError as error:
+        raise ValueError(f"`{key}: {value}` cannot be filled in: {error}") from None
+    return text
+
+
+def proxy_command(ssh_arguments: str) -> str | None:
+    """The ProxyCommand that `ansible_ssh_common_args` asks for (-J, ProxyJump or ProxyCommand), if any. Pure."""
+    words = shlex.split(ssh_arguments)
+    for position, word in enumerate(words):
+        following = words[position + 1] if position + 1 < len(words) else ""
+        option = following if word == "-o" else word[2:] if word.startswith("-o") else ""
+        name, _, value = option.partition("=")
+        if word == "-J" or name.lower() == "proxyjump":
+            return f"ssh -W %h:%p {shlex.quote(following if word == '-J' else value)}"
+        if name.lower() == "proxycommand":
+            return value
+    return None

@@ -1,0 +1,82 @@
+"""The first look at every host, before Ansible touches one: login, host key, python3, root."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from launch.cli import exits
+from launch.cli.refusal import Problem, Refusal
+from launch.hosts import ssh
+from launch.hosts.inventory import Target
+
+ANSWER_SECONDS = 15
+OLDEST_PYTHON = (3, 8)  # what ansible-core's modules run on
+
+#: Prints `key=value` lines. With a sudo password, that comes on standard input (sudo -S reads it there).
+_SCRIPT = """
+echo "python=$(PYTHON -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)"
+if [ "$(id -u)" = 0 ]; then echo root=yes
+elif ! command -v sudo >/dev/null; then echo root=sudo is not installed
+elif reason=$(SUDO true 2>&1); then echo root=yes
+else echo "root=$(echo "$reason" | tail -n 1)"; fi
+"""
+
+
+def look(target: Target, known_hosts: Path) -> list[Problem]:
+    """Log in to one host and say what stands in the way of provisioning it.
+
+    Raises:
+        Unreachable: when there is no login.
+    """
+    connection = ssh.connect(target, known_hosts)
+    script = _SCRIPT.replace("SUDO", ssh.sudo_prefix(target).strip() or "sudo -n")
+    script = script.replace("PYTHON", shlex.quote(target.python))
+    stdin = ssh.Input(f"{target.sudo_password}\n") if target.sudo_password else None
+    try:
+        result = ssh.run(connection, f"sh -c {shlex.quote(script)}", ANSWER_SECONDS, stdin=stdin)
+    except TimeoutError as error:
+        return [Problem(f"host {target.name}", str(error), "log in by hand and see what the host is busy with")]
+    finally:
+        connection.close()
+    return judge(target, result.stdout)
+
+
+def judge(target: Target, answer: str) -> list[Problem]:
+    """What the answer of `_SCRIPT` means. Pure."""
+    found = dict(line.split("=", 1) for line in answer.splitlines() if "=" in line)
+    where, problems = f"host {target.name}", []
+    python, root = found.get("python", ""), found.get("root", "no answer")
+    if not python:
+        fix = "install it there: `apt-get install python3`, or what the host's system calls it"
+        problems.append(Problem(where, "SSH works, but there is no python3, which Ansible needs", fix))
+    elif tuple(map(int, python.split("."))) < OLDEST_PYTHON:
+        what = f"python3 is {python}; Ansible needs {'.'.join(map(str, OLDEST_PYTHON))} or newer"
+        problems.append(Problem(where, what, "install a newer python3, or set ansible_python_interpreter"))
+    if root != "yes":
+        who = target.user or "the login user"
+        fix = f"allow it: `echo '{who} ALL=(ALL) NOPASSWD: ALL' > /etc/sudoers.d/muster`, or set a right "
+        fix += "ansible_become_password"
+        problems.append(Problem(where, f"{who} cannot become root by sudo: {root}", fix))
+    return problems
+
+
+def check(targets: Sequence[Target], known_hosts: Path) -> None:
+    """Look at all hosts in parallel, one try each.
+
+    Raises:
+        Refusal: every problem on every host, in one report.
+    """
+    problems: list[Problem] = []
+    status = exits.REFUSED
+    for result in ssh.in_parallel(lambda target: look(target, known_hosts), targets):
+        if isinstance(result, ssh.Unreachable):
+            problems.append(result.problem)
+            status = exits.UNREACHABLE
+        elif isinstance(result, BaseException):
+            raise result
+        else:
+            problems += result
+    if problems:
+        raise Refusal(problems, status)

@@ -1,0 +1,270 @@
+"""SSH to the hosts through Fabric, with host keys checked against the inventory's own known_hosts.
+
+Fabric accepts any host key unless told otherwise; here an unknown or changed key is refused before any command runs.
+Not for Ansible's connections: launch.deploy hands Ansible the same known_hosts.
+"""
+
+from __future__ import annotations
+
+import base64
+import collections
+import contextlib
+import hashlib
+import os
+import shlex
+import socket
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import paramiko
+from fabric import Config, Connection
+from invoke.exceptions import CommandTimedOut
+from paramiko.hostkeys import InvalidHostKey
+
+from launch.cli import exits
+from launch.cli.refusal import Problem, Refusal
+from launch.hosts.inventory import Target
+
+CONNECT_SECONDS = 10
+DEAD_LINK_SECONDS = 15
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+class _RefuseUnknown(paramiko.MissingHostKeyPolicy):
+    def missing_host_key(self, client: Any, hostname: str, key: paramiko.PKey) -> None:
+        raise UnknownHostKey(fingerprint(key))
+
+
+class UnknownHostKey(paramiko.SSHException):
+    """The host's key is not in known_hosts; args[0] is its fingerprint."""
+
+
+class Unreachable(Exception):
+    """A host that cannot be used over SSH; carries the problem to show."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        super().__init__(str(problem))
+
+
+def fingerprint(key: paramiko.PKey) -> str:
+    """The SHA-256 fingerprint of a key, as ssh-keygen prints it."""
+    digest = base64.b64encode(hashlib.sha256(key.asbytes()).digest()).decode().rstrip("=")
+    return f"SHA256:{digest}"
+
+
+def connect(target: Target, known_hosts: Path) -> Connection:
+    """An open connection to a host.
+
+    Raises:
+        Unreachable: saying what to do, for each way in which a login can fail.
+    """
+    # The user's ~/.ssh/config is loaded by Fabric, so host aliases work as they do for ssh and Ansible.
+    connection = Connection(
+        target.address,
+        user=target.user,
+        port=None if target.port == 22 else target.port,
+        gateway=target.proxy_command,
+        config=Config(overrides={"load_ssh_configs": True}),
+        connect_timeout=CONNECT_SECONDS,
+        connect_kwargs=_login(target),
+    )
+    client = connection.client
+    client.set_missing_host_key_policy(_RefuseUnknown())
+    where = f"host {target.name} ({connection.user}@{target.address}:{connection.port})"
+    try:
+        if known_hosts.exists():
+            client.load_host_keys(str(known_hosts))
+        connection.open()
+    except Exception as error:
+        connection.close()
+        problem = _why_not(where, error, known_hosts)
+        if problem is None:
+            raise
+        raise Unreachable(problem) from error
+    _notice_dead_links(connection)
+    return connection
+
+
+def _login(target: Target) -> dict[str, Any]:
+    login: dict[str, Any] = {
+        "banner_timeout": CONNECT_SECONDS,
+        "auth_timeout": CONNECT_SECONDS,
+        "look_for_keys": target.key_file is None,
+    }
+    if target.key_file:
+        login["key_filename"] = target.key_file
+    return login
+
+
+def _notice_dead_links(connection: Connection) -> None:
+    """Make a peer that lost power show within DEAD_LINK_SECONDS instead of TCP's quarter of an hour."""
+    transport = connection.transport
+    transport.set_keepalive(5)
+    if isinstance(transport.sock, socket.socket) and hasattr(socket, "TCP_USER_TIMEOUT"):
+        transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_LINK_SECONDS * 1000)
+
+
+def _why_not(where: str, error: Exception, known_hosts: Path) -> Problem | None:
+    if isinstance(error, UnknownHostKey):
+        what = f"its host key {error.args[0]} is not in {known_hosts}"
+        return Problem(where, what, "run `make trust`, and compare the fingerprint with the host's own")
+    if isinstance(error, paramiko.BadHostKeyException):
+        old, new = fingerprint(error.expected_key), fingerprint(error.key)
+        what = f"its host key has CHANGED: {known_hosts} has {old}, the host shows {new}"
+        return Problem(where, what, "if the host was reinstalled, run `make trust`; if not, find out who answers")
+    if isinstance(error, InvalidHostKey):
+        return Problem(
+            str(known_hosts), f"no host key: `{error.line.strip()[:60]}`", "remove that line, then `make trust`"
+        )
+    if isinstance(error, paramiko.PasswordRequiredException):
+        return Problem(where, "its SSH key has a passphrase", "load it into ssh-agent with `ssh-add`")
+    if isinstance(error, paramiko.AuthenticationException):
+        fix = "check ansible_user and ansible_ssh_private_key_file, or `ssh-copy-id` the key to the host"
+        return Problem(where, f"login refused: {error}", fix)
+    if isinstance(error, (OSError, EOFError, paramiko.SSHException)):
+        reason = str(error).removeprefix("[Errno None] ") or type(error).__name__
+        fix = "check that the host is up, its address and port, and that sshd runs"
+        return Problem(where, f"no SSH connection: {reason}", fix)
+    return None
+
+
+def sudo_prefix(target: Target) -> str:
+    """What to put before a command that needs root. Never asks: with no password a refusal comes at once."""
+    if target.user == "root":
+        return ""
+    return "sudo -S -p '' " if target.sudo_password else "sudo -n "
+
+
+class Input:
+    """What a command reads from its standard input, piece by piece while it runs. Fabric polls `read`."""
+
+    def __init__(self, *pieces: str) -> None:
+        self._pieces = collections.deque(piece for piece in pieces if piece)
+
+    def send(self, text: str) -> None:
+        """Send another piece."""
+        self._pieces.append(text)
+
+    def end(self) -> None:
+        """Let the command's standard input end."""
+        self._pieces.append("")
+
+    def first(self, text: str) -> None:
+        """Send a piece before all others."""
+        self._pieces.appendleft(text)
+
+    def read(self, _: int) -> str | None:
+        """The next piece; None where there is none yet, "" at the end."""
+        return self._pieces.popleft() if self._pieces else None
+
+
+def run(
+    connection: Connection,
+    command: str | Sequence[str],
+    timeout: float | None,
+    root_on: Target | None = None,
+    stdin: Input | None = None,
+    out: Any = None,
+) -> Any:
+    """Run a command and return Fabric's result (exited, stdout, stderr); as root when `root_on` says how.
+
+    Where sudo needs a password, that is the first line of standard input; sudo leaves it to the command if it turns out
+    not to ask.
+
+    Raises:
+        TimeoutError: after `timeout` seconds (None: it lasts as long as the run does).
+    """
+    text = command if isinstance(command, str) else shlex.join(command)
+    if root_on is not None:
+        text = f"{sudo_prefix(root_on)}sh -c {shlex.quote(text)}"
+        if root_on.sudo_password:
+            stdin = stdin or Input()
+            stdin.first(f"{root_on.sudo_password}\n")
+    options: dict[str, Any] = {"out_stream": out} if out is not None else {"hide": True}
+    options["in_stream"] = stdin or False
+    try:
+        return connection.run(text, warn=True, timeout=timeout, **options)
+    except CommandTimedOut:
+        where = connection.host
+        raise TimeoutError(f"{where}: no answer within {timeout:g} s from `{text[:100]}`") from None
+
+
+def in_parallel(work: Callable[[T], U], items: Iterable[T]) -> list[U | BaseException]:
+    """work(item) for all items at once; a raised exception stands in the result's place."""
+    listed = list(items)
+
+    def attempt(item: T) -> U | BaseException:
+        try:
+            return work(item)
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(max_workers=max(1, len(listed))) as pool:
+        return list(pool.map(attempt, listed))
+
+
+def refuse_unreachable(results: Sequence[Any]) -> None:
+    """Raise one refusal for all hosts that could not be reached; other exceptions as they are.
+
+    Raises:
+        Refusal: with exit status UNREACHABLE.
+    """
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, Unreachable):
+            raise result
+    problems = [result.problem for result in results if isinstance(result, Unreachable)]
+    if problems:
+        raise Refusal(problems, exits.UNREACHABLE)
+
+
+@contextlib.contextmanager
+def connections(targets: Sequence[Target], known_hosts: Path) -> Iterator[list[Connection]]:
+    """Open connections to all targets in parallel; closes them at the end.
+
+    Raises:
+        Refusal: naming every host that cannot be reached.
+    """
+    results = in_parallel(lambda target: connect(target, known_hosts), targets)
+    opened = [result for result in results if isinstance(result, Connection)]
+    try:
+        refuse_unreachable(results)
+        yield opened
+    finally:
+        for connection in opened:
+            connection.close()
+
+
+def openssh_options(known_hosts: Path) -> list[str]:
+    """The options that make OpenSSH (Ansible's and rsync's transport) check the same host keys."""
+    return [
+        *("-o", "StrictHostKeyChecking=yes", "-o", f"UserKnownHostsFile={known_hosts.resolve()}"),
+        *("-o", f"ConnectTimeout={CONNECT_SECONDS}", "-o", "BatchMode=yes"),
+        *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
+    ]
+
+
+def rsync_shell(target: Target, known_hosts: Path) -> str:
+    """The `-e` argument with which rsync logs in to a host."""
+    words = ["ssh", *openssh_options(known_hosts), "-p", str(target.port)]
+    if target.key_file:
+        words += ["-i", target.key_file]
+    if target.proxy_command:
+        words += ["-o", f"ProxyCommand={target.proxy_command}"]
+    return shlex.join(words)
+
+
+def rsync_source(target: Target, path: str) -> str:
+    """host:path as rsync writes it."""
+    host = f"[{target.address}]" if ":" in target.address else target.address
+    return f"{target.user + '@' if target.user else ''}{host}:{path}"
+
+
+def local_user() -> str:
+    """user@machine, for labels: who started a run."""
+    user = os.environ.get("SUDO_USER") or os.environ.get("USER") or str(os.getuid())
+    return f"{user}@{socket.gethostname()}"

@@ -1,0 +1,137 @@
+"""`make trust`: collect host keys, show fingerprints, ask, write the inventory's known_hosts.
+
+From then on Ansible and Fabric both refuse unknown and changed keys. Nothing else writes that file.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from pathlib import Path
+
+from paramiko.hostkeys import HostKeyEntry, InvalidHostKey
+from rich.console import Console
+from rich.table import Table
+
+from launch.cli import exits
+from launch.cli.refusal import Problem, Refusal, refuse
+from launch.hosts import inventory, ssh
+from launch.hosts.inventory import Target
+
+
+def collect_key(target: Target) -> str:
+    """The known_hosts line of a host, got by an SSH handshake that does not log in (so a jump host works too).
+
+    Raises:
+        Unreachable: when no key comes within the time limit.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "known_hosts"
+        options = {
+            "BatchMode": "yes",
+            "StrictHostKeyChecking": "accept-new",  # into this throw-away file only: the user decides below
+            "UserKnownHostsFile": str(file),
+            "GlobalKnownHostsFile": "/dev/null",
+            "HashKnownHosts": "no",
+            "PreferredAuthentications": "none",
+            "ConnectTimeout": str(ssh.CONNECT_SECONDS),
+        }
+        if target.proxy_command:
+            options["ProxyCommand"] = target.proxy_command
+        words = ["ssh", *(w for k, v in options.items() for w in ("-o", f"{k}={v}")), "-p", str(target.port)]
+        words += ["-l", target.user] if target.user else []
+        reason = f"no answer within {2 * ssh.CONNECT_SECONDS} s"
+        try:
+            done = subprocess.run(
+                [*words, target.address, "true"],
+                capture_output=True,
+                text=True,
+                timeout=2 * ssh.CONNECT_SECONDS,
+                check=False,
+            )
+            lines = done.stderr.strip().splitlines()
+            reason = lines[-1] if lines else f"ssh ended with {done.returncode}"
+        except subprocess.TimeoutExpired:
+            pass
+        if not file.exists():
+            fix = "check that the host is up, its address and port, and that sshd runs"
+            raise ssh.Unreachable(Problem(f"host {target.name} ({target.address}:{target.port})", reason, fix))
+        return file.read_text().splitlines()[0]
+
+
+def entry_fingerprint(line: str) -> str:
+    """The SHA-256 fingerprint of a known_hosts line."""
+    try:
+        entry = HostKeyEntry.from_line(line)
+    except InvalidHostKey:
+        entry = None
+    return ssh.fingerprint(entry.key) if entry is not None and entry.key is not None else "(an unreadable line)"
+
+
+def sort_keys(known: list[str], offered: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Split offered keys (host name -> known_hosts line) into new ones and changed ones (name -> old line). Pure."""
+    new, changed = {}, {}
+    for name, line in offered.items():
+        place = line.split()[0]
+        old = [k for k in known if k.split() and k.split()[0] == place]
+        if not old:
+            new[name] = line
+        elif not any(k.split()[1:3] == line.split()[1:3] for k in old):
+            changed[name] = old[0]
+    return new, changed
+
+
+def trust(path: Path, assume_yes: bool, console: Console) -> int:
+    """Collect, show, ask, write.
+
+    Raises:
+        Refusal: for a bad inventory, unreachable hosts, or a changed key under YES=1.
+    """
+    inv = inventory.read(path)
+    file = inventory.known_hosts_path(path)
+    results = ssh.in_parallel(lambda host: collect_key(host.target), inv.hosts)
+    ssh.refuse_unreachable(results)
+    offered = {host.name: str(line) for host, line in zip(inv.hosts, results, strict=True)}
+    known = file.read_text().splitlines() if file.exists() else []
+    new, changed = sort_keys(known, offered)
+    console.print(_table(offered, new, changed))
+    if not new and not changed:
+        console.print(f"All {len(offered)} host keys are in {file} already.")
+        return exits.SUCCEEDED
+    if changed and assume_yes:
+        raise Refusal(
+            Problem(
+                f"host {name}",
+                f"its key has CHANGED: {entry_fingerprint(old)} -> {entry_fingerprint(offered[name])}",
+                "find out why; if the host was reinstalled, run `make trust` without YES=1 and confirm",
+            )
+            for name, old in changed.items()
+        )
+    question = f"Trust {'the NEW and the CHANGED keys' if changed else 'these keys'}? Type yes: "
+    if not assume_yes and _ask(question) != "yes":
+        raise refuse(str(file), "not confirmed, nothing written", "type yes, or give YES=1")
+    replaced = {offered[name].split()[0] for name in changed}
+    kept = [line for line in known if not line.split() or line.split()[0] not in replaced]
+    file.write_text("\n".join([*kept, *(offered[name] for name in (*new, *changed))]) + "\n")
+    console.print(f"Wrote {file}: {len(new)} new, {len(changed)} changed. Next: `make deploy INVENTORY={path}`.")
+    return exits.SUCCEEDED
+
+
+def _ask(question: str) -> str:
+    try:
+        return input(question).strip().lower()
+    except EOFError:
+        return ""
+
+
+def _table(offered: dict[str, str], new: dict[str, str], changed: dict[str, str]) -> Table:
+    table = Table(title="Host keys: compare with `ssh-keygen -lf /etc/ssh/ssh_host_*_key.pub` on each host")
+    for column in ("host", "address", "type", "fingerprint", ""):
+        table.add_column(column, overflow="fold")
+    for name, line in offered.items():
+        place, kind = line.split()[:2]
+        note = "new" if name in new else "known"
+        if name in changed:
+            note = f"CHANGED, was {entry_fingerprint(changed[name])}"
+        table.add_row(name, place, kind, entry_fingerprint(line), note)
+    return table

@@ -1,0 +1,5 @@
+"""What a training run and a probe have in common: the plan, whether hosts are ready for it, its containers, its end.
+
+Imports launch.hosts and what that may import.
+Document: the plan, runs/<id>/plan.json, made by plan.py; launch.run writes it, resume.py reads it.
+"""

@@ -1,0 +1,112 @@
+"""A run's container on one host: started, waited for, stopped and removed there, by its label or its name.
+
+Never by a process name. Each command here is one call over the host's connection.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+from launch.hosts.machine import ANSWER_SECONDS, Machine
+from launch.job.plan import HostPlan, folders, run_dir_on_host
+
+START_SECONDS = 120  # for Podman to make and start a container, and to remove it and keep what it holds
+KILL_SECONDS = 5  # from SIGTERM to SIGKILL, where nothing is left to save
+LONGEST_STOP_SECONDS = 3700  # the longest GRACE, and what the engine needs beyond it
+
+
+def start(machine: Machine, host_plan: HostPlan) -> None:
+    """Start a host's container, detached.
+
+    Raises:
+        RuntimeError: with Podman's own words when it does not start.
+    """
+    command = f"mkdir -p {shlex.join(folders(host_plan))} && {shlex.join(host_plan.command)}"
+    done = machine.root(command, START_SECONDS)
+    if done.exited != 0:
+        raise RuntimeError((done.stderr or done.stdout).strip() or f"podman ended with {done.exited}")
+
+
+def stream_output(machine: Machine, host_plan: HostPlan, out: Any) -> Any:
+    """The container's output from its first line until it ends; `out` is a file-like object."""
+    return machine.root(f"podman logs --follow {host_plan.container} 2>&1", None, out)
+
+
+def wait(machine: Machine, host_plan: HostPlan) -> int:
+    """The container's exit status, once it has ended; survives dropped connections.
+
+    Raises:
+        HostLost: when the host stays away.
+    """
+    done = machine.through_drops(lambda: machine.root(f"podman wait {host_plan.container}", None))
+    status = done.stdout.strip()
+    return int(status) if done.exited == 0 and status.isdigit() else -1
+
+
+def stop(machine: Machine, run: str, why: str, seconds: int | None = None) -> None:
+    """Stop every container of a run on a host: SIGTERM, then SIGKILL. Leaves a note of who stopped it and why.
+
+    `seconds`: between the two signals; None: what the plan gave the container, so that ranks can write a checkpoint.
+
+    Raises:
+        RuntimeError: with the host's own words when its containers could not be stopped.
+    """
+    folder = run_dir_on_host(run)
+    note = f"test -d {folder} && printf '%s\\n' {shlex.quote(why)} > {folder}/stopped"
+    patience = "" if seconds is None else f"--time {seconds} "
+    command = f'ids=$({_ids(run)}) || exit; test -z "$ids" || podman stop {patience}$ids >/dev/null'
+    longest = LONGEST_STOP_SECONDS if seconds is None else seconds
+    machine.answer(f"{note}; {command}", longest + ANSWER_SECONDS)
+
+
+def remove(machine: Machine, run: str) -> None:
+    """Remove what is left of a stopped run on a host, after whoever follows it had 3 seconds to gather it.
+
+    Raises:
+        RuntimeError: with the host's own words when containers are left.
+    """
+    wait_for_follower = f'for i in 1 2 3 4 5 6; do test -z "$({_ids(run)})" && break; sleep 0.5; done'
+    command = f'ids=$({_ids(run)}) || exit; test -z "$ids" || podman rm --force $ids'
+    machine.answer(f"{wait_for_follower}; {command}", ANSWER_SECONDS + KILL_SECONDS)
+
+
+def listed(machine: Machine) -> list[dict[str, Any]]:
+    """The containers with a run's label on a host, as `podman ps` lists them.
+
+    Raises:
+        RuntimeError: with the host's own words when it cannot list them.
+    """
+    found: list[dict[str, Any]] = json.loads(
+        machine.answer("podman ps --all --filter label=muster.run --format json") or "[]"
+    )
+    return found
+
+
+def finish(machine: Machine, host_plan: HostPlan) -> dict[str, Any]:
+    """After the end: keep what the script wrote beside itself, make everything readable, remove the container.
+
+    Returns {"state": podman's State or {}, "left": ids of containers of this run that are still there}.
+    """
+    container, run_dir = host_plan.container, host_plan.run_dir
+    script = f"""
+state=$(podman inspect --format '{{{{json .State}}}}' {container} 2>/dev/null || echo '{{}}')
+upper=$(podman inspect --format '{{{{.GraphDriver.Data.UpperDir}}}}' {container} 2>/dev/null)
+if [ -n "$upper" ] && [ -d "$upper/workload" ]; then cp -a "$upper/workload" {run_dir}/; fi
+chmod -R a+rX {run_dir}
+podman rm --force --time {KILL_SECONDS} {container} >/dev/null 2>&1
+echo "state=$state"
+echo "left=$({_ids(host_plan.environment["MUSTER_RUN_ID"])} | tr '\\n' ' ')"
+"""
+    return parse_finish(machine.root(script, START_SECONDS).stdout)
+
+
+def parse_finish(answer: str) -> dict[str, Any]:
+    """The answer of `finish`'s script. Pure."""
+    found = dict(line.split("=", 1) for line in answer.splitlines() if "=" in line)
+    return {"state": json.loads(found.get("state") or "{}"), "left": found.get("left", "").split()}
+
+
+def _ids(run: str) -> str:
+    return f"podman ps --all --quiet --filter label=muster.run={run}"

@@ -1,0 +1,130 @@
+"""What became of a run: the failure that came first, and what runs/<id>/summary.json says. Writes nothing."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launch.cli import exits
+from launch.files import read_json
+from launch.job.plan import Plan
+
+#: 128 + SIGTERM: torchrun was told to stop, and its ranks with it.
+TERMINATED = 143
+#: How a container ends where nothing went wrong but somebody asked for the end.
+STOPPED_STATUSES = (exits.STOPPED, TERMINATED)
+
+
+def verdict(statuses: Sequence[int | None]) -> str:
+    """What the exit statuses of all hosts' containers make of a run: "succeeded", "stopped" or "failed".
+
+    Stopped: ranks ended with a checkpoint of their own accord, as one of them was told to. SIGTERM alone, with no such
+    rank, is a failure: nobody has saved anything.
+    """
+    if all(status == 0 for status in statuses):
+        return "succeeded"
+    asked = all(status == 0 or status in STOPPED_STATUSES for status in statuses)
+    return "stopped" if asked and exits.STOPPED in statuses else "failed"
+
+
+def stopped_reason(told: Sequence[str]) -> str:
+    """Who stopped a run that Muster did not; `told`: hosts whose torchrun got the signal."""
+    if told:
+        return f"{', '.join(told)} was told to stop (SIGTERM), not by Muster; all ranks saved a checkpoint and ended"
+    return "a rank was told to stop by a signal, not by Muster; all ranks saved a checkpoint and ended"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The rank that failed first, or the host where no rank can be named."""
+
+    host: str
+    rank: int | None
+    reason: str
+
+    def __str__(self) -> str:
+        return (
+            f"rank {self.rank} on {self.host}: {self.reason}"
+            if self.rank is not None
+            else f"{self.host}: {self.reason}"
+        )
+
+
+def root_failure(reports: Mapping[str, Mapping[str, Any]], ends: Mapping[str, str]) -> Failure | None:
+    """The first cause among all hosts' failures.
+
+    `reports` is host -> failure.json as train/agent.py writes it (its `consequence` marks failures that only follow
+    from another rank's: those yield to any that do not; of the rest, the earliest counts). `ends` is host -> how its
+    container ended, for hosts that ended badly.
+    """
+    failures = [(host, failure) for host, report in reports.items() for failure in report.get("failures", [])]
+    first = min(failures, key=lambda f: (f[1]["consequence"], f[1]["time"]), default=None)
+    silent = {host: how for host, how in ends.items() if host not in reports}
+    if silent and (first is None or first[1]["consequence"]):
+        host, how = next(iter(silent.items()))
+        return Failure(host, None, how)
+    if first is None:
+        return None
+    host, failure = first
+    return Failure(host, failure["rank"], describe_failure(failure))
+
+
+def describe_failure(failure: Mapping[str, Any]) -> str:
+    """One failure in a line: the exception with the exit code, or the signal, or the bare exit status."""
+    text: str = str(failure["exception"]).splitlines()[0]
+    known = failure["signal"] or text.startswith("exit status")
+    return text if known else f"{text} (exit {failure['exitcode']})"
+
+
+def refused_its_settings(reports: Mapping[str, Mapping[str, Any]], folder: Path) -> bool:
+    """Whether our trainer refused its arguments: it then exits with REFUSED before it writes any metrics."""
+    codes = {failure["exitcode"] for report in reports.values() for failure in report["failures"]}
+    return exits.REFUSED in codes and not (folder / "metrics.jsonl").exists()
+
+
+def describe_end(status: int | None, state: Mapping[str, Any], reason: str = "") -> str:
+    """How a container ended, where no rank has left word."""
+    if status is None:
+        return f"lost: {reason}"
+    if state.get("OOMKilled"):
+        return "out of memory: the kernel killed the container (exit 137)"
+    if status > 128:
+        try:
+            return f"the container was killed by {signal.Signals(status - 128).name}"
+        except ValueError:
+            pass
+    return f"the container ended with exit status {status}" if status >= 0 else "the container is gone"
+
+
+def summary(
+    plan: Plan,
+    status: str,
+    failure: Failure | None,
+    result: Mapping[str, Any],
+    exit_status: int | None = None,
+) -> dict[str, Any]:
+    """runs/<id>/summary.json; `result` is what the trainer left in result.json, or empty."""
+    codes = {"succeeded": exits.SUCCEEDED, "failed": exits.FAILED, "stopped": exits.INTERRUPTED}
+    return {
+        "run": plan.run,
+        "status": status,
+        "exit_status": codes[status] if exit_status is None else exit_status,
+        "nodes": len(plan.hosts),
+        "world_size": plan.world_size,
+        "master_addr": plan.master_addr,
+        "test_accuracy": result.get("test_accuracy"),
+        "images_per_second": result.get("images_per_second"),
+        "train_seconds": result.get("train_seconds"),
+        "failed_rank": failure.rank if failure else None,
+        "failed_host": failure.host if failure else None,
+        "reason": failure.reason if failure else None,
+    }
+
+
+def reports_of(logs: Path, hosts: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Each host's failure.json, gathered into logs/<host>/, where there is one."""
+    found = {host: read_json(logs / host / "failure.json") for host in hosts}
+    return {host: report for host, report in found.items() if report}

@@ -1,0 +1,322 @@
+"""The plan of a run, runs/<id>/plan.json: a pure function of the cluster map and the options. No I/O here.
+
+Rank order is inventory order, host by host, GPU by GPU. The same plan reaches every host; only a host's own
+interface, node rank and GPUs differ in its command. Every rank finds the plan's SHA-256 and the image's id in its
+environment, so that ranks can prove to each other that they belong together (train/proof.py).
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import secrets
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import PurePosixPath
+
+from launch.cli.refusal import refuse
+from launch.hosts.clustermap import ClusterMap, MapHost
+
+SCHEMA = "muster.plan/3"
+CONTAINER_RUN_DIR = "/muster/run"
+CONTAINER_RESUME_DIR = "/muster/resume"
+HOST_RUNS_DIR = "/var/lib/muster/runs"
+CONTAINER_DATA_DIR = "/data"
+
+#: Hosts start within seconds of each other; torchrun's own patience is a quarter of an hour.
+RENDEZVOUS_SECONDS = 120
+
+#: From SIGTERM to SIGKILL for the ranks of a run that is stopped: to finish a step and write a checkpoint.
+GRACE_SECONDS = 30
+#: What the container gets beyond that, for torchrun to end after its ranks.
+ENGINE_MARGIN_SECONDS = 10
+
+#: torchrun puts this before each line of a rank; launch.run.follow cuts it off again and writes host and rank.
+LINE_PREFIX = "[rank${rank}]:"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked for with `make train`."""
+
+    nodes: int | None = None  # None: all hosts
+    args: tuple[str, ...] = ()  # for the trainer, or for the user's script
+    script: str | None = None  # a file of the workload; None: our trainer
+    image: str | None = None  # image id of a workload; None: the cluster map's training image
+    resume: str | None = None  # id of an earlier run to continue
+    grace: int = GRACE_SECONDS
+    module: str = "train"  # what `python -m` runs where there is no script
+    direct: bool = False  # without torchrun where every host has one rank: for what is short
+
+
+@dataclass(frozen=True)
+class HostPlan:
+    """One host's part of the plan: its ranks, and the exact command that starts them."""
+
+    host: str
+    node_rank: int
+    nproc_per_node: int
+    ranks: list[int]
+    address: str
+    interface: str
+    run_dir: str  # on the host
+    resume_dir: str | None  # on the host: the folder of the earlier run, read-only in the container
+    container: str
+    environment: dict[str, str]
+    command: list[str]  # run on the host as root
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything about a run that is known before it starts; hosts in rank order."""
+
+    schema: str
+    run: str
+    sha256: str  # of this document with "" in its place here and in every host's environment and command
+    owner: str
+    created: str
+    inventory: str
+    world_size: int
+    master_host: str
+    master_addr: str
+    master_port: int
+    image: str
+    script: str | None
+    args: list[str]
+    resume: str | None  # id of the earlier run that this one continues
+    grace: int  # seconds from SIGTERM to SIGKILL for the ranks
+    hosts: list[HostPlan]
+
+
+def chosen_hosts(cluster: ClusterMap, nodes: int | None) -> list[MapHost]:
+    """The first `nodes` hosts of the inventory.
+
+    Raises:
+        Refusal: when that is not 1 to the number of hosts.
+    """
+    have = len(cluster.hosts)
+    wanted = have if nodes is None else nodes
+    if wanted < 1:
+        raise refuse("NODES", f"NODES={nodes} leaves no host to run on", f"give a number from 1 to {have}")
+    if wanted > have:
+        names = ", ".join(host.name for host in cluster.hosts)
+        what = f"NODES={nodes}, but {cluster.inventory} has {have} host{'s' if have > 1 else ''}: {names}"
+        raise refuse("NODES", what, f"give a number from 1 to {have}, or add hosts and run `make deploy`")
+    return cluster.hosts[:wanted]
+
+
+def parse_nodes(text: str) -> int | None:
+    """NODES as the user typed it; empty means all hosts.
+
+    Raises:
+        Refusal: when it is no whole number.
+    """
+    if not text.strip():
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise refuse("NODES", f"NODES={text} is not a whole number", "give one, such as NODES=2") from None
+
+
+def parse_grace(text: str) -> int:
+    """GRACE as the user typed it, in seconds; empty means GRACE_SECONDS.
+
+    Raises:
+        Refusal: when it is no whole number from 1 to 3600.
+    """
+    if not text.strip():
+        return GRACE_SECONDS
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 3600):
+        raise refuse("GRACE", f"GRACE={text} is not a whole number of seconds from 1 to 3600", "give one: GRACE=60")
+    return int(text)
+
+
+def new_run_id() -> str:
+    """A run id that sorts by time and is unique: 20261121-143005-3fa2."""
+    return f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def run_dir_on_host(run: str) -> str:
+    """Where a host keeps the folder of a run."""
+    return str(PurePosixPath(HOST_RUNS_DIR) / run)
+
+
+def stop_seconds(grace: int) -> int:
+    """From SIGTERM to SIGKILL for the container whose ranks get `grace` seconds."""
+    return grace + ENGINE_MARGIN_SECONDS
+
+
+def make_plan(cluster: ClusterMap, options: Options, run: str, master_port: int, owner: str, created: str) -> Plan:
+    """The plan of run `run`, rendezvous at `master_port` of the first host."""
+    unsigned = _assemble(cluster, options, run, master_port, owner, created, sha256="")
+    return _assemble(cluster, options, run, master_port, owner, created, digest(unsigned))
+
+
+def digest(plan: Plan) -> str:
+    """SHA-256 of a plan's content, in hexadecimal; that of a finished plan is taken with its own hash left out."""
+    text = json.dumps(asdict(plan), sort_keys=True)
+    return hashlib.sha256((text.replace(plan.sha256, "") if plan.sha256 else text).encode()).hexdigest()
+
+
+def _assemble(
+    cluster: ClusterMap, options: Options, run: str, master_port: int, owner: str, created: str, sha256: str
+) -> Plan:
+    hosts = chosen_hosts(cluster, options.nodes)
+    world_size = sum(host.nproc_per_node for host in hosts)
+    image = options.image or cluster.image.id
+    rdma = rdma_environments(hosts)
+    host_plans, first_rank = [], 0
+    for node_rank, host in enumerate(hosts):
+        ranks = list(range(first_rank, first_rank + host.nproc_per_node))
+        first_rank += host.nproc_per_node
+        environment = _environment(host, run, options, image, sha256) | rdma[node_rank]
+        container = f"muster-{run}-{node_rank}"
+        engine = _engine_arguments(host, run, node_rank, owner, container, options, environment)
+        torchrun = _torchrun_arguments(len(hosts), node_rank, host, hosts[0].address, master_port)
+        program = [options.script] if options.script else ["-m", options.module]
+        if options.direct and world_size == len(hosts):
+            ranked = [str(node_rank), str(world_size), hosts[0].address, str(master_port)]
+            torchrun, program = ["--direct", *ranked], [options.module]
+        command = [*engine, image, "python3", "-P", "-m", "train.agent", *torchrun, *program, *options.args]
+        host_plans.append(
+            HostPlan(
+                host=host.name,
+                node_rank=node_rank,
+                nproc_per_node=host.nproc_per_node,
+                ranks=ranks,
+                address=host.address,
+                interface=host.interface,
+                run_dir=run_dir_on_host(run),
+                resume_dir=run_dir_on_host(options.resume) if options.resume else None,
+                container=container,
+                environment=environment,
+                command=command,
+            )
+        )
+    return Plan(
+        schema=SCHEMA,
+        run=run,
+        sha256=sha256,
+        owner=owner,
+        created=created,
+        inventory=cluster.inventory,
+        world_size=world_size,
+        master_host=hosts[0].name,
+        master_addr=hosts[0].address,
+        master_port=master_port,
+        image=image,
+        script=options.script,
+        args=list(options.args),
+        resume=options.resume,
+        grace=options.grace,
+        hosts=host_plans,
+    )
+
+
+def rdma_environments(hosts: Sequence[MapHost]) -> list[dict[str, str]]:
+    """NCCL's RDMA settings, host by host: ports of one kind, where every host has an active one.
+
+    InfiniBand ports are a fabric of their own; a RoCE port counts only where it is the training NIC, whose reach was
+    tested. Where some hosts have ports and others have none, RDMA is off on all: ranks that see different networks
+    do not find each other.
+    """
+    infiniband = [_active_ports(host, "InfiniBand") for host in hosts]
+    roce = [_active_ports(host, "Ethernet") for host in hosts]
+    for ports in (infiniband, roce):
+        if len(hosts) > 1 and all(ports):
+            return [{"NCCL_IB_HCA": "=" + ",".join(own)} for own in ports]
+    if len(hosts) > 1 and any(host.facts.get("rdma") for host in hosts):
+        return [{"NCCL_IB_DISABLE": "1"} for _ in hosts]
+    return [{} for _ in hosts]
+
+
+def _active_ports(host: MapHost, link_layer: str) -> list[str]:
+    """device:port of a host's active hardware ports of one kind."""
+    return [
+        f"{port['device']}:{port['port']}"
+        for port in host.facts.get("rdma") or []
+        if port["state"] == "ACTIVE"
+        and not port.get("soft")
+        and port["link_layer"] == link_layer
+        and (link_layer == "InfiniBand" or host.interface in port["nics"])
+    ]
+
+
+def _environment(host: MapHost, run: str, options: Options, image: str, sha256: str) -> dict[str, str]:
+    """What every rank of a host finds in its environment, beside what torchrun sets."""
+    family = "AF_INET6" if ":" in host.address else "AF_INET"
+    return {
+        "MUSTER_RUN_ID": run,
+        "MUSTER_HOST": host.name,
+        "MUSTER_RUN_DIR": CONTAINER_RUN_DIR,
+        "MUSTER_PLAN_SHA256": sha256,
+        "MUSTER_IMAGE": image,
+        **({"MUSTER_RESUME_DIR": CONTAINER_RESUME_DIR} if options.resume else {}),
+        "GLOO_SOCKET_IFNAME": host.interface,
+        "NCCL_SOCKET_IFNAME": f"={host.interface}",
+        "NCCL_SOCKET_FAMILY": family,
+        "OMP_NUM_THREADS": str(max(1, host.cpus // host.nproc_per_node)),
+        "PYTHONUNBUFFERED": "1",
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(options.grace),
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": LINE_PREFIX,
+    }
+
+
+def _engine_arguments(
+    host: MapHost,
+    run: str,
+    node_rank: int,
+    owner: str,
+    container: str,
+    options: Options,
+    environment: dict[str, str],
+) -> list[str]:
+    labels = {"muster.run": run, "muster.node_rank": str(node_rank), "muster.owner": owner}
+    mounts = [f"{run_dir_on_host(run)}:{CONTAINER_RUN_DIR}"]
+    if options.resume:
+        mounts.append(f"{run_dir_on_host(options.resume)}:{CONTAINER_RESUME_DIR}:ro")
+    if host.data_dir:
+        mounts.append(f"{host.data_dir}:{CONTAINER_DATA_DIR}:ro")
+    return [
+        *("podman", "run", "--detach", "--name", container),
+        *(word for key, value in labels.items() for word in ("--label", f"{key}={value}")),
+        # The host's network: ranks bind to the NIC itself. The host's /dev/shm: data workers and NCCL need room.
+        *("--network", "host", "--ipc", "host", "--log-driver", "k8s-file"),
+        *("--stop-timeout", str(stop_seconds(options.grace))),
+        *(word for gpu in host.gpus for word in ("--device", f"nvidia.com/gpu={gpu}")),
+        *(word for mount in mounts for word in ("--volume", mount)),
+        *(word for key, value in environment.items() for word in ("--env", f"{key}={value}")),
+    ]
+
+
+def _torchrun_arguments(nnodes: int, node_rank: int, host: MapHost, master_addr: str, master_port: int) -> list[str]:
+    return [
+        *("--nnodes", str(nnodes), "--node-rank", str(node_rank)),
+        *("--nproc-per-node", str(host.nproc_per_node)),
+        *("--master-addr", master_addr, "--master-port", str(master_port)),
+        *("--max-restarts", "0", "--rdzv-conf", f"timeout={RENDEZVOUS_SECONDS}"),
+        *("--log-dir", f"{CONTAINER_RUN_DIR}/logs", "--tee", "3"),
+    ]
+
+
+def folders(host_plan: HostPlan) -> list[str]:
+    """What has to exist on a host before its container starts: Podman mounts no folder that is not there."""
+    return [host_plan.run_dir, *([host_plan.resume_dir] if host_plan.resume_dir else [])]
+
+
+def describe(plan: Plan) -> str:
+    """The plan for a person: each host's exact command, ready to paste into a shell on that host."""
+    lines = [
+        f"run {plan.run}: {plan.world_size} ranks on {len(plan.hosts)} hosts, "
+        f"master {plan.master_host} at {plan.master_addr}:{plan.master_port}, image {plan.image[:12]}"
+    ]
+    for host_plan in plan.hosts:
+        ranks = ", ".join(map(str, host_plan.ranks))
+        place = f"{host_plan.interface} {host_plan.address}"
+        lines.append(f"\n{host_plan.host} (node rank {host_plan.node_rank}, ranks {ranks}, {place})")
+        lines += [f"  {key}={value}" for key, value in host_plan.environment.items()]
+        lines.append(f"  $ sudo mkdir -p {shlex.join(folders(host_plan))} && sudo {shlex.join(host_plan.command)}")
+    return "\n".join(lines)

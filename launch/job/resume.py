@@ -1,0 +1,108 @@
+"""`make train RESUME=<run id>|last`: which earlier run a new one continues, and whether it can.
+
+A continued run is a new run: a new id and folder, on any number of hosts. The plan mounts each host's folder of the
+earlier run beside it, read-only; the trainer takes the newest checkpoint that is whole on any of the hosts.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from launch.cli.refusal import Refusal, refuse
+from launch.files import read_json, runs_dir
+from launch.hosts.inventory import build_name
+from launch.job.plan import SCHEMA, Options, run_dir_on_host
+
+LAST = "last"
+Plans = Mapping[str, Mapping[str, Any]]  # run id -> its plan.json, {} where there is none
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What the plan of the earlier run says."""
+
+    run: str
+    script: str | None
+    args: tuple[str, ...]
+    hosts: tuple[str, ...]
+    resumed: str | None = None  # the run that it continued itself
+
+
+def find(word: str, inventory: Path) -> Earlier:
+    """The run that RESUME names, from the plans in runs/.
+
+    Raises:
+        Refusal: when there is no such run, or it cannot be continued on this inventory.
+    """
+    plans = {folder.name: read_json(folder / "plan.json") for folder in runs_dir().glob("*/")}
+    return select(word, build_name(inventory), plans)
+
+
+def select(word: str, inventory: str, plans: Plans) -> Earlier:
+    """As `find`, of plans that were read; `inventory` as build_name names it.
+
+    Raises:
+        Refusal: as `find`.
+    """
+    mine = {run: plan for run, plan in plans.items() if plan and _inventory_of(plan) == inventory}
+    newest = sorted(mine, key=lambda run: (str(mine[run].get("created")), run), reverse=True)
+    known = f"runs on this inventory, newest first: {', '.join(newest[:5]) or 'none yet'}"
+    if word == LAST:
+        if not newest:
+            raise refuse("RESUME", "RESUME=last, but no run of this inventory is in runs/", "train without RESUME")
+        word = newest[0]
+    if word not in plans:
+        raise refuse("RESUME", f"there is no run {word} in runs/", f"name one, or RESUME=last; {known}")
+    plan = plans[word]
+    if not plan:
+        what = f"run {word} was not made by `make train`: it has no plan.json, and no host has its checkpoints"
+        raise refuse("RESUME", what, f"name a run on hosts; {known}")
+    if word not in mine:
+        what = f"run {word} was on another inventory ({plan.get('inventory', 'not noted')}), on other hosts' disks"
+        raise refuse("RESUME", what, f"name its inventory with INVENTORY=..., or another run; {known}")
+    if plan.get("schema") != SCHEMA:
+        what = f"run {word} was made by another version of Muster: its plan is {plan.get('schema')}, not {SCHEMA}"
+        raise refuse("RESUME", what, f"name a newer run; {known}")
+    hosts = tuple(str(host["host"]) for host in plan["hosts"])
+    return Earlier(word, plan["script"], tuple(plan["args"]), hosts, plan.get("resume"))
+
+
+def _inventory_of(plan: Mapping[str, Any]) -> str | None:
+    path = plan.get("inventory")
+    return build_name(Path(path)) if path else None
+
+
+def continued(options: Options, earlier: Earlier) -> Options:
+    """The options of the run that continues `earlier`: without ARGS, with the arguments of that one.
+
+    Raises:
+        Refusal: when the earlier run ran something else.
+    """
+    if options.script != earlier.script:
+        then, now = (script or "Muster's own trainer" for script in (earlier.script, options.script))
+        fix = "give the same WORKLOAD and SCRIPT" if earlier.script else "leave out WORKLOAD and SCRIPT"
+        raise refuse("RESUME", f"run {earlier.run} ran {then}, not {now}", fix)
+    return replace(options, resume=earlier.run, args=options.args or earlier.args)
+
+
+def has_checkpoint_command(earlier: Earlier) -> str:
+    """A shell command that succeeds on a host that holds something to continue from.
+
+    Our trainer's checkpoints exist once their manifest does; what a user's script leaves is its own affair.
+    """
+    folder = shlex.quote(run_dir_on_host(earlier.run))
+    pattern = f"{folder}/checkpoints/step-*.json" if earlier.script is None else f"{folder}/*"
+    return f"ls -d {pattern} >/dev/null 2>&1"
+
+
+def refusal_of_nothing(earlier: Earlier, asked: Sequence[str]) -> Refusal:
+    """No host of the new run holds a checkpoint of the earlier one."""
+    what = f"run {earlier.run} left no checkpoint on {', '.join(asked)}; it ran on {', '.join(earlier.hosts)}"
+    missed = [host for host in earlier.hosts if host not in asked]
+    ways = [f"let one of {', '.join(missed)} take part (NODES)"] if missed else []
+    ways += [f"continue what it continued: RESUME={earlier.resumed}"] if earlier.resumed else []
+    return refuse("RESUME", what, ", or ".join([*ways, "train without RESUME"]))

@@ -1,0 +1,93 @@
+"""Measures the links between hosts on some networks: what each host is asked, and what the answers mean."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launch.hosts import hostcall
+from launch.hosts.machine import Machine
+from launch.network.links import Link
+from launch.network.schedule import rounds
+
+BANDWIDTH_SECONDS = 1  # of each pair, both directions at once
+PATIENCE_SECONDS = 10  # of a host for its partner in a pair
+PAIR_SECONDS = 0.4  # what a pair takes beside its bandwidth, about
+
+
+@dataclass(frozen=True)
+class Field:
+    """A network to measure on: every host's address there and the MTU of its NIC."""
+
+    name: str
+    addresses: dict[str, str]
+    mtus: dict[str, int]
+
+
+def options(hosts: Sequence[str], fields: Sequence[Field], seconds: int) -> dict[str, dict[str, Any]]:
+    """What each host is asked (muster_check's `meeting` and `links`): its own pairs and the addresses that they need.
+
+    Pairs stand in the order of the rounds, network by network: so no host is in two measurements at once.
+    """
+    pairs: dict[str, list[dict[str, Any]]] = {host: [] for host in hosts}
+    for number, field in enumerate(fields):
+        for a, b in itertools.chain.from_iterable(rounds(hosts)):
+            mtus = {a: field.mtus[a], b: field.mtus[b]}
+            for own, peer in ((a, b), (b, a)):
+                ends = {"own": field.addresses[own], "theirs": field.addresses[peer]}
+                pairs[own].append({"network": number, "peer": peer, "calls": own == a, "mtus": mtus, **ends})
+    meetings = hostcall.meetings({host: [field.addresses[host] for field in fields] for host in hosts})
+    asked = {"seconds": seconds, "patience": PATIENCE_SECONDS}
+    return {host: {"meeting": meetings[host], "links": {"pairs": pairs[host], **asked}} for host in hosts}
+
+
+def expected_seconds(hosts: int, networks: int, seconds: int) -> float:
+    """How long a measurement takes where all is well."""
+    return 1 + networks * len(rounds([str(host) for host in range(hosts)])) * (PAIR_SECONDS + seconds)
+
+
+def longest_seconds(hosts: int, networks: int, seconds: int) -> float:
+    """After which a host that has not answered is given up: every pair waited for in vain."""
+    return 30 + networks * len(rounds([str(host) for host in range(hosts)])) * (PATIENCE_SECONDS + seconds + 10)
+
+
+def links(
+    hosts: Sequence[str], fields: Sequence[Field], answers: Mapping[str, hostcall.Answer | BaseException]
+) -> dict[str, list[Link]]:
+    """The answers as links by network; each ordered pair once, also where a host did not answer. Pure."""
+    found: dict[tuple[str, str, str], Link] = {}
+    for answer in answers.values():
+        for entry in (answer.links or []) if isinstance(answer, hostcall.Answer) else []:
+            name = fields[entry["network"]].name
+            words = {key: value for key, value in entry.items() if key != "network"}
+            found[name, entry["source"], entry["target"]] = Link(**words)
+    lost = {host: str(answer) for host, answer in answers.items() if not isinstance(answer, hostcall.Answer)}
+
+    def link(network: str, source: str, target: str) -> Link:
+        silent = next((host for host in (source, target) if host in lost), None)
+        why = f"{silent} did not answer: {lost[silent]}" if silent else "not measured"
+        return found.get((network, source, target)) or Link(source, target, None, None, None, why)
+
+    return {field.name: [link(field.name, a, b) for a in hosts for b in hosts if a != b] for field in fields}
+
+
+def measure(
+    machines: Sequence[Machine], fields: Sequence[Field], seconds: int, say: Callable[[str], None]
+) -> dict[str, list[Link]]:
+    """Network -> its links in both directions. With `seconds` 0 without bandwidth. say: for progress."""
+    hosts = [machine.name for machine in machines]
+    limit = longest_seconds(len(hosts), len(fields), seconds)
+    return links(hosts, fields, hostcall.ask_all(machines, options(hosts, fields, seconds), limit, say))
+
+
+def faster(first: Mapping[str, Sequence[Link]], second: Mapping[str, Sequence[Link]]) -> dict[str, list[Link]]:
+    """The better of two measurements of each pair: what disturbs one makes it slower, never faster. Pure."""
+    return {
+        name: [
+            max(pair, key=lambda link: (link.error is None, link.mbits or 0.0))
+            for pair in zip(links, second[name], strict=True)
+        ]
+        for name, links in first.items()
+    }

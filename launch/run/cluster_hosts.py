@@ -1,0 +1,49 @@
+"""One question to every host of a cluster map at once, where some may be away: they are reported, not waited for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launch.cli import exits
+from launch.cli.refusal import Problem
+from launch.files import runs_dir
+from launch.hosts import ssh
+from launch.hosts.clustermap import ClusterMap
+from launch.hosts.inventory import Target
+from launch.hosts.machine import Machine, targets_of
+
+
+def ask_all(cluster: ClusterMap, work: Callable[[Machine], Any]) -> dict[str, Any]:
+    """work(machine) on every host that can be reached, in parallel; exceptions stand in the answers' place."""
+    known_hosts = Path(cluster.known_hosts)
+
+    def ask(target: Target) -> Any:
+        machine = Machine(target, known_hosts, ssh.connect(target, known_hosts))
+        try:
+            return work(machine)
+        finally:
+            machine.close()
+
+    targets = targets_of(cluster, cluster.hosts)
+    return dict(zip((t.name for t in targets), ssh.in_parallel(ask, targets), strict=True))
+
+
+def report_silent(answers: Mapping[str, Any]) -> int:
+    """Report the hosts that did not answer, or failed; returns the exit status that follows from that."""
+    problems: Sequence[Problem] = [
+        answer.problem if isinstance(answer, ssh.Unreachable) else Problem(f"host {host}", str(answer), "look there")
+        for host, answer in answers.items()
+        if isinstance(answer, BaseException)
+    ]
+    for problem in problems:
+        print(f"muster: did not answer:\n{problem}", file=sys.stderr)
+    return exits.UNREACHABLE if problems else exits.SUCCEEDED
+
+
+def known_runs() -> str:
+    """The newest runs in runs/, for a message."""
+    names = sorted((folder.name for folder in runs_dir().glob("*/") if folder.is_dir()), reverse=True)
+    return f"the newest here: {', '.join(names[:5])}." if names else "no run has been gathered here yet."

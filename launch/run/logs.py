@@ -1,0 +1,160 @@
+"""`make logs`: a run's output, labelled by host and rank; from runs/<id>/logs, or live from the hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import shlex
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from launch.cli import exits
+from launch.cli.output import nobody_reads
+from launch.cli.refusal import Refusal, refuse
+from launch.files import runs_dir, shown
+from launch.hosts import clustermap, ssh
+from launch.hosts.clustermap import ClusterMap
+from launch.hosts.inventory import Target
+from launch.hosts.machine import Machine, targets_of
+from launch.job import container
+from launch.run import cluster_hosts
+from launch.run.follow import LineSink, split_label
+
+LEAVE_SECONDS = 1.5  # to end the reading on the hosts when a live view is left
+
+_PID = "muster-pid="
+
+
+def logs(path: Path, run: str, console: Console) -> int:
+    """Print a run's output, labelled: from runs/<id>/logs when it has ended, from the hosts while it goes on.
+
+    Raises:
+        Refusal: when no such run is known here or on the hosts, or none of its output is here.
+        KeyboardInterrupt: when a live view is left; it says that the run goes on.
+    """
+    folder = runs_dir() / run
+    if run and (folder / "summary.json").exists():
+        # A run on hosts keeps each host's whole output; a run on this machine, each rank's.
+        for file in sorted((folder / "logs").glob("*.log")) or sorted((folder / "logs").glob("rank-*.*")):
+            for line in file.read_text(errors="replace").splitlines():
+                print(" | ".join(split_label(file.stem, line)))
+        return exits.SUCCEEDED
+    cluster = clustermap.read(path, current=False)
+    if not run:
+        raise refuse("RUN", "which run?", f"give RUN=<id>; {cluster_hosts.known_runs()}")
+    view = _View(cluster, run)
+    try:
+        answers = view.watch()
+    except KeyboardInterrupt:
+        shown = view.leave()
+        if not shown:
+            raise
+        raise KeyboardInterrupt(f"left the view; run {run} goes on, `make stop RUN={run}` ends it") from None
+    if not any(isinstance(answer, int) and answer for answer in answers.values()):
+        silent = cluster_hosts.report_silent(answers)
+        raise _nothing_to_show(run, silent)
+    return cluster_hosts.report_silent(answers)
+
+
+def _nothing_to_show(run: str, silent: int) -> Refusal:
+    """Why there is no output of a run without a summary and without containers; `silent`: of hosts, or 0."""
+    status = silent or exits.REFUSED
+    heard = "no host that answered" if silent else "no host"
+    folder = runs_dir() / run
+    if not folder.is_dir():
+        where = "here or on the hosts that answered" if silent else "here or on the hosts"
+        return refuse("RUN", f"there is no run {run}, {where}", cluster_hosts.known_runs(), status)
+    what = f"{heard} has a container of run {run}, and it has no summary here: it was not followed to its end"
+    if any(file.is_file() and file.stat().st_size for file in (folder / "logs").rglob("*")):
+        return refuse("RUN", what, f"read its output as far as it was followed in {shown(folder)}/logs", status)
+    fix = f"see {shown(folder)} for what there is of it; none of its output was kept here"
+    return refuse("RUN", what, fix, status)
+
+
+class _View:
+    """The live output of a run, from every host. It can be left at any time: what waits for a host is a daemon."""
+
+    def __init__(self, cluster: ClusterMap, run: str) -> None:
+        self._cluster = cluster
+        self._run = run
+        self._printing = threading.Lock()
+        self._left = False
+        self._reading: dict[tuple[str, str], tuple[Machine, int]] = {}  # (host, container): pid of podman logs
+
+    def watch(self) -> dict[str, int | BaseException]:
+        """Print until the run has ended on every host, or nobody reads; how many containers each host has had."""
+        known_hosts = Path(self._cluster.known_hosts)
+        answers: dict[str, int | BaseException] = {}
+
+        def work(target: Target) -> None:
+            try:
+                machine = Machine(target, known_hosts, ssh.connect(target, known_hosts))
+                try:
+                    answers[target.name] = self._show(machine)
+                finally:
+                    machine.close()
+            except Exception as error:
+                answers[target.name] = error
+
+        targets = targets_of(self._cluster, self._cluster.hosts)
+        workers = [threading.Thread(target=work, args=(target,), daemon=True) for target in targets]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            while worker.is_alive():
+                worker.join(0.1)
+                if nobody_reads():
+                    self.leave()
+                    return dict.fromkeys((target.name for target in targets), 1)  # something was shown: it is unread
+        return {target.name: answers[target.name] for target in targets}
+
+    def leave(self) -> int:
+        """Print no more, and end the reading on the hosts, bounded; how many containers were being read."""
+        self._left = True
+        reading = list(self._reading.items())
+
+        def end(container_id: str, machine: Machine, pid: int) -> None:
+            # Only while the process is still the one that reads: its number may have gone to another by now.
+            same = f"grep -qs {shlex.quote(container_id)} /proc/{pid}/cmdline"
+            machine.root(f"{same} && kill {pid}", LEAVE_SECONDS)
+
+        enders = [
+            threading.Thread(target=_quietly, args=(end, container_id, machine, pid), daemon=True)
+            for (_, container_id), (machine, pid) in reading
+        ]
+        for ender in enders:
+            ender.start()
+        deadline = time.monotonic() + LEAVE_SECONDS
+        for ender in enders:
+            ender.join(max(0.0, deadline - time.monotonic()))
+        return len(reading)
+
+    def _show(self, machine: Machine) -> int:
+        mine = [e for e in container.listed(machine) if e["Labels"].get("muster.run") == self._run]
+        for entry in mine:
+            container_id = entry["Id"]
+            sink = LineSink(functools.partial(self._take, machine, container_id))
+            # An SSH channel that closes ends nothing on the host: the process says its number, to be ended by.
+            machine.root(f"echo {_PID}$$; exec podman logs --follow {container_id} 2>&1", None, sink)
+            sink.finish()
+            self._reading.pop((machine.name, container_id), None)
+        return len(mine)
+
+    def _take(self, machine: Machine, container_id: str, line: str) -> None:
+        key = (machine.name, container_id)
+        if line.startswith(_PID) and key not in self._reading:
+            self._reading[key] = machine, int(line.removeprefix(_PID))
+            return
+        with self._printing:
+            if not self._left:
+                print(" | ".join(split_label(machine.name, line)), flush=True)
+
+
+def _quietly(work: Callable[..., None], *arguments: Any) -> None:
+    with contextlib.suppress(Exception):
+        work(*arguments)

@@ -1,0 +1,159 @@
+"""The forecast: a step played through bucket by bucket, from figures made by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.forecast import steady_rate
+from launch.health import forecast
+from launch.health.forecast import Compute, Reduce
+
+SECONDS = st.floats(0.001, 10)
+
+
+def rank(ready: tuple[float, ...], ends: float, capacity: float | None = None, cores: float = 1.0) -> Compute:
+    return Compute(ready, ends, 0.1, cores, capacity)
+
+
+def step(samples: int, seconds: float) -> dict[str, Any]:
+    """A measured step, a third of it forward, a tenth the update; gradients come in two buckets."""
+    ready = [seconds * 0.2, seconds * 0.5]
+    return {"samples": samples, "seconds": seconds, "backward": seconds / 3, "update": seconds / 10, "ready": ready,
+            "cores": 1.0}  # fmt: skip
+
+
+def document(reduce: float, slowness: tuple[float, ...] = (1.0, 1.0, 1.0), **settings: Any) -> dict[str, Any]:
+    """Hosts that need 10 ms for a sample (times their slowness); a bucket's all-reduce takes `reduce` seconds."""
+    world = len(slowness)
+    batch = 120
+    speeds = [1 / slow for slow in slowness]
+    shares = []
+    for nodes in range(1, world + 1):
+        auto = [round(batch * speed / sum(speeds[:nodes])) for speed in speeds[:nodes]]
+        shares.append({"nodes": nodes, "world_size": nodes, "equal": [batch // nodes] * nodes, "auto": auto})
+    sums = {name: [reduce, reduce] for name in ("seconds", "busy_seconds")} | {"cpu_seconds": [0.0, 0.0]}
+    return {
+        "settings": {"model": "m", "parallel": "ddp", "shares": "", "batch_size": batch} | settings,
+        "buckets": [1 << 20, 1 << 20],
+        "capacity": [None] * world,
+        "steps": [[step(samples, 0.01 * samples * slow) for samples in (20, 40, 120)] for slow in slowness],
+        "shares": shares,
+        "communication": [{"nodes": nodes, "world_size": nodes, **sums} for nodes in range(2, world + 1)],
+    }
+
+
+def ddp(found: list[forecast.Outlook]) -> dict[int, forecast.Outlook]:
+    return {one.nodes: one for one in found if one.option == "--parallel ddp"}
+
+
+def test_a_link_without_limit_makes_hosts_add_up() -> None:
+    found = ddp(forecast.outlooks(document(1e-9)))
+    assert [found[nodes].speed_up for nodes in (1, 2, 3)] == pytest.approx([1, 2, 3], rel=1e-3)
+    assert found[3].efficiency == pytest.approx(1, rel=1e-3)
+    assert found[1].images_per_second == pytest.approx(100)
+
+
+def test_communication_that_fits_beside_backward_costs_only_what_the_last_bucket_takes() -> None:
+    assert forecast.play([rank((0.4, 1.0), 1.0)], [Reduce(0.5, 0.5, 0), Reduce(0.2, 0.2, 0)]) == pytest.approx(1.3)
+
+
+def test_a_bucket_waits_for_the_one_before() -> None:
+    assert forecast.play([rank((0.4, 1.0), 1.0)], [Reduce(2.0, 2.0, 0), Reduce(0.2, 0.2, 0)]) == pytest.approx(2.7)
+
+
+def test_a_bucket_waits_for_the_slowest_rank() -> None:
+    ranks = [rank((0.4,), 1.0), rank((1.9,), 2.0)]
+    assert forecast.play(ranks, [Reduce(0.5, 0.5, 0)]) == pytest.approx(1.9 + 0.5 + 0.1)
+
+
+def test_on_cores_communication_takes_computing_time_from_backward() -> None:
+    ready, sums = (0.4,), [Reduce(0.4, 0.4, 0.2)]
+    free = forecast.play([rank(ready, 1.0, capacity=None)], sums)
+    spare = forecast.play([rank(ready, 1.0, capacity=2.0)], sums)
+    scarce = forecast.play([rank(ready, 1.0, capacity=1.0)], sums)
+    assert free == spare == pytest.approx(1.1)
+    assert scarce == pytest.approx(1.1 + 0.2)  # the computing time of the sum comes on top
+
+
+def test_beside_other_work_a_sum_goes_at_the_speed_measured_there_and_faster_after_it() -> None:
+    assert forecast.play([rank((0.5,), 1.0)], [Reduce(0.5, 1.0, 0)]) == pytest.approx(1.0 + 0.25 + 0.1)
+
+
+@given(st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=4), st.lists(SECONDS, min_size=1, max_size=5))
+def test_a_step_takes_no_less_than_its_longest_part_and_no_more_than_all_parts(
+    computing: list[tuple[float, float]], sums: list[float]
+) -> None:
+    ranks = [
+        rank(tuple(forward + backward * (index + 1) / len(sums) for index in range(len(sums))), forward + backward)
+        for forward, backward in computing
+    ]
+    played = forecast.play(ranks, [Reduce(seconds, seconds, 0) for seconds in sums])
+    longest = max(one.seconds for one in ranks)
+    first = max(one.ready[0] for one in ranks)
+    assert played >= max(longest, first + sum(sums)) - 1e-6
+    assert played <= longest + sum(sums) + 1e-6
+
+
+@given(st.floats(0.0001, 1), st.floats(1.1, 10))
+def test_a_slower_link_never_makes_a_run_faster(reduce: float, times: float) -> None:
+    fast, slow = (forecast.outlooks(document(seconds)) for seconds in (reduce, reduce * times))
+    assert all(b.step_seconds >= a.step_seconds - 1e-9 for a, b in zip(fast, slow, strict=True))
+
+
+def test_the_slower_host_decides_and_unequal_shares_mend_it() -> None:
+    found = {(one.nodes, one.option): one for one in forecast.outlooks(document(1e-9, (1.0, 3.0)))}
+    equal, auto = found[2, "--parallel ddp"], found[2, "--parallel ddp --shares auto"]
+    assert equal.step_seconds == pytest.approx(60 * 0.03, rel=1e-3)
+    assert equal.speed_up == pytest.approx(2 / 3, rel=1e-3)
+    assert auto.counts == (90, 30)
+    assert auto.speed_up == pytest.approx(4 / 3, rel=1e-3)
+    assert auto.efficiency == pytest.approx(1, rel=1e-3)
+
+
+def test_only_what_the_benchmark_holds_against_runs_counts_as_verified() -> None:
+    for one in forecast.outlooks(document(0.1, (1.0, 2.0))):
+        assert one.verified == (one.option == "--parallel ddp")
+
+
+def test_numbers_of_hosts_between_the_measured_ones_lie_on_the_line() -> None:
+    known = document(0.1, (1.0,) * 6)
+    known["communication"] = [
+        entry | {"seconds": [0.01 * entry["nodes"]] * 2} for entry in known["communication"] if entry["nodes"] in (4, 6)
+    ]
+    assert forecast.reduces(known, 5, 5)[0].seconds == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(
+    ("reduce", "slowness", "words"),
+    [
+        (0.001, (1.0, 1.0), ["2 hosts over this slow link: 2.0 x of one", "Use all 2"]),
+        (9.0, (1.0, 1.0), ["0.065 x of one", "tay on one"]),
+        (0.5, (1.0, 1.0), ["--batch-size 480", "stay on one"]),
+        (0.001, (1.0, 3.0), ["0.67 x of one", "NODES=2 with --parallel ddp --shares auto"]),
+        (0.001, (1.0,), ["1 host: 100 images/s"]),
+    ],
+)
+def test_the_recommendation_says_what_to_do(reduce: float, slowness: tuple[float, ...], words: list[str]) -> None:
+    said = forecast.recommend(document(reduce, slowness), "slow link")
+    assert all(word in said for word in words), said
+
+
+def test_a_host_more_has_to_be_worth_it() -> None:
+    found = forecast.outlooks(document(1e-9, (1.0, 1.0, 2.5)))
+    assert forecast.best([one for one in found if one.option == "--parallel ddp"]).nodes == 2
+
+
+def test_a_factor_far_below_one_is_not_nought() -> None:
+    assert [forecast.times(factor) for factor in (2.0, 1.68, 0.031, 0.6)] == ["2.0 x", "1.7 x", "0.031 x", "0.6 x"]
+
+
+def test_the_benchmark_counts_the_fastest_epoch_after_the_first_without_its_first_step() -> None:
+    times = {1: (1, 1.1), 2: (7, 8, 9, 19), 3: (7, 9, 11)}
+    steps = [
+        {"epoch": epoch, "images": 10, "seconds": float(one)} for epoch, seconds in times.items() for one in seconds
+    ]
+    assert steady_rate(steps) == 10

@@ -1,0 +1,498 @@
+"""What each check says of a healthy host, of one with a fault, and of one that does not tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from launch.health import host_checks
+from launch.health.host_checks import GIB, MIB, Asked, judge
+from launch.health.verdicts import ERROR, HEALTHY, INCOMPLETE, LEVELS, WARNING, Verdict, worst
+from launch.hosts import hostcall
+
+NOW = 1_795_283_600.0
+
+
+def gpu(index: int, **more: Any) -> dict[str, Any]:
+    return {
+        "vendor": "nvidia",
+        "index": index,
+        "name": "NVIDIA H100 80GB HBM3",
+        "driver": "550.54.15",
+        "pci_bus_id": f"0000:{index:02x}:00",
+        "mig": False,
+        "mig_instances": [],
+        "usable": True,
+        "unusable_reason": None,
+        **more,
+    }
+
+
+def health(index: int, **more: Any) -> dict[str, Any]:
+    return {
+        "index": index,
+        "pci_bus_id": f"0000:{index:02x}:00",
+        "temperature_c": 33,
+        "throttle": [],
+        "ecc_uncorrected": 0,
+        "repair_pending": False,
+        "repair_failed": False,
+        "processes": [],
+        **more,
+    }
+
+
+def host(**more: Any) -> dict[str, Any]:
+    """A healthy host with two GPUs, as muster_survey tells it, cut down to what checks read."""
+    return {
+        "ended": NOW,
+        "muster_disk_free_bytes": 200 * GIB,
+        "disk_free_bytes": 200 * GIB,
+        "shm_bytes": 32 * GIB,
+        "shm_free_bytes": 31 * GIB,
+        "memory_bytes": 64 * GIB,
+        "memory_free_bytes": 60 * GIB,
+        "limits": {"nofile": 1024, "nofile_hard": 1048576, "memlock_bytes": 8 * MIB, "nproc": 4096, "core_bytes": 0},
+        "gpus": [gpu(0), gpu(1)],
+        "gpu_problems": [],
+        "gpu_health": [health(0), health(1)],
+        "xid": [],
+        "xid_problem": None,
+        "runs": [],
+        "busy": 0.031,
+        "machine_cpus": 16,
+        "data": {"path": "/srv/data", "present": True},
+        "rdma": [],
+        **more,
+    }
+
+
+ASKED = Asked(ranks=2, checkpoint_bytes=GIB, clock_offset=0.01, clock_uncertainty=0.02, data_dir="/srv/data")
+
+
+def about(check: str, found: Mapping[str, Any], asked: Asked = ASKED) -> list[Verdict]:
+    return [verdict for verdict in judge("h2", found, asked) if verdict.check == check]
+
+
+def one(check: str, found: Mapping[str, Any], asked: Asked = ASKED) -> Verdict:
+    verdicts = about(check, found, asked)
+    assert len(verdicts) == 1, verdicts
+    return verdicts[0]
+
+
+def test_a_healthy_host_has_one_line_with_figures_for_each_check_and_nothing_to_fix() -> None:
+    verdicts = judge("h2", host(), ASKED)
+    assert {verdict.level for verdict in verdicts} == {HEALTHY}
+    checks = [
+        "clock",
+        "runs",
+        "gpus",
+        "gpu health",
+        "gpu use",
+        "xid",
+        "data",
+        "disk",
+        "memory",
+        "shm",
+        "limits",
+        "load",
+    ]
+    assert [verdict.check for verdict in verdicts] == checks
+    assert all(verdict.where == "host h2" and verdict.what and not verdict.fix for verdict in verdicts)
+
+
+def test_whoever_is_not_healthy_has_a_fix() -> None:
+    sick = host(
+        gpus=[gpu(0, usable=False, unusable_reason="MIG mode is on"), gpu(1, name="NVIDIA L4")],
+        gpu_health=[health(0), health(1, ecc_uncorrected=3, throttle=["power brake"])],
+        xid=[{"pci": "0000:01:00", "xid": 79, "when": NOW - 60, "count": 1, "line": ""}],
+        muster_disk_free_bytes=100,
+        memory_free_bytes=100,
+        shm_free_bytes=100,
+        busy=1.0,
+        data={"path": "/srv/data", "present": False},
+        limits={"nofile": 1024, "nofile_hard": 1024, "memlock_bytes": 8 * MIB},
+        runs=[{"run": "r1", "container": "c", "state": "exited", "owner": "ann", "age_seconds": 100.0}],
+    )
+    verdicts = judge("h2", sick, Asked(ranks=2, data_dir="/srv/data"))
+    assert all(verdict.fix for verdict in verdicts if verdict.level != HEALTHY)
+    assert worst(verdicts) == ERROR
+
+
+def test_a_host_that_did_not_answer_is_incomplete_and_not_unhealthy() -> None:
+    assert [verdict.level for verdict in judge("h2", None, ASKED)] == [INCOMPLETE]
+
+
+@pytest.mark.parametrize("key", sorted(set(host()) - {"xid_problem", "busy"}))
+@pytest.mark.parametrize("form", ["missing", "null"])
+def test_a_fact_that_is_missing_makes_its_checks_incomplete_and_crashes_none(key: str, form: str) -> None:
+    found = host(xid=[{"pci": "0000:00:00", "xid": 13, "when": NOW - 60, "count": 1, "line": ""}])
+    if form == "missing":
+        del found[key]
+    else:
+        found[key] = None
+    before, after = judge("h2", host(), ASKED), judge("h2", found, ASKED)
+    assert any(verdict.level == INCOMPLETE for verdict in after)
+    assert {verdict.check for verdict in after} >= {verdict.check for verdict in before} - {"data"}
+
+
+@pytest.mark.parametrize(
+    ("offset", "uncertainty", "level"),
+    [
+        (0.0, 0.01, HEALTHY),
+        (-1.9, 0.01, HEALTHY),
+        (2.5, 0.01, WARNING),
+        (-20.0, 0.2, WARNING),
+        (2.5, 1.0, INCOMPLETE),
+        (61.0, 0.5, ERROR),
+        (60.2, 0.5, WARNING),
+        (None, 0.0, INCOMPLETE),
+    ],
+)
+def test_clock(offset: float | None, uncertainty: float, level: str) -> None:
+    verdict = one("clock", host(), Asked(clock_offset=offset, clock_uncertainty=uncertainty))
+    assert verdict.level == level
+    if offset == -20.0:
+        assert "20.00 s" in verdict.what and "behind" in verdict.what
+
+
+@pytest.mark.parametrize(
+    ("there", "back", "ahead", "works"),
+    [(0.05, 0.05, 20.0, 0.3), (0.2, 0.01, -3.0, 0.0), (0.0, 0.4, 0.0, 1.0)],
+)
+def test_the_offset_of_a_clock_lies_within_its_uncertainty(
+    there: float, back: float, ahead: float, works: float
+) -> None:
+    sent = 1000.0
+    began = sent + there + ahead
+    offset, uncertainty = hostcall.clock_offset(sent, began, began + works, sent + there + works + back)
+    assert abs(offset - ahead) <= uncertainty + 1e-9
+    assert uncertainty == pytest.approx((there + back) / 2)
+
+
+@pytest.mark.parametrize(
+    ("found", "checkpoint", "levels"),
+    [
+        ({}, GIB, [HEALTHY]),
+        ({}, None, [HEALTHY]),
+        ({}, 101 * GIB, [ERROR]),
+        ({}, 99 * GIB, [HEALTHY]),
+        ({"muster_disk_free_bytes": 4 * GIB}, None, [WARNING]),
+        ({"muster_disk_free_bytes": GIB // 2}, 1, [ERROR]),
+        ({"disk_free_bytes": 3 * GIB}, GIB, [HEALTHY, WARNING]),
+        ({"disk_free_bytes": 100, "muster_disk_free_bytes": 100}, 1, [ERROR]),
+    ],
+)
+def test_disk_has_room_for_two_checkpoints(found: dict[str, Any], checkpoint: int | None, levels: list[str]) -> None:
+    verdicts = about("disk", host(**found), Asked(checkpoint_bytes=checkpoint))
+    assert [verdict.level for verdict in verdicts] == levels
+    if checkpoint == 101 * GIB:
+        assert "200.0 GiB free" in verdicts[0].what and "202.0 GiB" in verdicts[0].what
+
+
+@pytest.mark.parametrize(
+    ("check", "found", "ranks", "level"),
+    [
+        ("shm", {"shm_free_bytes": 2 * GIB}, 4, HEALTHY),
+        ("shm", {"shm_free_bytes": 2 * GIB}, 5, WARNING),
+        ("shm", {"shm_free_bytes": 60 * MIB, "shm_bytes": 64 * MIB}, 1, ERROR),
+        ("memory", {"memory_free_bytes": 4 * GIB}, 4, HEALTHY),
+        ("memory", {"memory_free_bytes": 4 * GIB}, 5, WARNING),
+        ("memory", {"memory_free_bytes": 200 * MIB}, 1, ERROR),
+        ("load", {"busy": 0.5}, 1, WARNING),
+        ("load", {"busy": 0.49}, 1, HEALTHY),
+        ("load", {"busy": 0.0}, 1, HEALTHY),
+    ],
+)
+def test_what_is_free(check: str, found: dict[str, Any], ranks: int, level: str) -> None:
+    assert one(check, host(**found), Asked(ranks=ranks)).level == level
+
+
+def test_a_run_of_ours_is_no_surprise_to_the_load() -> None:
+    runs = [{"run": "r1", "container": "c", "state": "running", "owner": "ann", "age_seconds": 5.0}]
+    assert one("load", host(busy=1.0, runs=runs)).level == HEALTHY
+
+
+def test_the_load_is_told_with_its_share_and_where_it_was_not_sampled_not_at_all() -> None:
+    verdict = one("load", host(busy=0.874))
+    assert verdict.level == WARNING and "87% of the processor time of 16 cores is in use now" in verdict.what
+    bare = host()
+    del bare["busy"]
+    for found in (host(busy=None), bare):
+        assert about("load", found) == [] and {v.level for v in judge("h2", found, ASKED)} == {HEALTHY}
+
+
+@pytest.mark.parametrize(
+    ("limits", "asked", "level"),
+    [
+        ({"nofile": 1024, "nofile_hard": 1048576, "memlock_bytes": 65536}, Asked(), HEALTHY),
+        ({"nofile": 1024, "nofile_hard": -1, "memlock_bytes": 65536}, Asked(ranks=8), HEALTHY),
+        ({"nofile": 4096, "nofile_hard": 4096, "memlock_bytes": -1}, Asked(ranks=2), WARNING),
+        ({"nofile": 1024}, Asked(), INCOMPLETE),
+    ],
+)
+def test_limits_matter_where_the_run_needs_them(limits: dict[str, int], asked: Asked, level: str) -> None:
+    assert one("limits", host(limits=limits), asked).level == level
+
+
+# -- GPUs --------------------------------------------------------------------------------------------------------------
+
+MIG = gpu(
+    1,
+    mig=True,
+    usable=False,
+    unusable_reason="MIG mode is on: NCCL cannot",
+    mig_instances=[{"name": "1g.5gb", "uuid": ""}],
+)
+LOST = {
+    "vendor": "nvidia",
+    "gpu": "0000:65:00",
+    "fatal": True,
+    "what": "GPU 0000:65:00 does not answer",
+    "mend": "reboot",
+}
+BROKEN = {"vendor": "nvidia", "gpu": None, "fatal": True, "what": "the module is not loaded", "mend": "modprobe nvidia"}
+INFOROM = {"vendor": "nvidia", "gpu": "0000:01:00", "fatal": False, "what": "infoROM", "mend": "reboot"}
+RADEON = {"vendor": "amd", "index": 0, "name": "AMD Instinct MI210", "usable": False, "unusable_reason": "CUDA"}
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "words"),
+    [
+        ({}, None, []),
+        ({}, [0, 2], ["no GPU [2]"]),
+        ({"gpus": [gpu(0), MIG]}, None, ["NCCL"]),
+        ({"gpus": [gpu(0), MIG]}, [0], []),
+        ({"gpus": [gpu(0), MIG]}, [1], ["NCCL"]),
+        ({"gpus": [gpu(0), MIG]}, [], []),
+        ({"gpu_problems": [LOST]}, None, ["0000:65:00"]),
+        ({"gpu_problems": [LOST]}, [0, 1], []),
+        ({"gpu_problems": [{**LOST, "gpu": "GPU 1"}]}, [1], ["0000:65:00"]),
+        ({"gpu_problems": [{**LOST, "gpu": "GPU 7"}]}, [1], []),
+        ({"gpus": [], "gpu_problems": [BROKEN]}, None, ["not loaded"]),
+        ({"gpus": [], "gpu_problems": [BROKEN]}, [], []),
+        ({"gpus": [], "gpu_problems": [BROKEN]}, [0], ["no GPU [0]", "not loaded"]),
+        ({"gpu_problems": [INFOROM]}, None, []),
+        ({"gpus": [RADEON]}, None, []),
+        ({"gpus": [RADEON]}, [0], ["no GPU [0]"]),  # `gpus` names NVIDIA's
+    ],
+)
+def test_what_keeps_a_host_from_its_gpus(found: dict[str, Any], wanted: list[int] | None, words: list[str]) -> None:
+    obstacles = host_checks.gpu_obstacles(host(**found), wanted)
+    assert len(obstacles) == len(words)
+    assert all(word in what and fix for (what, fix), word in zip(obstacles, words, strict=True))
+    errors = [verdict for verdict in about("gpus", host(**found), Asked(gpus=wanted)) if verdict.level == ERROR]
+    assert len(errors) == len(words)
+
+
+def test_the_fix_for_mig_names_the_command_and_the_gpus_that_stay() -> None:
+    ((what, fix),) = host_checks.gpu_obstacles(host(gpus=[gpu(0), MIG, gpu(2)]), None)
+    assert "1g.5gb" in what and "nvidia-smi -i 1 -mig 0" in fix and "gpus: [0, 2]" in fix
+
+
+@pytest.mark.parametrize(
+    ("gpus", "wanted", "used"),
+    [
+        ([gpu(0), gpu(1)], None, [0, 1]),
+        ([gpu(0), gpu(1), gpu(2)], [0, 2], [0, 2]),
+        ([gpu(0), MIG], None, [0]),
+        ([RADEON, gpu(1)], None, [1]),
+        ([{"index": 0, "name": "NVIDIA L4"}], None, [0]),  # facts of an older deploy
+        ([gpu(0)], [], []),
+    ],
+)
+def test_the_gpus_that_ranks_get(gpus: list[Any], wanted: list[int] | None, used: list[int]) -> None:
+    assert host_checks.usable_gpus({"gpus": gpus}, wanted) == used
+
+
+@pytest.mark.parametrize(
+    ("found", "asked", "level", "word"),
+    [
+        ({"gpus": []}, Asked(), HEALTHY, "CPU"),
+        ({}, Asked(gpus=[]), HEALTHY, "CPU"),
+        ({}, Asked(), HEALTHY, "2 x NVIDIA H100"),
+        ({"gpus": [RADEON]}, Asked(), WARNING, "AMD Instinct MI210"),
+        ({"gpus": [RADEON]}, Asked(gpus=[]), HEALTHY, "CPU"),
+        ({"gpus": [gpu(0), gpu(1), RADEON]}, Asked(), HEALTHY, "H100"),
+        ({"gpus": [], "gpu_problems": [{**BROKEN, "vendor": "amd", "fatal": False}]}, Asked(), WARNING, "CUDA"),
+        ({"gpus": [gpu(0), gpu(1, name="NVIDIA L4")]}, Asked(), WARNING, "1 x NVIDIA L4"),
+        ({"gpus": [gpu(0), gpu(1, name="NVIDIA L4")]}, Asked(gpus=[0]), HEALTHY, "H100"),
+        ({"gpu_problems": [INFOROM]}, Asked(), WARNING, "infoROM"),
+        ({"gpu_problems": [INFOROM]}, Asked(gpus=[0]), HEALTHY, "H100"),
+    ],
+)
+def test_gpus_of_other_makers_and_models(found: dict[str, Any], asked: Asked, level: str, word: str) -> None:
+    verdict = one("gpus", host(**found), asked)
+    assert verdict.level == level and word in verdict.what
+
+
+@pytest.mark.parametrize(
+    ("sick", "level"),
+    [
+        ({}, HEALTHY),
+        ({"ecc_uncorrected": None, "throttle": None, "temperature_c": None, "repair_pending": None}, HEALTHY),
+        ({"throttle": ["power cap"]}, HEALTHY),  # what a busy GPU always says
+        ({"ecc_uncorrected": 2}, WARNING),
+        ({"repair_pending": True}, ERROR),
+        ({"repair_failed": True}, ERROR),
+        ({"throttle": ["hardware thermal slowdown"], "temperature_c": 88}, WARNING),
+        ({"temperature_c": 93}, WARNING),
+    ],
+)
+def test_health_of_a_gpu(sick: dict[str, Any], level: str) -> None:
+    verdict = one("gpu health", host(gpu_health=[health(0), health(1, **sick)]))
+    assert verdict.level == level
+    if level != HEALTHY:
+        assert "GPU 1" in verdict.what
+        left_out = one("gpu health", host(gpu_health=[health(0), health(1, **sick)]), Asked(gpus=[0]))
+        assert left_out.level == HEALTHY
+
+
+def test_programs_on_a_gpu_are_told_with_their_owner_unless_the_gpu_is_left_out() -> None:
+    process = {"pid": 4711, "user": "bob", "name": "python3", "memory_mib": 8192}
+    found = host(gpu_health=[health(0), health(1, processes=[process])])
+    verdict = one("gpu use", found)
+    assert verdict.level == WARNING
+    assert all(word in verdict.what for word in ("GPU 1", "bob", "4711", "8192 MiB"))
+    assert one("gpu use", found, Asked(gpus=[0])).level == HEALTHY
+
+
+def line(xid: int, pci: str = "0000:01:00", when: float | None = NOW - 600, count: int = 1) -> dict[str, Any]:
+    return {"pci": pci, "xid": xid, "when": when, "count": count, "line": f"NVRM: Xid (PCI:{pci}): {xid}, pid=1"}
+
+
+@pytest.mark.parametrize(
+    ("entry", "level", "word"),
+    [
+        (line(79), ERROR, "fallen off the bus"),
+        (line(79, when=None), ERROR, "unknown time"),
+        (line(79, pci="0000:65:00"), ERROR, "GPU 0000:65:00"),  # it no longer answers
+        (line(48, when=NOW - 3 * 86400), WARNING, "3 days ago"),
+        (line(95), ERROR, "uncontained"),
+        (line(119), ERROR, "does not answer"),
+        (line(13, count=7), WARNING, "7 times"),
+        (line(31, when=NOW - 3 * 86400), HEALTHY, "1 old"),
+        (line(9999), WARNING, "not in our list"),
+    ],
+)
+def test_xid_lines_name_gpu_meaning_and_age(entry: dict[str, Any], level: str, word: str) -> None:
+    verdict = one("xid", host(xid=[entry]))
+    assert verdict.level == level and word in verdict.what
+    if level == ERROR and entry["pci"] == "0000:01:00":
+        assert "GPU 1 " in verdict.what and "{" not in verdict.fix
+
+
+def test_xid_lines_of_gpus_that_are_left_out_are_not_judged() -> None:
+    assert one("xid", host(xid=[line(79)]), Asked(gpus=[0])).level == HEALTHY
+    assert about("xid", host(xid=[line(79)]), Asked(gpus=[])) == []
+
+
+def test_a_kernel_log_that_cannot_be_read_matters_only_where_there_are_gpus() -> None:
+    unread = {"xid": None, "xid_problem": "dmesg: Operation not permitted"}
+    verdict = one("xid", host(**unread))
+    assert verdict.level == INCOMPLETE and "not permitted" in verdict.what
+    assert about("xid", host(**unread, gpus=[], gpu_health=[])) == []
+
+
+def test_a_host_without_gpus_is_not_asked_about_their_health() -> None:
+    checks = {verdict.check for verdict in judge("h2", host(gpus=[], gpu_health=[]), ASKED)}
+    assert not checks & {"gpu health", "gpu use", "xid"}
+
+
+def test_every_xid_has_words_and_a_fix() -> None:
+    for number, (what, _, fix) in host_checks.XIDS.items():
+        assert what and fix.format(gpu=number)
+
+
+# -- what else is on the host ------------------------------------------------------------------------------------------
+
+
+def container(run: str, state: str, **more: Any) -> dict[str, Any]:
+    return {"run": run, "container": f"muster-{run}-0", "state": state, "owner": "ann", "age_seconds": 7200.0, **more}
+
+
+def test_another_run_in_progress_is_an_error_with_owner_run_and_age() -> None:
+    verdict = one("runs", host(runs=[container("r1", "exited"), container("r1", "running")]))
+    assert verdict.level == ERROR
+    assert all(word in verdict.what for word in ("r1", "ann", "2.0 h")) and "make stop RUN=r1" in verdict.fix
+
+
+@pytest.mark.parametrize("state", ["exited", "created", "stopped", "dead", "initialized", "unknown"])
+def test_leftovers_of_a_dead_run_are_told_with_owner_and_age(state: str) -> None:
+    verdict = one("leftovers", host(runs=[container("r1", state)]))
+    assert verdict.level == WARNING
+    assert all(word in verdict.what for word in ("r1", "ann", "2.0 h", state)) and "make stop RUN=r1" in verdict.fix
+
+
+def test_what_a_dead_run_left_is_told_once_for_each_run() -> None:
+    entries = [
+        container("r1", "exited"),
+        container("r2", "exited", owner="", age_seconds=None),
+    ]
+    verdicts = judge("h2", host(runs=entries), ASKED)
+    assert [verdict.what for verdict in verdicts if verdict.check == "leftovers"] == [
+        "a container is left of run r1 of ann, 2.0 h old (muster-r1-0, exited)",
+        "a container is left of run r2 of an unknown user, of unknown age (muster-r2-0, exited)",
+    ]
+    assert not [verdict for verdict in verdicts if verdict.check == "runs"]
+
+
+@pytest.mark.parametrize(
+    ("data", "level"),
+    [
+        ({"present": True}, HEALTHY),
+        ({"present": False}, ERROR),
+        ({"present": True, "complete": True, "files": 3, "bytes": 10, "sha256": "ab"}, HEALTHY),
+        ({"present": True, "complete": True, "files": 0, "bytes": 0, "sha256": "ab"}, ERROR),
+        ({"present": True, "complete": False, "files": 3, "bytes": 10, "seconds": 8.0}, INCOMPLETE),
+        (None, INCOMPLETE),
+    ],
+)
+def test_data(data: dict[str, Any] | None, level: str) -> None:
+    verdict = one("data", host(data=data))
+    assert verdict.level == level
+    assert about("data", host(data=data), Asked()) == []
+
+
+def port(state: str, soft: bool = False) -> dict[str, Any]:
+    return {
+        "device": "mlx5_0",
+        "port": 1,
+        "state": state,
+        "rate_gbits": 100.0,
+        "link_layer": "InfiniBand",
+        "nics": [],
+        "soft": soft,
+    }
+
+
+@pytest.mark.parametrize(
+    ("ports", "level"),
+    [
+        ([port("ACTIVE")], HEALTHY),
+        ([port("DOWN")], HEALTHY),
+        ([port("INIT")], WARNING),
+        ([port("ACTIVE", soft=True)], None),
+        ([], None),
+    ],
+)
+def test_rdma(ports: list[Any], level: str | None) -> None:
+    assert [verdict.level for verdict in about("rdma", host(rdma=ports))] == ([level] if level else [])
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(512, "512 bytes"), (64 * MIB, "64.0 MiB"), (1.5 * GIB, "1.5 GiB"), (2**41, "2.0 TiB")]
+)
+def test_sizes_for_people(number: float, words: str) -> None:
+    assert host_checks.size(number) == words
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(5, "5 s"), (90, "2 min"), (9000, "2.5 h"), (3 * 86400, "3 days")])
+def test_ages_for_people(seconds: float, words: str) -> None:
+    assert host_checks.age(seconds) == words
+
+
+def test_levels_are_the_words_that_all_checks_share() -> None:
+    assert {verdict.level for verdict in judge("h2", host(), ASKED)} <= set(LEVELS)

@@ -1,0 +1,172 @@
+"""Promise: a bad inventory is refused before any host is touched, naming every bad thing, its place and its fix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launch.cli.refusal import Refusal
+from launch.hosts import inventory
+
+GOOD = """\
+all:
+  vars: {ansible_user: muster}
+  hosts:
+    zeta: {ansible_host: 192.0.2.1}
+    alpha: {ansible_host: 192.0.2.2, nproc_per_node: 2}
+  children:
+    gpu:
+      hosts:
+        beta: {ansible_host: 192.0.2.3, ansible_port: 2222, gpus: [0, 2]}
+"""
+
+
+def read(folder: Path, text: str, name: str = "hosts.yml") -> inventory.Inventory:
+    path = folder / name
+    path.write_text(text)
+    return inventory.read(path)
+
+
+def refusal(folder: Path, text: str, name: str = "hosts.yml") -> str:
+    with pytest.raises(Refusal) as caught:
+        read(folder, text, name)
+    assert all(problem.where and problem.what and problem.fix for problem in caught.value.problems)
+    return str(caught.value)
+
+
+def test_hosts_come_in_inventory_order_with_their_settings(tmp_path: Path) -> None:
+    found = read(tmp_path, GOOD)
+    assert [host.name for host in found.hosts] == ["zeta", "alpha", "beta"]
+    assert [host.settings for host in found.hosts] == [{}, {"nproc_per_node": 2}, {"gpus": [0, 2]}]
+    beta = found.hosts[2].target
+    assert (beta.address, beta.port, beta.user) == ("192.0.2.3", 2222, "muster")
+
+
+def test_an_ini_inventory_reads_as_well(tmp_path: Path) -> None:
+    found = read(
+        tmp_path, "[all]\nh2 ansible_host=192.0.2.2\nh1 ansible_host=192.0.2.1 nproc_per_node=3\n", "hosts.ini"
+    )
+    assert [(host.name, host.settings) for host in found.hosts] == [("h2", {}), ("h1", {"nproc_per_node": 3})]
+
+
+def test_a_variable_may_be_made_from_others(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("")
+    found = read(
+        tmp_path,
+        "all:\n  hosts:\n    a:\n      ansible_host: 192.0.2.1\n"
+        '      ansible_ssh_private_key_file: "{{ inventory_dir }}/key"\n',
+    )
+    assert found.hosts[0].target.key_file == str(tmp_path / "key")
+
+
+def test_yaml_error_names_file_and_line(tmp_path: Path) -> None:
+    said = refusal(tmp_path, "all:\n  hosts:\n    a: {ansible_host: 192.0.2.1\n    b: [\n")
+    assert "hosts.yml, line" in said and "YAML" in said
+
+
+def test_host_twice(tmp_path: Path) -> None:
+    said = refusal(tmp_path, "all:\n  hosts:\n    a: {ansible_host: 192.0.2.1}\n    a: {ansible_host: 192.0.2.2}\n")
+    assert "line 4" in said and "`a` stands here twice" in said
+
+
+def test_host_twice_in_ini(tmp_path: Path) -> None:
+    said = refusal(tmp_path, "[all]\na ansible_host=192.0.2.1\na ansible_host=192.0.2.2\n", "hosts.ini")
+    assert "line 3" in said and "`a`" in said
+
+
+def test_two_names_for_one_machine(tmp_path: Path) -> None:
+    said = refusal(tmp_path, "all:\n  hosts:\n    a: {ansible_host: 192.0.2.1}\n    b: {ansible_host: 192.0.2.1}\n")
+    assert "`a` and `b` are the same machine (192.0.2.1)" in said
+
+
+@pytest.mark.parametrize("text", ["all: {hosts: {}}\n", "all:\n  hosts:\n"])
+def test_no_host(tmp_path: Path, text: str) -> None:
+    assert "holds no host" in refusal(tmp_path, text)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match="no such inventory"):
+        inventory.read(tmp_path / "absent.yml")
+
+
+def test_unknown_key_of_a_group(tmp_path: Path) -> None:
+    said = refusal(tmp_path, "all:\n  hots:\n    a: {ansible_host: 192.0.2.1}\n")
+    assert "unknown key `hots`" in said and "did you mean `hosts`" in said
+
+
+def test_unknown_variables_are_all_named_with_a_guess(tmp_path: Path) -> None:
+    said = refusal(
+        tmp_path, "all:\n  hosts:\n    a: {ansible_host: 192.0.2.1, nproc: 2}\n    b: {gpu: [0], colour: red}\n"
+    )
+    assert "host a: unknown variable `nproc`" in said and "did you mean `nproc_per_node`" in said
+    assert "unknown variable `gpu` (did you mean `gpus`?)" in said and "unknown variable `colour`" in said
+
+
+def test_one_problem_on_many_hosts_is_said_once(tmp_path: Path) -> None:
+    said = refusal(tmp_path, "all:\n  vars: {colour: red}\n  hosts:\n    a: {ansible_host: 192.0.2.1}\n    b: {}\n")
+    assert said.count("unknown variable `colour`") == 1 and "host a, b" in said
+
+
+@pytest.mark.slow  # each asks ansible-inventory
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "nproc_per_node: 0",
+        "nproc_per_node: two",
+        "gpus: 0",
+        "gpus: [0, 0]",
+        "gpus: [-1]",
+        "train_network: 10.0.0.1",
+        "train_network: 10.0.0.1/8",
+        "train_interface: 'a b'",
+        "data_dir: relative/path",
+        "ansible_port: 99999",
+        "ansible_connection: local",
+        "ansible_password: secret",
+        "ansible_ssh_private_key_file: /does/not/exist",
+    ],
+)
+def test_bad_values(tmp_path: Path, setting: str) -> None:
+    said = refusal(tmp_path, f"all:\n  hosts:\n    a:\n      ansible_host: 192.0.2.1\n      {setting}\n")
+    assert "host a" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        ("", None),
+        ("-o ForwardAgent=yes", None),
+        ("-J user@bastion", "ssh -W %h:%p user@bastion"),
+        ("-o ProxyJump=bastion", "ssh -W %h:%p bastion"),
+        ("-oProxyJump=bastion", "ssh -W %h:%p bastion"),
+        ("-o ProxyCommand='nc %h %p'", "nc %h %p"),
+    ],
+)
+def test_jump_hosts_serve_fabric_too(arguments: str, command: str | None) -> None:
+    assert inventory.proxy_command(arguments) == command
+
+
+def test_the_digest_changes_with_every_file_that_counts(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.yml"
+    path.write_text(GOOD)
+    digests = {inventory.digest(path)}
+    (tmp_path / "known_hosts").write_text("not part of it")
+    digests.add(inventory.digest(path))
+    assert len(digests) == 1
+    (tmp_path / "group_vars").mkdir()
+    (tmp_path / "group_vars" / "all.yml").write_text("nproc_per_node: 2\n")
+    digests.add(inventory.digest(path))
+    path.write_text(GOOD + "\n")
+    digests.add(inventory.digest(path))
+    assert len(digests) == 3
+
+
+def test_the_sample_inventory_is_valid() -> None:
+    assert [host.name for host in inventory.read(Path("inventory/hosts.yml")).hosts] == ["node1", "node2"]
+
+
+def test_build_names_keep_inventories_apart(tmp_path: Path) -> None:
+    assert inventory.build_name(Path("inventory/lab")) == "lab"
+    assert inventory.build_name(Path("inventory/hosts.yml")) == "hosts"
+    assert inventory.build_name(tmp_path / "a" / "hosts.yml") != inventory.build_name(tmp_path / "b" / "hosts.yml")

@@ -1,0 +1,183 @@
+"""Promise: the plan is a pure function; ranks are numbered in inventory order; every host gets its own interface."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launch.cli.refusal import Refusal
+from launch.job import plan as plans
+from launch.job.plan import Options, Plan
+from tests.launch.samples import cluster
+
+
+def make(nprocs: list[int], options: Options = Options(), gpus: bool = False) -> Plan:  # noqa: B008
+    return plans.make_plan(cluster(*nprocs, gpus=gpus), options, "20260101-000000-abcd", 29512, "me@here", "now")
+
+
+@given(st.lists(st.integers(1, 8), min_size=1, max_size=6))
+def test_ranks_are_counted_up_host_by_host(nprocs: list[int]) -> None:
+    plan = make(nprocs)
+    assert [rank for host_plan in plan.hosts for rank in host_plan.ranks] == list(range(sum(nprocs)))
+    assert [len(host_plan.ranks) for host_plan in plan.hosts] == nprocs
+    assert plan.world_size == sum(nprocs)
+    assert plan.master_addr == plan.hosts[0].address and plan.master_host == "h1"
+
+
+@given(st.lists(st.integers(1, 4), min_size=2, max_size=5))
+def test_hosts_differ_only_in_what_is_their_own(nprocs: list[int]) -> None:
+    commands = [host_plan.command for host_plan in make(nprocs).hosts]
+    addresses = {c[c.index("--master-addr") + 1] for c in commands}
+    ports = {c[c.index("--master-port") + 1] for c in commands}
+    assert addresses == {"10.78.0.11"} and ports == {"29512"}
+    assert [c[c.index("--node-rank") + 1] for c in commands] == [str(i) for i in range(len(nprocs))]
+    assert [c[c.index("--nproc-per-node") + 1] for c in commands] == [str(n) for n in nprocs]
+
+
+def test_interfaces_are_each_hosts_own_and_nccl_takes_the_exact_name() -> None:
+    for index, host_plan in enumerate(make([1, 2]).hosts):
+        assert host_plan.environment["GLOO_SOCKET_IFNAME"] == f"eno{index}"
+        assert host_plan.environment["NCCL_SOCKET_IFNAME"] == f"=eno{index}"
+
+
+def port(
+    device: str, layer: str, state: str = "ACTIVE", nics: Sequence[str] = (), soft: bool = False
+) -> dict[str, Any]:
+    return {"device": device, "port": 1, "state": state, "link_layer": layer, "nics": list(nics), "soft": soft}
+
+
+def test_a_plan_without_torchrun_needs_one_rank_on_every_host() -> None:
+    options = Options(module="train.probe", direct=True, args=("--seconds", "1"))
+    last = make([1, 1], options).hosts[1].command
+    wanted = ["--direct", "1", "2", "10.78.0.11", "29512", "train.probe", "--seconds", "1"]
+    assert last[-len(wanted) :] == wanted
+    assert "--direct" not in make([1, 2], options).hosts[0].command
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "wanted"),
+    [
+        ([], [], [{}, {}]),
+        (
+            [port("mlx5_0", "InfiniBand"), port("mlx5_1", "InfiniBand", "DOWN")],
+            [port("mlx5_2", "InfiniBand")],
+            [{"NCCL_IB_HCA": "=mlx5_0:1"}, {"NCCL_IB_HCA": "=mlx5_2:1"}],
+        ),
+        (
+            [port("mlx5_0", "Ethernet", nics=["eno0"]), port("mlx5_1", "Ethernet", nics=["mgmt"])],
+            [port("mlx5_0", "Ethernet", nics=["eno1"])],
+            [{"NCCL_IB_HCA": "=mlx5_0:1"}, {"NCCL_IB_HCA": "=mlx5_0:1"}],
+        ),
+        ([port("mlx5_0", "InfiniBand")], [], [{"NCCL_IB_DISABLE": "1"}] * 2),
+        ([port("mlx5_0", "InfiniBand")], [port("mlx5_0", "InfiniBand", "INIT")], [{"NCCL_IB_DISABLE": "1"}] * 2),
+        ([port("mlx5_0", "InfiniBand")], [port("mlx5_0", "Ethernet", nics=["eno1"])], [{"NCCL_IB_DISABLE": "1"}] * 2),
+        ([port("rxe0", "Ethernet", nics=["eno0"], soft=True)] * 1, [], [{"NCCL_IB_DISABLE": "1"}] * 2),
+    ],
+)
+def test_rdma_is_used_where_every_host_has_an_active_port_of_one_kind(
+    first: list[dict[str, Any]], second: list[dict[str, Any]], wanted: list[dict[str, str]]
+) -> None:
+    known = cluster(1, 1)
+    hosts = [replace(host, facts={"rdma": ports}) for host, ports in zip(known.hosts, (first, second), strict=True)]
+    assert plans.rdma_environments(hosts) == wanted
+    made = plans.make_plan(replace(known, hosts=hosts), Options(), "run-1", 29500, "me@here", "now")
+    for host_plan, settings in zip(made.hosts, wanted, strict=True):
+        found = {key: value for key, value in host_plan.environment.items() if key.startswith("NCCL_IB")}
+        assert found == settings
+
+
+def test_cores_are_shared_among_the_ranks_of_a_host() -> None:
+    assert [host_plan.environment["OMP_NUM_THREADS"] for host_plan in make([1, 2, 8]).hosts] == ["4", "2", "1"]
+
+
+def test_gpus_and_data_reach_the_container() -> None:
+    first, second = make([2, 2], gpus=True).hosts
+    assert "nvidia.com/gpu=0" in first.command and "nvidia.com/gpu=1" in first.command
+    assert "/srv/data:/data:ro" in first.command and "/srv/data:/data:ro" not in second.command
+
+
+def test_a_users_script_takes_the_trainers_place_and_its_arguments_stay_apart() -> None:
+    plan = make([1], Options(script="main.py", args=("--name", "two words"), image="ef" * 32))
+    command = plan.hosts[0].command
+    assert command[-3:] == ["main.py", "--name", "two words"] and "ef" * 32 in command
+    assert shlex.split(shlex.join(command)) == command
+
+
+def test_a_plan_can_run_another_module_than_the_trainer() -> None:
+    assert make([1]).hosts[0].command[-2:] == ["-m", "train"]
+    assert make([1], Options(module="train.probe", args=("--seconds", "3"))).hosts[0].command[-4:] == [
+        *("-m", "train.probe", "--seconds", "3")
+    ]
+
+
+@pytest.mark.parametrize(("nodes", "count"), [(None, 3), (1, 1), (3, 3)])
+def test_nodes_takes_the_first_hosts(nodes: int | None, count: int) -> None:
+    assert [h.name for h in plans.chosen_hosts(cluster(1, 1, 1), nodes)] == ["h1", "h2", "h3"][:count]
+
+
+@pytest.mark.parametrize("nodes", ["0", "-1", "5", "two", "1.5"])
+def test_bad_nodes_are_refused(nodes: str) -> None:
+    with pytest.raises(Refusal) as caught:
+        plans.chosen_hosts(cluster(1, 1, 1), plans.parse_nodes(nodes))
+    assert nodes in str(caught.value) and "fix: give" in str(caught.value)
+
+
+def test_a_dry_run_shows_every_command_in_full() -> None:
+    plan = make([1, 2])
+    shown = plans.describe(plan)
+    for host_plan in plan.hosts:
+        assert shlex.join(host_plan.command) in shown
+        assert all(f"{key}={value}" in shown for key, value in host_plan.environment.items())
+
+
+def test_every_host_gets_the_plans_hash_and_the_image() -> None:
+    plan = make([1, 2])
+    for host_plan in plan.hosts:
+        assert (
+            host_plan.environment["MUSTER_PLAN_SHA256"] == plan.sha256
+            and host_plan.environment["MUSTER_IMAGE"] == plan.image
+        )
+        assert (
+            f"MUSTER_PLAN_SHA256={plan.sha256}" in host_plan.command
+            and f"MUSTER_IMAGE={plan.image}" in host_plan.command
+        )
+
+
+def test_the_hash_is_that_of_the_plan_without_it() -> None:
+    plan = make([1, 2])
+    assert plan.sha256 == plans.digest(plan) == make([1, 2]).sha256 and len(plan.sha256) == 64
+
+
+@pytest.mark.parametrize("other", [Options(args=("--lr", "1")), Options(image="ef" * 32), Options(grace=31)])
+def test_another_plan_has_another_hash(other: Options) -> None:
+    assert make([1, 2], other).sha256 != make([1, 2]).sha256 != make([2, 1]).sha256
+
+
+def test_a_continued_run_sees_the_earlier_folder_read_only_and_it_is_made_where_it_is_missing() -> None:
+    plan = make([1, 2], Options(resume="20251231-000000-ffff"))
+    for host_plan in plan.hosts:
+        assert "/var/lib/muster/runs/20251231-000000-ffff:/muster/resume:ro" in host_plan.command
+        assert host_plan.environment["MUSTER_RESUME_DIR"] == "/muster/resume"
+        assert plans.folders(host_plan) == [host_plan.run_dir, "/var/lib/muster/runs/20251231-000000-ffff"]
+    assert "20251231-000000-ffff &&" in plans.describe(plan) and plan.resume == "20251231-000000-ffff"
+    fresh = make([1]).hosts[0]
+    assert "MUSTER_RESUME_DIR" not in fresh.environment and plans.folders(fresh) == [fresh.run_dir]
+
+
+def test_the_container_outlives_the_grace_of_its_ranks() -> None:
+    host_plan = make([1], Options(grace=60)).hosts[0]
+    assert host_plan.environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "60"
+    assert int(host_plan.command[host_plan.command.index("--stop-timeout") + 1]) > 60
+
+
+@pytest.mark.parametrize("grace", ["0", "-1", "1.5", "soon", "9999", "²"])
+def test_a_bad_grace_is_refused(grace: str) -> None:
+    with pytest.raises(Refusal, match="GRACE="):
+        plans.parse_grace(grace)
+    assert (plans.parse_grace(""), plans.parse_grace("60")) == (plans.GRACE_SECONDS, 60)

@@ -1,0 +1,251 @@
+"""Promise: the training network is the fastest on which every ordered pair of hosts works; else a refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launch.cli.refusal import Refusal
+from launch.network import choose as networks
+from launch.network.links import Link
+from tests.launch.samples import facts, full_reach, nic
+
+DECOY = nic("docker0", "172.17.0.1/16", refused="bridge of a container engine")
+
+
+def lab(*more: dict[str, Any]) -> dict[str, Any]:
+    """Two hosts whose NICs have different names, with the decoy that every host has."""
+    return {
+        "h1": facts(nic("enp1s0", "10.77.0.11/24"), nic("eno2", "10.78.0.11/24"), DECOY, *more),
+        "h2": facts(nic("ens3", "10.77.0.12/24"), nic("bond0", "10.78.0.12/24"), DECOY, *more),
+    }
+
+
+SSH = {"h1": "10.77.0.11", "h2": "10.77.0.12"}
+DATA, MANAGEMENT = "10.78.0.0/24", "10.77.0.0/24"
+
+#: (network, source, target) -> Mbit/s, or why the pair is broken
+Speed = Callable[[networks.Working, str, str], float | str]
+
+
+def links(found: networks.Found, speed: Speed) -> dict[str, list[Link]]:
+    measured: dict[str, list[Link]] = {}
+    for working in found.working:
+        for a in working.endpoints:
+            for b in working.endpoints:
+                if a != b:
+                    got = speed(working, a, b)
+                    mbits, error = (None, got) if isinstance(got, str) else (got, None)
+                    link = Link(a, b, mbits, 0.1, 1500, error)
+                    measured.setdefault(working.label, []).append(link)
+    return measured
+
+
+def speeds(by_network: Mapping[str, float | str]) -> Speed:
+    return lambda working, source, target: by_network.get(working.name, 940.0)
+
+
+def choose(
+    known: dict[str, Any],
+    settings: Any = None,
+    broken: Any = frozenset(),
+    ssh: Any = None,
+    speed: Speed = speeds({}),  # noqa: B008
+) -> networks.Choice:
+    chosen = settings or {host: {} for host in known}
+    found = networks.working(known, chosen, full_reach(known, broken))
+    return networks.choose(known, SSH if ssh is None else ssh, found, links(found, speed))
+
+
+def why_not(choice: networks.Choice, name: str) -> str:
+    return next(entry["reason"] for entry in choice.network.refused if entry["network"].startswith(name))
+
+
+def test_a_tie_goes_to_the_network_that_does_not_carry_ssh() -> None:
+    choice = choose(lab(), speed=speeds({MANAGEMENT: 945.0, DATA: 938.0}))
+    assert choice.network.name == DATA
+    assert {h: (e.interface, e.address) for h, e in choice.endpoints.items()} == {
+        "h1": ("eno2", "10.78.0.11"),
+        "h2": ("bond0", "10.78.0.12"),
+    }
+    assert why_not(choice, "docker0 (h1, h2)").startswith("bridge")
+    assert why_not(choice, MANAGEMENT) == "945 Mbit/s measured on the slowest pair (h1 -> h2), but it carries SSH"
+    assert "938 Mbit/s measured" in choice.network.reason and "does not carry SSH" in choice.network.reason
+    assert len(choice.links) == 2
+
+
+def test_the_faster_network_is_taken_even_if_it_carries_ssh() -> None:
+    choice = choose(lab(), speed=speeds({MANAGEMENT: 940.0, DATA: 94.0}))
+    assert choice.network.name == MANAGEMENT
+    assert why_not(choice, DATA) == "94 Mbit/s measured on the slowest pair (h1 -> h2)"
+
+
+def test_a_network_is_as_fast_as_its_slowest_pair() -> None:
+    def speed(working: networks.Working, source: str, target: str) -> float:
+        return 10.0 if (working.name, source) == (DATA, "h2") else 9000.0 if working.name == DATA else 940.0
+
+    choice = choose(lab(), speed=speed)
+    assert choice.network.name == MANAGEMENT
+    assert "10 Mbit/s measured on the slowest pair (h2 -> h1)" in why_not(choice, DATA)
+
+
+def test_labels_do_not_count_below_what_one_stream_can_show() -> None:
+    known = {
+        "h1": facts(nic("a", "10.1.0.1/24", speed=1000), nic("b", "10.2.0.1/24", speed=25000)),
+        "h2": facts(nic("a", "10.1.0.2/24", speed=1000), nic("b", "10.2.0.2/24", speed=10000)),
+    }
+    truth = {"10.1.0.0/24": 940.0, "10.2.0.0/24": 94.0}
+    assert choose(known, speed=speeds(truth), ssh={}).network.name == "10.1.0.0/24"
+
+
+def test_labels_tell_networks_apart_that_are_faster_than_one_stream() -> None:
+    known = {
+        host: facts(nic("a", f"10.1.0.{i}/24", speed=25000), nic("b", f"10.2.0.{i}/24", speed=100_000))
+        for i, host in enumerate(("h1", "h2"), 1)
+    }
+    truth = {"10.1.0.0/24": 23_000.0, "10.2.0.0/24": 19_000.0}
+    choice = choose(known, speed=speeds(truth), ssh={"h1": "10.2.0.1"})
+    assert choice.network.name == "10.2.0.0/24"
+    assert "slower by its label" in why_not(choice, "10.1.0.0/24")
+
+
+def test_a_network_that_connects_but_does_not_carry_data_is_refused() -> None:
+    choice = choose(lab(), speed=speeds({DATA: "an MTU black hole between h1 and h2"}))
+    assert choice.network.name == MANAGEMENT
+    assert why_not(choice, DATA) == "an MTU black hole between h1 and h2"
+    with pytest.raises(Refusal, match="black hole"):
+        choose(lab(), speed=lambda working, source, target: "an MTU black hole")
+
+
+def test_of_two_nics_in_one_subnet_the_faster_counts() -> None:
+    known = {
+        "h1": facts(nic("slow", "10.1.0.1/24"), nic("fast", "10.1.0.101/24")),
+        "h2": facts(nic("only", "10.1.0.2/24")),
+    }
+
+    def speed(working: networks.Working, source: str, target: str) -> float:
+        return 9000.0 if working.endpoints["h1"].interface == "fast" else 940.0
+
+    choice = choose(known, speed=speed, ssh={})
+    assert {host: end.interface for host, end in choice.endpoints.items()} == {"h1": "fast", "h2": "only"}
+    assert "940 Mbit/s" in why_not(choice, "10.1.0.0/24 (slow, only)")
+
+
+def test_pairs_without_bandwidth_work_and_the_others_decide() -> None:
+    """iperf3 is missing on h3: the pairs of h1 and h2 tell the networks apart."""
+    ends = {
+        host: networks.Endpoint("eth0", f"10.0.0.{n}", DATA, None, 1500) for n, host in enumerate(("h1", "h2", "h3"))
+    }
+    found = networks.Found([networks.Working(DATA, ends), networks.Working(MANAGEMENT, ends)], {})
+
+    def measured(usual: dict[str, float | None]) -> dict[str, list[Link]]:
+        every = links(found, lambda working, source, target: 0.0)
+        return {
+            label: [
+                replace(link, mbits=None if "h3" in (link.source, link.target) else usual[label.split()[0]])
+                for link in own
+            ]
+            for label, own in every.items()
+        }
+
+    known: dict[str, Any] = {host: {"nics": []} for host in ends}
+    choice = networks.choose(known, {}, found, measured({DATA: 94.0, MANAGEMENT: 940.0}))
+    assert choice.network.name == MANAGEMENT
+    words = "measured on the slowest pair (h1 -> h2), 4 pairs not measured"
+    assert f"940 Mbit/s {words}" in choice.network.reason and why_not(choice, DATA) == f"94 Mbit/s {words}"
+    choice = networks.choose(known, {"h1": "10.0.0.0"}, found, measured({DATA: None, MANAGEMENT: None}))
+    assert "bandwidth not measured" in choice.network.reason and "0 Mbit/s" not in choice.network.reason
+
+
+def test_one_direction_blocked_refuses_a_network() -> None:
+    choice = choose(lab(), broken={("h2", "10.78.0.11")})
+    assert choice.network.name == MANAGEMENT
+    assert "h2 does not reach h1 at 10.78.0.11 (timed out)" in why_not(choice, DATA)
+
+
+def test_no_network_on_which_all_reach_each_other_is_refused_pair_by_pair() -> None:
+    with pytest.raises(Refusal) as caught:
+        choose(lab(), broken={("h1", "10.78.0.12"), ("h2", "10.77.0.11")})
+    said = str(caught.value)
+    assert "h1 does not reach h2 at 10.78.0.12" in said and "h2 does not reach h1 at 10.77.0.11" in said
+
+
+def test_hosts_without_a_shared_subnet_may_be_routed() -> None:
+    known = {"h1": facts(nic("a", "10.1.0.1/24")), "h2": facts(nic("a", "10.2.0.1/24"))}
+    assert choose(known).network.name == "routed"
+
+
+def test_the_users_network_is_taken_or_refused_with_reasons() -> None:
+    wanted = {host: {"train_network": "10.77.0.0/24"} for host in ("h1", "h2")}
+    assert choose(lab(), wanted).network.name == "10.77.0.0/24"
+    with pytest.raises(Refusal, match=r"h1 does not reach h2 at 10\.77\.0\.12"):
+        choose(lab(), wanted, broken={("h1", "10.77.0.12")})
+    with pytest.raises(Refusal, match=r"train_network=10\.9\.0\.0/16"):
+        choose(lab(), {host: {"train_network": "10.9.0.0/16"} for host in ("h1", "h2")})
+
+
+def test_the_users_interface_counts_per_host() -> None:
+    choice = choose(lab(), {"h1": {"train_interface": "enp1s0"}, "h2": {"train_interface": "ens3"}})
+    assert choice.network.name == "10.77.0.0/24"
+
+
+def test_one_host_needs_no_network() -> None:
+    assert choose({"h1": facts(DECOY)}, ssh={}).endpoints["h1"].address == "127.0.0.1"
+
+
+def test_ipv6_only_works() -> None:
+    known = {"h1": facts(nic("a", "fd00::1/64")), "h2": facts(nic("b", "fd00::2/64"))}
+    assert choose(known, ssh={}).endpoints["h2"].address == "fd00::2"
+
+
+@given(hosts=st.integers(2, 4), count=st.integers(1, 4), data=st.data())
+def test_the_choice_agrees_with_brute_force(hosts: int, count: int, data: st.DataObject) -> None:
+    """Random hosts, NICs, reachability, broken measurements and speeds, against a search through all networks."""
+    names = [f"h{i}" for i in range(hosts)]
+    present = {(h, n) for h in range(hosts) for n in range(count) if data.draw(st.booleans(), label=f"{h} on {n}")}
+    known = {
+        name: facts(*(nic(f"e{n}", f"10.{n}.0.{h + 1}/24") for n in range(count) if (h, n) in present))
+        for h, name in enumerate(names)
+    }
+    every = [(names[a], f"10.{n}.0.{b + 1}") for (b, n) in sorted(present) for a in range(hosts) if a != b]
+    broken = set(data.draw(st.lists(st.sampled_from(every), max_size=4))) if every else set()
+    ssh_network = data.draw(st.integers(0, count - 1))
+    ssh = {name: f"10.{ssh_network}.0.{h + 1}" for h, name in enumerate(names)}
+    truth: dict[tuple[int, str, str], float | str] = {
+        (n, a, b): data.draw(st.one_of(st.sampled_from([94.0, 500.0, 900.0, 1000.0, 9000.0]), st.just("stalls")))
+        for n in range(count)
+        for a in names
+        for b in names
+        if a != b
+    }
+
+    def speed(working: networks.Working, source: str, target: str) -> float | str:
+        return truth[int(working.endpoints[target].address.split(".")[1]), source, target]
+
+    common = [n for n in range(count) if all((h, n) in present for h in range(hosts))]
+    value = {}  # network -> Mbit/s of its slowest pair, for those on which all pairs work
+    for n in common:
+        pairs = [truth[n, a, b] for a in names for b in names if a != b]
+        if not any(address.split(".")[1] == str(n) for _, address in broken) and "stalls" not in pairs:
+            value[n] = min(mbits for mbits in pairs if not isinstance(mbits, str))
+    try:
+        choice = choose(known, broken=broken, ssh=ssh, speed=speed)
+    except Refusal:
+        assert not value
+        return
+    chosen = {int(end.address.split(".")[1]) for end in choice.endpoints.values()}
+    if choice.network.name == "routed":
+        assert not common
+    else:
+        (n,) = chosen
+        assert n in value
+        assert value[n] >= 0.8 * max(value.values())
+        if n == ssh_network:
+            assert not [other for other in value if other != n and value[other] >= 0.8 * max(value.values())]
+    for host, end in choice.endpoints.items():
+        assert not any((other, end.address) in broken for other in names if other != host)

@@ -1,0 +1,150 @@
+"""Promise: what hosts say of their links becomes one link for each ordered pair, whoever stayed silent."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch.deploy import detect
+from launch.hosts.hostcall import Answer
+from launch.network import choose, measure
+from launch.network.links import Link
+from launch.network.measure import Field
+
+HOSTS = ["h1", "h2", "h3"]
+FIELDS = [Field("data", {host: f"10.0.0.{host[1]}" for host in HOSTS}, dict.fromkeys(HOSTS, 1500))]
+
+
+def entry(source: str, target: str, **more: Any) -> dict[str, Any]:
+    known = {"network": 0, "source": source, "target": target, "mbits": 940.0, "rtt_ms": 0.2}
+    return known | {"path_mtu": 1500, "error": None} | more
+
+
+def answer(*links: dict[str, Any]) -> Answer:
+    return Answer(None, None, list(links), 0.0, 0.0)
+
+
+def test_every_ordered_pair_is_there_once_and_silence_has_a_reason() -> None:
+    answers: dict[str, Answer | BaseException] = {
+        "h1": answer(entry("h1", "h2"), entry("h2", "h1", mbits=94.0)),
+        "h2": answer(),
+        "h3": TimeoutError("no answer within 30 s"),
+    }
+    found = measure.links(HOSTS, FIELDS, answers)["data"]
+    assert [(link.source, link.target) for link in found] == [(a, b) for a in HOSTS for b in HOSTS if a != b]
+    known = {(link.source, link.target): link for link in found}
+    assert known["h2", "h1"].mbits == 94.0 and known["h2", "h1"].error is None
+    for pair in known:
+        if "h3" in pair:
+            assert known[pair].error == "h3 did not answer: no answer within 30 s"
+
+
+def test_a_pair_on_which_a_host_cannot_measure_works_and_names_it_in_memory_alone() -> None:
+    lacks = {"mbits": None, "problems": {"h3": "iperf3 is missing"}}
+    answers: dict[str, Answer | BaseException] = {
+        "h1": answer(entry("h1", "h2", problems={}), entry("h2", "h1"), entry("h1", "h3", **lacks)),
+        "h2": answer(entry("h2", "h3", **lacks, error="stalls")),
+        "h3": answer(entry("h3", "h1", **lacks)),
+    }
+    known = {(link.source, link.target): link for link in measure.links(HOSTS, FIELDS, answers)["data"]}
+    for pair in (("h1", "h3"), ("h3", "h1")):
+        link = known[pair]
+        assert link == Link(*pair, None, 0.2, 1500, None, {"h3": "iperf3 is missing"})
+        assert Link(**json.loads(json.dumps(dataclasses.asdict(link)))) == link  # as maps and records keep it
+    assert not known["h1", "h2"].problems and known["h2", "h3"].error == "stalls"
+
+
+def test_each_host_is_asked_for_its_own_pairs_and_both_ends_agree() -> None:
+    fields = [
+        *FIELDS,
+        Field("mgmt", {host: f"10.1.0.{host[1]}" for host in HOSTS}, {"h1": 9000, "h2": 1500, "h3": 1500}),
+    ]
+    asked = measure.options(HOSTS, fields, 1)
+    assert len({one["meeting"]["token"] for one in asked.values()}) == 1
+    assert measure.options(HOSTS, FIELDS, 1)["h1"]["meeting"]["token"] != asked["h1"]["meeting"]["token"]
+    assert asked["h1"]["meeting"]["addresses"] == ["10.0.0.1", "10.1.0.1"]
+    for host, one in asked.items():
+        assert [pair["network"] for pair in one["links"]["pairs"]] == [0, 0, 1, 1]
+        for pair in one["links"]["pairs"]:
+            name = fields[pair["network"]].name
+            (other,) = (
+                p for p in asked[pair["peer"]]["links"]["pairs"] if (p["network"], p["peer"]) == (pair["network"], host)
+            )
+            assert (other["own"], other["theirs"], other["mtus"]) == (pair["theirs"], pair["own"], pair["mtus"]), name
+            assert other["calls"] != pair["calls"]
+
+
+@pytest.mark.parametrize("count", [2, 5, 8])
+def test_hosts_come_to_their_pairs_in_an_order_that_holds_nobody_up(count: int) -> None:
+    """Played through: as long as pairs are left, some two hosts are both at their pair with each other."""
+    hosts = [f"h{n}" for n in range(count)]
+    field = Field("data", dict.fromkeys(hosts, "10.0.0.1"), dict.fromkeys(hosts, 1500))
+    left = {
+        host: [p["peer"] for p in one["links"]["pairs"]] for host, one in measure.options(hosts, [field], 0).items()
+    }
+    rounds = 0
+    while any(left.values()):
+        ready = [host for host, peers in left.items() if peers and left[peers[0]][:1] == [host]]
+        assert ready
+        for host in ready:
+            left[host].pop(0)
+        rounds += 1
+    assert rounds == count - 1 + count % 2
+
+
+def known_map(path: Path, **more: Any) -> Path:
+    links = [{"source": "h1", "target": "h2", "mbits": 940.0, "rtt_ms": 0.1, "path_mtu": 1500, "error": None}]
+    document = {"measured_at": "2026-11-21T10:00:00+00:00", "measured_key": "key", "measured": {"data": links}}
+    path.write_text(json.dumps(document | more))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("key", "hours", "change", "reused"),
+    [
+        ("key", 1.0, {}, True),
+        ("another", 1.0, {}, False),
+        ("key", 13.0, {}, False),
+        ("key", -1.0, {}, False),
+        ("key", 1.0, {"measured": {"data": [{"source": "h1"}]}}, False),
+        ("key", 1.0, {"measured_at": "yesterday"}, False),
+    ],
+)
+def test_figures_are_taken_from_the_last_map_only_where_they_hold(
+    tmp_path: Path, key: str, hours: float, change: dict[str, Any], reused: bool
+) -> None:
+    now = datetime.datetime.fromisoformat("2026-11-21T10:00:00+00:00") + datetime.timedelta(hours=hours)
+    found = detect.recall(known_map(tmp_path / "cluster.json", **change), key, now)
+    assert (found is not None) == reused
+    assert detect.recall(tmp_path / "none.json", key, now) is None
+
+
+def test_broken_links_are_measured_again(tmp_path: Path) -> None:
+    broken = {"source": "h1", "target": "h2", "mbits": None, "rtt_ms": None, "path_mtu": None, "error": "stalls"}
+    path = known_map(tmp_path / "cluster.json", measured={"data": [broken]})
+    now = datetime.datetime.fromisoformat("2026-11-21T10:30:00+00:00")
+    assert detect.recall(path, "key", now) is None
+
+
+def test_the_better_of_two_measurements_counts() -> None:
+    def links(*mbits: float | None) -> dict[str, list[Link]]:
+        return {"data": [Link("h1", f"h{n}", m, 0.1, 1500, None if m else "stalls") for n, m in enumerate(mbits, 2)]}
+
+    found = measure.faster(links(3000.0, 9000.0, None), links(7000.0, 8000.0, 10.0))["data"]
+    assert [link.mbits for link in found] == [7000.0, 9000.0, 10.0] and found[2].error is None
+
+
+@pytest.mark.parametrize(
+    ("slowest", "wanted"),
+    [((3050.0, 6910.0), True), ((6910.0, 7500.0), False), ((94.0, 9000.0), False), ((9000.0,), False)],
+)
+def test_fast_networks_that_differ_are_measured_again(slowest: tuple[float, ...], wanted: bool) -> None:
+    links = {str(n): [Link("h1", "h2", mbits, 0.1, 1500, None)] for n, mbits in enumerate(slowest)}
+    assert choose.contested(links) == wanted
+    links["broken"] = [Link("h1", "h2", None, None, None, "stalls")]
+    assert choose.contested(links) == wanted

@@ -1,0 +1,47 @@
+"""Promise: every line of every rank is shown once, whole, with host and rank before it."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launch.job.plan import Options, make_plan
+from launch.run.follow import Labeller, LineSink, split_label
+from tests.launch.samples import cluster
+
+
+def test_lines_carry_host_and_rank() -> None:
+    labeller = Labeller(make_plan(cluster(1, 2), Options(), "r", 29500, "me", "now").hosts, colour=False)
+    assert labeller.label("h2", "[rank1]:loss 0.5") == "h2 rank 2 | loss 0.5".replace("rank 2", "rank 1")
+    assert labeller.label("h2", "torchrun says") == "h2        | torchrun says"
+    assert split_label("h1", "[rank12]:x") == ("h1 rank 12", "x")
+
+
+@given(
+    lines=st.lists(st.text(st.characters(exclude_characters="\n\r"), max_size=8), max_size=8),
+    cuts=st.lists(st.integers(0, 60), max_size=8),
+)
+def test_chunks_of_any_size_give_the_same_lines(lines: list[str], cuts: list[int]) -> None:
+    text = "".join(f"{line}\n" for line in lines)
+    got: list[str] = []
+    sink = LineSink(got.append)
+    edges = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
+    for begin, end in itertools.pairwise(edges):
+        sink.write(text[begin:end])
+    sink.finish()
+    assert got == lines
+
+
+@given(total=st.integers(0, 6), cut=st.integers(0, 30))
+def test_a_dropped_connection_neither_loses_nor_repeats_a_line(total: int, cut: int) -> None:
+    lines = [f"line {i}" for i in range(total)]
+    text = "".join(f"{line}\n" for line in lines)
+    got: list[str] = []
+    sink = LineSink(got.append)
+    sink.write(text[:cut])
+    sink.restart()
+    sink.write(text)
+    sink.finish()
+    assert got == lines

@@ -1,0 +1,84 @@
+"""Promise: a bad `make train` is refused before any SSH, in one message; key changes are told from new keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launch.cli.refusal import Refusal
+from launch.hosts import preflight, trust
+from launch.hosts.inventory import Target
+from launch.run import train as run
+from train.settings import parse
+
+
+def request(**more: str) -> run.Request:
+    return run.Request(inventory=Path("inventory/lab"), **more)  # type: ignore[arg-type]
+
+
+def test_arguments_are_split_as_a_shell_would() -> None:
+    options = run.parse_options(request(nodes="2", args="--epochs 3 --name 'two words'"))
+    assert (options.nodes, options.args) == (2, ("--epochs", "3", "--name", "two words"))
+
+
+def test_an_open_quotation_is_refused() -> None:
+    with pytest.raises(Refusal, match="ARGS"):
+        run.parse_options(request(args="--name 'two"))
+
+
+def test_a_config_file_of_this_machine_travels_in_the_plan(tmp_path: Path) -> None:
+    file = tmp_path / "my.yaml"
+    file.write_text("epochs: 3\nlr: 0.1  # high\n")
+    for args in (f"--config {file} --seed 1", f"--config={file} --seed 1"):
+        parsed = run.parse_options(request(args=args)).args
+        settings = parse(list(parsed))
+        assert (settings.epochs, settings.lr, settings.seed) == (3, 0.1, 1)
+    assert run.parse_options(request(args="--config digits")).args == ("--config", "digits")
+    for bad, said in (("a: [1", "line"), ("- 1", "found list")):
+        file.write_text(bad)
+        with pytest.raises(Refusal, match=rf"(?s)--config.*my.yaml.*{said}"):
+            run.parse_options(request(args=f"--config {file}"))
+
+
+def test_missing_script_workload_or_both(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text("")
+    (tmp_path.parent / "outside.py").write_text("")
+    for bad, said in (
+        ({"workload": str(tmp_path), "script": "absent.py"}, "there is no absent.py"),
+        ({"workload": str(tmp_path)}, "without SCRIPT"),
+        ({"script": "main.py"}, "without WORKLOAD"),
+        ({"workload": str(tmp_path / "absent"), "script": "main.py"}, "is not a folder"),
+        ({"workload": str(tmp_path), "script": "../outside.py"}, "there is no"),
+    ):
+        with pytest.raises(Refusal, match=said):
+            run.parse_options(request(**bad))
+    for script in ("main.py", "./main.py", str(tmp_path / "main.py")):
+        assert run.parse_options(request(workload=str(tmp_path), script=script)).script == "main.py"
+
+
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 43
+OTHER = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "B" * 43
+
+
+def test_new_known_and_changed_keys_are_told_apart() -> None:
+    known = [f"10.0.0.1 {KEY}", f"10.0.0.2 {KEY}"]
+    offered = {"a": f"10.0.0.1 {KEY}", "b": f"10.0.0.2 {OTHER}", "c": f"10.0.0.3 {KEY}"}
+    new, changed = trust.sort_keys(known, offered)
+    assert (list(new), changed) == (["c"], {"b": f"10.0.0.2 {KEY}"})
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("python=3.11\nroot=yes\n", []),
+        ("python=\nroot=yes\n", ["no python3"]),
+        ("python=3.6\nroot=yes\n", ["needs 3.8"]),
+        ("python=3.11\nroot=sudo: a password is required\n", ["cannot become root by sudo: sudo: a password"]),
+        ("python=\nroot=sudo is not installed\n", ["no python3", "sudo is not installed"]),
+    ],
+)
+def test_what_a_host_answers_at_first_sight(answer: str, said: list[str]) -> None:
+    problems = preflight.judge(Target("h1", "192.0.2.1", user="me"), answer)
+    assert len(problems) == len(said)
+    assert all(text in problem.what for text, problem in zip(said, problems, strict=True))
