@@ -229,7 +229,7 @@ def gpu_obstacles(found: Facts, wanted: Sequence[int] | None) -> list[tuple[str,
             obstacles.append((what, fix))
     for problem in fact(found, "gpu_problems"):
         if problem["fatal"] and _concerns(problem, gpus, wanted):
-            fix = f"{problem['mend']}; or set `gpus: []` to train on the CPU"
+            fix = f"{problem['fix']}; or set `gpus: []` to train on the CPU"
             obstacles.append((problem["what"], fix))
     return obstacles
 
@@ -253,7 +253,7 @@ def gpus(name: str, found: Facts, asked: Asked) -> list[Verdict]:
     for problem in problems:
         minor = not problem["fatal"] and problem["vendor"] == "nvidia"
         if minor and _concerns(problem, nvidia_gpus(found), asked.gpus):
-            verdicts.append(Verdict("gpus", _where(name), WARNING, problem["what"], problem["mend"]))
+            verdicts.append(Verdict("gpus", _where(name), WARNING, problem["what"], problem["fix"]))
     amd = models([gpu for gpu in fact(found, "gpus") if gpu.get("vendor") == "amd"])
     amd = amd or next((problem["what"] for problem in problems if problem["vendor"] == "amd"), "")
     if amd and not used and asked.gpus is None:

@@ -155,10 +155,10 @@ def explain_line(line: str, answering: int) -> dict[str, Any]:
     named = gpu if gpu is None or gpu.startswith("GPU") else f"GPU {gpu}"
     if "inforom" in line.lower():
         what, fix = f"{named or 'a GPU'} has a corrupted infoROM", "reboot the host; if it stays, have it replaced"
-        return {"vendor": "nvidia", "gpu": gpu, "fatal": False, "what": what, "mend": fix}
+        return {"vendor": "nvidia", "gpu": gpu, "fatal": False, "what": what, "fix": fix}
     what = f"{named or 'a GPU'} does not answer; {answering} {'does' if answering == 1 else 'do'} ({line})"
     fix = "look for its Xid in dmesg and reboot the host; or name the other GPUs with `gpus` in the inventory"
-    return {"vendor": "nvidia", "gpu": gpu, "fatal": True, "what": what, "mend": fix}
+    return {"vendor": "nvidia", "gpu": gpu, "fatal": True, "what": what, "fix": fix}
 
 
 def cdi_problem(gpus: list[dict[str, Any]], specifications: list[str]) -> tuple[str, str] | None:
@@ -273,7 +273,7 @@ def explain_amd(results: list[Result], devices: list[str], driver_loaded: bool) 
     else:
         said = "; ".join(f"exit status {result.rc}: {result.complaint}" for result in results if result.rc != 127)
         what, fix = f"AMD GPUs ({there}), but their tools fail ({said})", "run amd-smi on that host by hand"
-    return {"vendor": "amd", "gpu": None, "fatal": False, "what": what, "mend": fix}
+    return {"vendor": "amd", "gpu": None, "fatal": False, "what": what, "fix": fix}
 
 
 def pci_devices(vendor: str, classes: tuple[str, ...], pci: Path = Path("/sys/bus/pci/devices")) -> list[str]:
@@ -323,7 +323,7 @@ def find_gpus(command: Callable[[list[str]], Result] = _patient) -> dict[str, An
     machine's), "driver", "compute_capability", "pci_bus_id" (0000:3b:00), "ecc_uncorrected" (None: no ECC), "mig",
     "mig_instances" [{"name", "uuid"}], "usable" (for a rank), "unusable_reason"}].
     gpu_problems: [{"vendor", "gpu" (its PCI address, or "GPU 1"; None: all of them), "fatal" (no rank can use it),
-    "what", "mend"}].
+    "what", "fix"}].
     No GPU and nothing wrong is a normal answer.
     """
     gpus, problems, rows = _find_nvidia(nvidia_devices(), command)
@@ -355,7 +355,7 @@ def _find_nvidia(
 
 
 def _whole(what: str, fix: str) -> dict[str, Any]:
-    return {"vendor": "nvidia", "gpu": None, "fatal": True, "what": what, "mend": fix}
+    return {"vendor": "nvidia", "gpu": None, "fatal": True, "what": what, "fix": fix}
 
 
 def _find_amd(
@@ -381,4 +381,4 @@ def _find_amd(
 
 def in_words(problems: list[dict[str, Any]]) -> str | None:
     """What stands in the way of training on NVIDIA GPUs, in one text with the fixes; None: nothing."""
-    return "; ".join(f"{problem['what']}. Fix: {problem['mend']}" for problem in problems if problem["fatal"]) or None
+    return "; ".join(f"{problem['what']}. Fix: {problem['fix']}" for problem in problems if problem["fatal"]) or None

@@ -290,7 +290,7 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
     rdma [{device, port, state, rate_gbits, link_layer, nics [name], soft}],
     gpus [{vendor, index, name, uuid, memory_mib, driver, compute_capability, pci_bus_id, ecc_uncorrected, mig,
     mig_instances [{name, uuid}], usable, unusable_reason}],
-    gpu_problems [{vendor, gpu (PCI address, or "GPU 1"; null is all of them), fatal, what, mend}], gpu_problem (the
+    gpu_problems [{vendor, gpu (PCI address, or "GPU 1"; null is all of them), fatal, what, fix}], gpu_problem (the
     fatal ones in words, or null), gpu_health [{index, pci_bus_id, uuid, temperature_c, throttle [words],
     ecc_uncorrected, repair_pending, repair_failed, processes [{pid, user, name, memory_mib}]}] (NVIDIA's),
     xid [{pci, xid, when, count, line}] or null with xid_problem (why the kernel's log cannot be read),

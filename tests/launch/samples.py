@@ -31,7 +31,7 @@ def facts(*nics: dict[str, Any], gpus: int = 0, problem: str | None = None) -> d
         "nics": list(nics),
         "gpus": [{"index": i, "name": "NVIDIA H200"} for i in range(gpus)],
         "gpu_problem": problem,
-        "gpu_problems": [{"vendor": "nvidia", "gpu": None, "fatal": True, "what": problem, "mend": "fix it"}]
+        "gpu_problems": [{"vendor": "nvidia", "gpu": None, "fatal": True, "what": problem, "fix": "fix it"}]
         if problem
         else [],
         "cpus": 4,

@@ -251,10 +251,10 @@ LOST = {
     "gpu": "0000:65:00",
     "fatal": True,
     "what": "GPU 0000:65:00 does not answer",
-    "mend": "reboot",
+    "fix": "reboot",
 }
-BROKEN = {"vendor": "nvidia", "gpu": None, "fatal": True, "what": "the module is not loaded", "mend": "modprobe nvidia"}
-INFOROM = {"vendor": "nvidia", "gpu": "0000:01:00", "fatal": False, "what": "infoROM", "mend": "reboot"}
+BROKEN = {"vendor": "nvidia", "gpu": None, "fatal": True, "what": "the module is not loaded", "fix": "modprobe nvidia"}
+INFOROM = {"vendor": "nvidia", "gpu": "0000:01:00", "fatal": False, "what": "infoROM", "fix": "reboot"}
 RADEON = {"vendor": "amd", "index": 0, "name": "AMD Instinct MI210", "usable": False, "unusable_reason": "CUDA"}
 
 
