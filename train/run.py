@@ -11,14 +11,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from train import group, proof, session, torchvision_cpu
+from train import session
 from train.checkpoints import CheckpointError, Writer, fit, load_weights
 from train.datasets import DataError, Dataset, fingerprint, load
-from train.group import Place
-from train.model import build as build_model
-from train.report import Report
+from train.model import torchvision_cpu
+from train.model.build import build as build_model
+from train.reporting.report import Report
 from train.session import Session
 from train.settings import EXIT_STOPPED, Settings, SettingsError, refuse
+from train.start import group, proof
+from train.start.group import Place
 from train.trainer import Training
 
 Wrong = (SettingsError, DataError, CheckpointError, proof.ProofError)

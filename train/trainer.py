@@ -13,14 +13,14 @@ from types import FrameType
 import torch
 
 from train import order
-from train.buffers import evaluating_with, mean_buffers
 from train.checkpoints.writer import Writer
 from train.evaluate import Score, evaluate
-from train.report import Report
+from train.model.running_statistics import evaluating_with, mean_buffers
+from train.reporting.report import Report
+from train.reporting.step_stats import StepRecord, StepStats
 from train.session import Session, state_of
 from train.settings import Every, every
 from train.step import Batch, optimizer_step
-from train.watch import StepRecord, StepStats
 
 
 @dataclass

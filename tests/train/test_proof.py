@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from train import proof
-from train.proof import Claim, difference
+from train.start import proof
+from train.start.proof import Claim, difference
 
 ROOT = Path(__file__).resolve().parents[2]
 GOOD, BAD = "ab" * 32, "cd" * 32

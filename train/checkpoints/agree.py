@@ -12,8 +12,8 @@ from pathlib import Path
 from train.checkpoints import files
 from train.checkpoints.files import CheckpointError, Manifest
 from train.checkpoints.prune import set_aside
-from train.checkpoints.transfer import everyone, hand_out, raise_together
-from train.group import Place
+from train.checkpoints.transfer import hand_out, raise_together
+from train.start.group import Place, everyone
 
 
 @dataclass(frozen=True)

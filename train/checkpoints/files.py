@@ -18,7 +18,7 @@ from typing import IO, Any, cast
 
 import torch
 
-from train.checkpoints.durable import Draft, write_file
+from train.durable import Draft, write_json
 
 SCHEMA = 2
 READABLE = (1, 2)
@@ -58,6 +58,7 @@ def write(folder: Path, step: int, state: State, metric: float | None = None) ->
     """
     path = path_of(folder, step)
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         with Draft(path) as draft:
             torch.save(state, cast(IO[bytes], draft))  # torch needs write() and flush()
             manifest_of(path).unlink(missing_ok=True)  # of an older checkpoint of this step
@@ -82,7 +83,7 @@ def write_manifest(path: Path, step: int, size: int, sha256: str, metric: float 
         "metric": metric if known else None,
         "time": time.time(),
     }
-    write_file(manifest_of(path), (json.dumps(manifest, indent=2) + "\n").encode())
+    write_json(manifest_of(path), manifest)
 
 
 def cannot_write(path: Path, error: Exception) -> CheckpointError:

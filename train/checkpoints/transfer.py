@@ -4,28 +4,17 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 from train.checkpoints import files
-from train.checkpoints.durable import Draft
 from train.checkpoints.files import CheckpointError, Manifest
-from train.group import Place
+from train.durable import Draft
+from train.start.group import Place, everyone
 
 PIECE = 16 << 20  # bytes of one broadcast
 TIMEOUT = timedelta(seconds=300)  # of one broadcast
-T = TypeVar("T")
-
-
-def everyone(mine: T, place: Place) -> list[T]:
-    """Every rank's object, by rank."""
-    if place.world_size == 1:
-        return [mine]
-    theirs: list[T] = [mine] * place.world_size
-    dist.all_gather_object(theirs, mine)
-    return theirs
 
 
 def raise_together(complaint: str, place: Place) -> None:
@@ -75,6 +64,7 @@ def send(path: Path, size: int, group: dist.ProcessGroup) -> str:
 def receive(path: Path, manifest: Manifest, giver: int, group: dist.ProcessGroup) -> str:
     """Receives all pieces even where they cannot be written. Returns the complaint."""
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         draft = Draft(path)
     except OSError as error:
         for _ in pieces(manifest["bytes"], giver, group):

@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from train.checkpoints import files
-from train.checkpoints.durable import clear_drafts
 from train.checkpoints.files import CheckpointError, State
 from train.checkpoints.prune import prune
 from train.checkpoints.snapshot import Snapshot
+from train.durable import clear_drafts
 
 TURN = 0.0002  # seconds
 NICE = 10  # the background takes what the training leaves of the cores

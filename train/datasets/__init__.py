@@ -19,7 +19,7 @@ from train.datasets.fingerprint import fingerprint
 from train.settings import Settings
 
 if TYPE_CHECKING:  # it imports torch
-    from train.group import Place
+    from train.start.group import Place
 
 __all__ = ["DATASETS", "DataError", "Dataset", "fingerprint", "load"]
 

@@ -11,9 +11,9 @@ from train.datasets.base import ArraySource, DataError, Dataset
 from train.datasets.memory import Kept, keeps
 from train.datasets.sidestream import on_side_stream
 from train.datasets.transform import Form, Normaliser, Store, affine_batch, cropped_batch, to_device
-from train.group import Place
 from train.order import Ints
 from train.settings import Settings
+from train.start.group import Place
 
 GPU_PART = 0.25  # of the GPU's free memory may be taken by a dataset without being asked to
 

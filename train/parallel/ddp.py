@@ -6,7 +6,7 @@ Its switches, and why they stand as they do:
   memory and in time. It forbids detach_() on a gradient, which nobody here does.
 - forward_sync_buffers=False (formerly broadcast_buffers): rank 0's batch statistics are not sent around before every
   forward, which would throw the other ranks' away and cost a collective in each step. Each rank keeps its own;
-  evaluation and checkpoints take their mean (`train.buffers`). At the start rank 0's are everybody's.
+  evaluation and checkpoints take their mean (`train.model.running_statistics`). At the start rank 0's are everybody's.
 - find_unused_parameters only on request: it walks the graph in every step, and hides a layer that was left out by
   mistake. Without it a parameter without a gradient is an error that names it.
 - static_graph only on request: it is a promise about the model (the same parameters, used the same way in every step)
@@ -21,10 +21,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from train.buffers import unchanged_buffers
-from train.group import Place
-from train.parallel import Loss, state
+from train.model.names import plain
+from train.model.running_statistics import unchanged_buffers
+from train.parallel import state
 from train.parallel.single import Single
+from train.parallel.strategy import Loss
+from train.start.group import Place
 
 
 class Ddp(Single):
@@ -70,13 +72,13 @@ class Ddp(Single):
         """After the first synchronised backward, once: later steps cost nothing."""
         self.unchecked = False
         named = self.network.named_parameters()
-        without = [state.plain(name) for name, p in named if p.requires_grad and p.grad is None]
+        without = [plain(name) for name, p in named if p.requires_grad and p.grad is None]
         if without:
             raise RuntimeError(self.complaint(without))
 
     def numbered(self, message: str) -> list[str]:
         """The parameters that DDP's message counts up, by name."""
-        named = [state.plain(name) for name, p in self.network.named_parameters() if p.requires_grad]
+        named = [plain(name) for name, p in self.network.named_parameters() if p.requires_grad]
         found = re.search(r"did not receive grad for rank \d+:((?: \d+)+)", message)
         return [named[int(number)] for number in found[1].split()] if found else []
 

@@ -21,10 +21,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from train.group import Place
 from train.parallel import state
 from train.parallel.single import Single
 from train.settings import SettingsError
+from train.start.group import Place
 
 LARGEST = 1 / 8  # part of all parameters: a block with more is looked into for smaller ones
 SMALLEST = 1 / 100  # one with fewer stays with the rest: it is not worth a collective of its own

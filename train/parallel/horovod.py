@@ -23,11 +23,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from train.group import Place
-from train.parallel import Groups, state
+from train.model.names import plain
+from train.parallel import state
 from train.parallel.horovod_start import start
 from train.parallel.single import Single
+from train.parallel.strategy import Groups
 from train.settings import Settings, SettingsError
+from train.start.group import Place
 
 GROUP_BYTES = 16 << 20  # Horovod fuses at most 128 MB
 LEAVE = 10.0  # s
@@ -65,7 +67,7 @@ class Horovod(Single):
         direct = self.device.type == "cpu" or self.hvd.cuda_built()
         self.distributed = self.hvd.DistributedOptimizer(
             make(groups),
-            named_parameters=[(state.plain(name), p) for name, p in self.network.named_parameters()],
+            named_parameters=[(plain(name), p) for name, p in self.network.named_parameters()],
             compression=self.hvd.Compression.none if direct else ThroughHost,
             op=self.hvd.Sum,
             groups=fixed_groups(self.network, GROUP_BYTES),
@@ -93,7 +95,7 @@ class Horovod(Single):
         """After the first whole backward, once. Horovod would send zeros, which weight decay and momentum take up."""
         self.unchecked = False
         named = self.network.named_parameters()
-        without = [state.plain(name) for name, p in named if p.requires_grad and p.grad is None]
+        without = [plain(name) for name, p in named if p.requires_grad and p.grad is None]
         if without:
             raise RuntimeError(
                 f"no gradient reached {state.few(without)}: the loss does not depend on them. If that is meant, take "

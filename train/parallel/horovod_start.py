@@ -20,8 +20,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
-from train.group import Place, first_complaint
 from train.settings import SettingsError
+from train.start.group import Place, first_complaint
 
 SERVER = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")
 BEYOND = "192.0.2.1"  # of RFC 5737: what leads there is the default route

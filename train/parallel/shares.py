@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from train.buffers import unchanged_buffers
+from train.model.running_statistics import unchanged_buffers
 from train.order import Cut
 from train.settings import SettingsError
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from train.parallel import Groups, Loss, state
+from train.parallel import state
+from train.parallel.strategy import Groups, Loss
 
 
 class Single:

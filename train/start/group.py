@@ -1,6 +1,6 @@
 """This process among the ranks: where it stands, which device is its own, how the ranks find each other.
 
-Ranks are started by torchrun, by `--spawn` (`train.spawn`), by mpirun or horovodrun, or by hand with the four
+Ranks are started by torchrun, by `--spawn` (`train.start.spawn`), by mpirun or horovodrun, or by hand with the four
 variables of torchrun; alone, this process is rank 0 of 1.
 """
 
@@ -14,12 +14,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
-from train.rendezvous import meet
 from train.settings import SettingsError
+from train.start.rendezvous import meet
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 LARGEST_KEPT = 32 << 20  # the most that glibc accepts
@@ -148,6 +149,7 @@ def process_group(
         leave_process_group()
 
 
+T = TypeVar("T")
 _left: list[object] = []
 
 
@@ -173,9 +175,17 @@ def leave_process_group() -> None:
     dist.destroy_process_group()
 
 
+def everyone(mine: T, place: Place) -> list[T]:
+    """The object of every rank, by rank (collective). Objects are pickled."""
+    if place.world_size == 1:
+        return [mine]
+    theirs: list[T] = [mine] * place.world_size
+    dist.all_gather_object(theirs, mine)
+    return theirs
+
+
 def first_complaint(complaint: str, place: Place) -> str:
     """The complaint of the lowest rank that has one, known to all ranks; empty if none has."""
-    everyone: list[str] = [""] * place.world_size
-    dist.all_gather_object(everyone, complaint)
-    named = [f"{text} (rank {rank})" if rank else text for rank, text in enumerate(everyone) if text]
+    complaints = enumerate(everyone(complaint, place))
+    named = [f"{text} (rank {rank})" if rank else text for rank, text in complaints if text]
     return named[0] if named else ""

@@ -1,4 +1,4 @@
-"""torchrun, and a document that says which rank failed and why.  python -m train.agent <torchrun's arguments>
+"""torchrun, and a document that says which rank failed and why.  python -m train.start.agent <torchrun's arguments>
 
 Or `--direct RANK WORLD_SIZE MASTER_ADDR MASTER_PORT MODULE [argument ...]`: a host's only rank in this process, without
 torchrun: for what is short, and would wait twice for the import of torch.
@@ -41,6 +41,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from train.durable import write_json
 
 SCHEMA = 1
 # Seconds that ranks get between SIGTERM and SIGKILL.
@@ -162,10 +164,8 @@ def report(failures: list[Failure], node_rank: int) -> None:
         return
     document = {"schema": SCHEMA, "node_rank": node_rank, "host": host, "failures": failures}
     path = Path(folder) / "failure.json"
-    draft = path.with_name(".failure.json.tmp")
     try:
-        draft.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-        draft.replace(path)
+        write_json(path, document)
     except OSError as error:
         print(f"cannot write {path}: {error}", file=sys.stderr, flush=True)
 

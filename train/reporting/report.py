@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 
-from train import metrics, picture
-from train.devices import describe
+from train.durable import write_json
 from train.evaluate import Score
-from train.progress import progress_for
+from train.reporting import metrics, picture
+from train.reporting.progress import progress_for
+from train.reporting.step_stats import StepRecord
 from train.session import Session
 from train.settings import as_document
-from train.watch import StepRecord
+from train.start.devices import describe
 
 
 class Report:
@@ -40,7 +41,7 @@ class Report:
             )
             for line in (opening(session), *filter(None, self.notes)):
                 self.progress.say(line)
-            metrics.write_json(settings.run_dir / "settings.json", document)
+            write_json(settings.run_dir / "settings.json", document)
             resumed = session.position.step if session.resumed_from else None
             self.metrics.write(
                 "start",
@@ -150,7 +151,7 @@ class Report:
         events = metrics.read_metrics(folder / metrics.NAME)
         title = f"{session.settings.model} on {session.settings.dataset}, {ranks(session)}"
         picture.draw(events, title, folder / "curves.png")
-        metrics.write_json(folder / "result.json", result)
+        write_json(folder / "result.json", result)
         self.progress.say(
             f"test accuracy {score.accuracy:.2%}, {result['images_per_second']:.0f} images/s, "
             f"{result['train_seconds']:.1f} s of training"

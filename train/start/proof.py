@@ -78,7 +78,7 @@ def facts_here(settings: Any, data_fingerprint: str, environment: Mapping[str, s
     return {
         "plan": environment.get("MUSTER_PLAN_SHA256") or "none",
         "image": environment.get("MUSTER_IMAGE") or "none",
-        "code": code_hash(Path(__file__).parent),
+        "code": code_hash(Path(__file__).parents[1]),
         **versions(),
         **settings_facts(settings),
         "data": data_fingerprint,

@@ -1,4 +1,4 @@
-"""Promises of train.watch: every rank learns the same of each step, one step late."""
+"""Promises of train.reporting.step_stats: every rank learns the same of each step, one step late."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.train.test_features import Results, run_ranks
-from train.watch import NonFiniteLoss, StepStats
+from train.reporting.step_stats import NonFiniteLoss, StepStats
 
 YES, NO = torch.tensor(True), torch.tensor(False)
 

@@ -2,10 +2,12 @@
 
 import fcntl
 import hashlib
+import json
 import os
 import secrets
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 PIECE = 1 << 22  # bytes handed to the kernel at once
 
@@ -19,8 +21,7 @@ class Draft:
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError where the folder cannot be made or written to."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        """Raises OSError where the folder does not exist or cannot be written to."""
         self.path = path
         self.draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
         self.descriptor = open_locked(self.draft)
@@ -85,6 +86,11 @@ def write_file(path: Path, data: bytes) -> None:
     with Draft(path) as draft:
         draft.write(data)
         draft.commit()
+
+
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    """One indented JSON object, whole or absent. Raises OSError."""
+    write_file(path, (json.dumps(document, indent=2) + "\n").encode())
 
 
 def sync_folder(folder: Path) -> None:

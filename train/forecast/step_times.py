@@ -38,17 +38,18 @@ from torch import Tensor, nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
-from train import group, order, session
+from train import order, session
 from train.datasets import DataError, load
-from train.features import Precision
-from train.group import Place
-from train.model import build as build_model
+from train.model.build import build as build_model
+from train.model.precision import Precision
 from train.parallel import shares
 from train.parallel.single import Single
+from train.reporting.step_stats import StepStats
 from train.session import Session
 from train.settings import Settings, SettingsError
+from train.start import group
+from train.start.group import Place, everyone
 from train.step import optimizer_step
-from train.watch import StepStats
 
 Figures = dict[str, list[float]]
 Wrong = (SettingsError, DataError)
@@ -111,13 +112,6 @@ def measure(settings: Settings, arguments: list[str], place: Place, device: torc
 
 
 KEPT = ("model", "dataset", "batch_size", "parallel", "shares", "amp", "micro_batch")
-
-
-def everyone(mine: Any, place: Place) -> list[Any]:
-    """What every rank has, in their order (collective)."""
-    gathered: list[Any] = [None] * place.world_size
-    dist.all_gather_object(gathered, mine)
-    return gathered
 
 
 def build(settings: Settings, place: Place, device: torch.device) -> tuple[Session, "Watched"]:

@@ -29,6 +29,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 )
 from torch.distributed.rendezvous import rendezvous
 
+from train.durable import write_file
 from train.settings import SettingsError
 
 POLL = 0.05  # s
@@ -113,7 +114,7 @@ def file_store(path: Path, rank: int, world_size: int, timeout: float) -> Store:
     try:
         if rank == 0:
             return host_meeting(path, word, world_size, limit)
-        write(path.with_name(f"{path.name}.rank-{rank}"), word)
+        write_file(path.with_name(f"{path.name}.rank-{rank}"), word.encode())
         while time.monotonic() < limit:
             answer = json.loads(read(path.with_name(f"{path.name}.meeting")) or "{}")
             if answer.get("words", {}).get(str(rank)) == word:
@@ -143,7 +144,7 @@ def host_meeting(path: Path, word: str, world_size: int, limit: float) -> Store:
     while absent and time.monotonic() < limit:
         words = {rank: read(file) for rank, file in others.items()}
         if words != answered:
-            write(meeting, json.dumps({"store": name, "words": words}))
+            write_file(meeting, json.dumps({"store": name, "words": words}).encode())
             answered = words
         absent = [rank for rank in absent if not store.check([f"met-{rank}"])]
         time.sleep(POLL if absent else 0)
@@ -159,9 +160,3 @@ def read(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return ""
-
-
-def write(path: Path, text: str) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from train import recipe as recipes
 from train.checkpoints import files, foreign
 from train.checkpoints.files import CheckpointError, State
-from train.recipe import Recipe, RecipeError
+from train.inference import recipe as recipes
+from train.inference.recipe import Recipe, RecipeError
 
 
 @dataclass(frozen=True)
@@ -123,12 +123,12 @@ def sidecar(path: Path) -> dict[str, str]:
 
 def network_of(trained: Trained) -> nn.Module:
     """The model with these weights, in evaluation mode, on the CPU. Raises CheckpointError where they do not fit."""
-    from train import model
+    from train.model.build import build
     from train.settings import SettingsError
 
     recipe = trained.recipe
     try:
-        network = model.build(recipe.model, len(recipe.class_names), recipe.image_size, seed=0)
+        network = build(recipe.model, len(recipe.class_names), recipe.image_size, seed=0)
         network.load_state_dict(trained.weights)
     except (SettingsError, RuntimeError) as error:
         raise CheckpointError(f"{trained.path}: the weights do not fit {recipe.model}: {error}") from error
