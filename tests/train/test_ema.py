@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.train.test_features import Results, run_ranks
+from tests.train.test_model import Results, run_ranks
 from train.model.ema import Ema
 
 

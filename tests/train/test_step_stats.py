@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.train.test_features import Results, run_ranks
+from tests.train.test_model import Results, run_ranks
 from train.reporting.step_stats import NonFiniteLoss, StepStats
 
 YES, NO = torch.tensor(True), torch.tensor(False)
