@@ -60,7 +60,7 @@ def spawned(what: str) -> int:
 
 def main() -> int:
     if sys.argv[1] == "spawn":
-        return spawn(spawned, ((sys.argv[3:] or [""])[0],), int(sys.argv[2]), grace=1.0)
+        return spawn(spawned, ((sys.argv[3:] or [""])[0],), int(sys.argv[2]), grace_seconds=1.0)
     return join(sys.argv[1], float(sys.argv[2]), "die" in sys.argv)
 
 

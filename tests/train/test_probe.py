@@ -36,7 +36,7 @@ def two_ranks(folder: Path, *arguments: str) -> tuple[list[int], str, dict[str, 
     finally:
         for rank in ranks:
             rank.kill()
-    path = folder / probe.NAME
+    path = folder / probe.PROBE_FILE
     return [rank.returncode for rank in ranks], said, json.loads(path.read_text()) if path.exists() else {}
 
 
@@ -72,7 +72,7 @@ def test_a_wrong_sum_names_rank_and_host(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_every_size_is_measured_once_however_few_seconds_there_are(tmp_path: Path) -> None:
     statuses, said, document = two_ranks(tmp_path, "--seconds", "0.02")
     assert statuses == [0, 0], said
-    assert document["schema"] == probe.SCHEMA
+    assert document["schema"] == probe.PROBE_SCHEMA
     assert [entry["rank"] for entry in document["ranks"]] == [0, 1]
     first = document["all_reduce"]["sizes"][0]
     assert first["bytes"] == probe.MIB

@@ -20,11 +20,11 @@ import torch
 
 from train.durable import Draft, write_json
 
-SCHEMA = 2
+MANIFEST_SCHEMA = 2
 READABLE = (1, 2)
 State = dict[str, Any]
 Manifest = dict[str, Any]
-NAME = re.compile(r"step-(\d+)\.(pt|json)")
+FILE_NAME = re.compile(r"step-(\d+)\.(pt|json)")
 
 
 class CheckpointError(Exception):
@@ -41,7 +41,7 @@ def manifest_of(path: Path) -> Path:
 
 def step_of(path: Path) -> int | None:
     """The n of a file named step-<n>.pt or step-<n>.json."""
-    match = NAME.fullmatch(path.name)
+    match = FILE_NAME.fullmatch(path.name)
     return int(match[1]) if match else None
 
 
@@ -75,7 +75,7 @@ def write_manifest(path: Path, step: int, size: int, sha256: str, metric: float 
     """From here on the checkpoint exists. Raises OSError."""
     known = metric is not None and math.isfinite(metric)
     manifest = {
-        "schema": SCHEMA,
+        "schema": MANIFEST_SCHEMA,
         "file": path.name,
         "step": step,
         "bytes": size,
@@ -180,5 +180,5 @@ def compare(file: BufferedReader, content: Manifest, folder: Path, step: int) ->
 
 
 def others(folder: Path, step: int) -> str:
-    """What else there is, for the end of a message."""
+    """The other checkpoints in the folder, for the end of a message."""
     return f"; other checkpoints there: {[s for s in saved_steps(folder) if s != step] or 'none'}"

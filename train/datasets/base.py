@@ -107,7 +107,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Files:
-    """Where a dataset's files are looked for, and the error for those that are missing or wrong."""
+    """The folder of a dataset's files, and the errors for files that are missing or wrong."""
 
     dataset: str
     root: Path

@@ -33,11 +33,11 @@ from train.model import torchvision_cpu
 from train.settings import Settings, SettingsError, problems, refuse
 from train.settings import parse as parse_settings
 from train.start import group
-from train.start.group import Place, everyone
+from train.start.group import Place, from_all_ranks
 from train.start.proof import code_hash
 
-SCHEMA = "muster.probe/1"
-NAME = "probe.json"
+PROBE_SCHEMA = "muster.probe/1"
+PROBE_FILE = "probe.json"
 MIB = 1 << 20
 SIZES = (1 * MIB, 16 * MIB, 128 * MIB)  # bytes
 REPEATS = 5  # timed ones of each size, where there is time
@@ -46,7 +46,7 @@ PERIOD = 251  # of the pattern; a prime, so that a piece in the wrong place show
 
 
 class WrongValue(Exception):
-    """An all-reduce brought a wrong sum; the message names rank and host."""
+    """An all-reduce returned a wrong sum; the message names rank and host."""
 
 
 def bus_bandwidth(size: int, seconds: float, ranks: int) -> float:
@@ -64,7 +64,7 @@ def pattern(size: int, device: torch.device) -> Tensor:
 
 
 def wait_for(device: torch.device) -> None:
-    """Until the device has done what it was told; at once on the CPU."""
+    """Waits until the device has finished its work; returns at once on the CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -164,7 +164,7 @@ def run(settings: Settings | None, arguments: list[str], complaint: str, seconds
         return refuse(str(error))
     with group.process_group(place, device, settings.timeout if settings else Settings.timeout, backend):
         if complaint := group.first_complaint(complaint, place):
-            return refuse(complaint, aloud=place.rank == 0)
+            return refuse(complaint, shown=place.rank == 0)
         mine = {
             "rank": place.rank,
             "host": host_name(),
@@ -173,11 +173,11 @@ def run(settings: Settings | None, arguments: list[str], complaint: str, seconds
             **versions(),
         }
         document: dict[str, Any] = {
-            "schema": SCHEMA,
+            "schema": PROBE_SCHEMA,
             "torch": torch.__version__,
             "backend": "nccl" if "nccl" in chosen else chosen,
             "device": device.type,
-            "ranks": everyone(mine, place),
+            "ranks": from_all_ranks(mine, place),
             "all_reduce": None,
             "forecast": None,
         }
@@ -191,7 +191,7 @@ def run(settings: Settings | None, arguments: list[str], complaint: str, seconds
             try:
                 document["forecast"] = step_times.measure(settings, arguments, place, device)
             except step_times.Wrong as error:  # the same on all ranks
-                return refuse(str(error), aloud=place.rank == 0)
+                return refuse(str(error), shown=place.rank == 0)
         if place.rank == 0:
             write(document)
     return 0
@@ -199,18 +199,18 @@ def run(settings: Settings | None, arguments: list[str], complaint: str, seconds
 
 def write(document: dict[str, Any]) -> None:
     """probe.json, whole or not at all."""
-    write_json(Path(os.environ.get("MUSTER_RUN_DIR", ".")) / NAME, document)
+    write_json(Path(os.environ.get("MUSTER_RUN_DIR", ".")) / PROBE_FILE, document)
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises instead of leaving: under torchrun all ranks must leave together."""
+    """Raises instead of exiting: under torchrun all ranks must end together."""
 
     def error(self, message: str) -> NoReturn:
         raise SettingsError(f"train.forecast.probe: {message}")
 
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str] | None]:
-    """(options, the trainer's arguments: what stands after --forecast; None without it). Raises SettingsError.
+    """(options, the trainer's arguments: those after --forecast; None without it). Raises SettingsError.
 
     A `--` between the two is for readers, and may be missing: some argparse between here and the user drops it.
     """

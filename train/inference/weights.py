@@ -30,8 +30,8 @@ class Trained:
 
 
 def read(path: Path, ema: bool = False, say: Callable[[str], None] = lambda text: None) -> Trained:
-    """Weights at `path`: step-<n>.pt, a folder of checkpoints or of a run (its newest intact one; `say` tells of those
-    passed over), or an exported .safetensors, or .pt with its .json beside it. ema: the averaged weights.
+    """Weights at `path`: step-<n>.pt, a folder of checkpoints or of a run (its newest intact one; `say` reports those
+    that were passed over), or an exported .safetensors, or .pt with its .json beside it. ema: the averaged weights.
 
     Raises CheckpointError.
     """

@@ -3,8 +3,8 @@
 torchvision from the Python registry is built for CUDA torch. Beside a CPU-only torch its compiled library
 does not load and importing it stops with "operator torchvision::nms does not exist", although models,
 datasets and transforms need none of that library. What is missing is two operator schemas; this declares them
-just before torchvision looks for them. `torchvision.ops.nms` and its like still cannot run, and say so in
-torchvision's own words when called.
+just before torchvision asks for them. `torchvision.ops.nms` and similar operators still cannot run, and raise
+torchvision's own error when called.
 
     python -m train.model.torchvision_cpu --install     copies this file and a .pth that loads it into site-packages
 

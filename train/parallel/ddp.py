@@ -1,9 +1,9 @@
 """--parallel ddp: a replica on every rank, gradients averaged by torch's DistributedDataParallel.
 
-Its switches, and why they stand as they do:
+Its switches, and why they are set as they are:
 
 - gradient_as_bucket_view=True: gradients lie in the all-reduce buckets themselves: one copy of all gradients less in
-  memory and in time. It forbids detach_() on a gradient, which nobody here does.
+  memory and in time. It forbids detach_() on a gradient, which no code here does.
 - forward_sync_buffers=False (formerly broadcast_buffers): rank 0's batch statistics are not sent around before every
   forward, which would throw the other ranks' away and cost a collective in each step. Each rank keeps its own;
   evaluation and checkpoints take their mean (`train.model.running_statistics`). At the start rank 0's are everybody's.
@@ -49,7 +49,7 @@ class Ddp(Single):
             static_graph=static_graph,
         )
         self.module = self.ddp
-        # DDP looks at a static graph in its first backward and has to see it synchronised.
+        # DDP records a static graph in its first backward, which has to be a synchronised one.
         self.always_synchronise = static_graph
         self.unchecked = not (find_unused_parameters or static_graph)
 
@@ -59,7 +59,7 @@ class Ddp(Single):
         try:
             with self.ddp.no_sync() if quiet else nullcontext():
                 yield
-        except RuntimeError as error:  # DDP's own words come a step late and number the parameters
+        except RuntimeError as error:  # DDP's own message comes a step later and gives only numbers of parameters
             if "Expected to have finished reduction" in str(error):
                 raise RuntimeError(self.complaint(self.numbered(str(error)))) from error
             raise
@@ -77,7 +77,7 @@ class Ddp(Single):
             raise RuntimeError(self.complaint(without))
 
     def numbered(self, message: str) -> list[str]:
-        """The parameters that DDP's message counts up, by name."""
+        """The names of the parameters whose numbers are in DDP's message."""
         named = [plain(name) for name, p in self.network.named_parameters() if p.requires_grad]
         found = re.search(r"did not receive grad for rank \d+:((?: \d+)+)", message)
         return [named[int(number)] for number in found[1].split()] if found else []
@@ -88,7 +88,7 @@ class Ddp(Single):
         return (
             f"no gradient reached {which}: the loss does not depend on them, so the ranks cannot average them. "
             "If that is meant, give --find-unused-parameters (or --static-graph if they are the same in every step); "
-            "if not, look at the model's forward"
+            "if not, check the model's forward method"
         )
 
     def join(self, divide_by_initial_world_size: bool = True) -> AbstractContextManager[None]:

@@ -32,7 +32,7 @@ from train.settings import Settings, SettingsError
 from train.start.group import Place
 
 GROUP_BYTES = 16 << 20  # Horovod fuses at most 128 MB
-LEAVE = 10.0  # s
+LEAVE_SECONDS = 10.0
 
 
 class ThroughHost:
@@ -99,7 +99,7 @@ class Horovod(Single):
         if without:
             raise RuntimeError(
                 f"no gradient reached {state.few(without)}: the loss does not depend on them. If that is meant, take "
-                "--parallel ddp --find-unused-parameters; if not, look at the model's forward"
+                "--parallel ddp --find-unused-parameters; if not, check the model's forward method"
             )
 
     def add_nothing(self) -> None:
@@ -123,18 +123,18 @@ class Horovod(Single):
 
         Horovod 0.28.1 by itself waits for ever for a rank that is merely busy: HOROVOD_STALL_SHUTDOWN_TIME_SECONDS did
         nothing when tried. shutdown() drops what is waited for, but may then wait for that rank as well, also when
-        Python ends: so this process has LEAVE s left to report what happened.
+        Python ends: so this process has LEAVE_SECONDS left to report what happened.
         """
 
         def give_up() -> None:
-            leave = threading.Timer(LEAVE, os._exit, (1,))
+            leave = threading.Timer(LEAVE_SECONDS, os._exit, (1,))
             leave.daemon = True
             leave.start()
             self.hvd.shutdown()
 
-        late = threading.Timer(self.timeout, give_up)
-        late.daemon = True
-        late.start()
+        deadline = threading.Timer(self.timeout, give_up)
+        deadline.daemon = True
+        deadline.start()
         try:
             yield
         except (RuntimeError, ValueError) as error:  # HorovodInternalError; a handle that was dropped
@@ -143,7 +143,7 @@ class Horovod(Single):
                 f"(--timeout): {error}"
             ) from error
         finally:
-            late.cancel()
+            deadline.cancel()
 
     def join(self, divide_by_initial_world_size: bool = True) -> AbstractContextManager[None]:
         raise SettingsError("--parallel horovod: every rank needs the same number of steps: take --parallel ddp")

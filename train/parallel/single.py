@@ -1,4 +1,4 @@
-"""--parallel none: one process, one device. What the other ways share, and differ from, stands here."""
+"""--parallel none: one process, one device. Also the base class of the other ways."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext

@@ -31,7 +31,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def like(target: Tensor, value: Tensor) -> Tensor:
-    """The whole `value` on the device of `target`, cut as `target` is; every rank holds `value`, so none talks."""
+    """The whole `value` on the device of `target`, cut as `target` is, without communication: every rank holds it."""
     value = value.to(device=target.device)
     if not isinstance(target, DTensor):
         return value

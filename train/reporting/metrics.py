@@ -15,7 +15,7 @@ from train.durable import write_file
 from train.reporting.eventfiles import EventFiles
 
 Event = dict[str, Any]
-NAME = "metrics.jsonl"
+METRICS_FILE = "metrics.jsonl"
 
 
 class Metrics:
@@ -27,12 +27,12 @@ class Metrics:
 
     A run that goes on after optimizer step `after` keeps what is known up to that step and drops the rest, so
     that a curve has each step once. What is known lies in `folder`, or in `earlier`, the folder of the run that
-    is continued. With `after` 0 everything begins anew.
+    is continued. With `after` 0 the file begins empty.
     """
 
     def __init__(self, folder: Path, after: int = 0, earlier: Path | None = None, tensorboard: bool = False) -> None:
         """Raises OSError."""
-        path = folder / NAME
+        path = folder / METRICS_FILE
         known = known_events(folder, earlier) if after else []
         before = kept(known, after)
         write_file(path, "".join(line_of(event) for event in before).encode())
@@ -67,7 +67,7 @@ def line_of(event: Event) -> str:
 
 def known_events(folder: Path, earlier: Path | None) -> list[Event]:
     """Of the first folder that has any."""
-    for path in (folder / NAME, *([earlier / NAME] if earlier else [])):
+    for path in (folder / METRICS_FILE, *([earlier / METRICS_FILE] if earlier else [])):
         if path.is_file() and (events := read_metrics(path)):
             return events
     return []

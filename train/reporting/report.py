@@ -1,6 +1,6 @@
-"""What rank 0 tells of a run: its opening line, progress, metrics, and at the end the picture and result.json.
+"""What rank 0 reports of a run: its opening line, progress, metrics, and at the end the picture and result.json.
 
-Other ranks have the same object, and it stays silent.
+Other ranks have the same object, which reports nothing.
 """
 
 import os
@@ -25,14 +25,14 @@ class Report:
     def __init__(self, session: Session, notes: list[str], started: float) -> None:
         """started: time.monotonic() at this process's start, for the time to the first optimizer step."""
         self.session, self.notes, self.started = session, notes, started
-        self.speaks = session.place.rank == 0
+        self.reports = session.place.rank == 0
         self.begun = time.monotonic()
         self.first = True
         self.epoch_waited = session.loader.waited  # when this epoch began
         self.images = 0  # of this process's steps
 
     def __enter__(self) -> "Report":
-        if self.speaks:
+        if self.reports:
             session, settings = self.session, self.session.settings
             document = as_document(settings)
             self.progress = progress_for(settings.epochs, session.total_steps)
@@ -56,13 +56,13 @@ class Report:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.speaks:
+        if self.reports:
             self.progress.close()
             self.metrics.__exit__(kind, error, trace)
 
     def stepped(self) -> None:
         """After each optimizer step; says when the first one was done."""
-        if self.first and self.speaks:
+        if self.first and self.reports:
             if self.session.device.type == "cuda":
                 torch.cuda.synchronize()
             self.progress.say(f"first optimizer step after {time.monotonic() - self.started:.2f} s")
@@ -70,7 +70,7 @@ class Report:
 
     def step(self, record: StepRecord) -> None:
         """`record`: booked already in the session's position."""
-        if not self.speaks:
+        if not self.reports:
             return
         position = self.session.position
         self.metrics.write(
@@ -100,7 +100,7 @@ class Report:
 
     def epoch(self, score: Score) -> None:
         """After an epoch and its evaluation."""
-        if not self.speaks:
+        if not self.reports:
             return
         session, position = self.session, self.session.position
         values = {
@@ -126,7 +126,7 @@ class Report:
         self.epoch_waited = self.session.loader.waited
 
     def stopped(self) -> None:
-        if self.speaks:
+        if self.reports:
             position = self.session.position
             self.progress.say(
                 f"stopped as asked after step {position.step} of {self.session.total_steps}; its checkpoint is "
@@ -138,7 +138,7 @@ class Report:
 
         lost: seconds that training waited for checkpoints.
         """
-        if not self.speaks:
+        if not self.reports:
             return
         session, folder = self.session, self.session.settings.run_dir
         result = result_of(session, score) | {
@@ -148,7 +148,7 @@ class Report:
             **metrics.peak_memory(session.device),
         }
         self.metrics.write("end", **result)
-        events = metrics.read_metrics(folder / metrics.NAME)
+        events = metrics.read_metrics(folder / metrics.METRICS_FILE)
         title = f"{session.settings.model} on {session.settings.dataset}, {ranks(session)}"
         picture.draw(events, title, folder / "curves.png")
         write_json(folder / "result.json", result)
