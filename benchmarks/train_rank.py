@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from train.group import Place
 from train.order import Ints
+from train.start.group import Place
 
 Batch = tuple[Tensor, Tensor]
 

@@ -18,11 +18,11 @@ from train.settings import Settings, SettingsError, parse, problems, refuse  # n
 def main() -> int:
     arguments = sys.argv[1:]
     if arguments[:1] == ["export"]:
-        from train import export
+        from train.inference import export
 
         return export.main(arguments[1:])
     if arguments[:1] == ["predict"]:
-        from train import predict
+        from train.inference import predict
 
         return predict.main(arguments[1:])
     world_size = ranks_here()
@@ -37,7 +37,7 @@ def main() -> int:
     from train.run import run
 
     if settings.spawn:
-        from train.spawn import spawn
+        from train.start.spawn import spawn
 
         return spawn(run, (settings,), settings.spawn)
 

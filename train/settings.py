@@ -1,7 +1,7 @@
 """The trainer's settings: what they are, how flags and a YAML file give them, and what is wrong with them.
 
 One field of `Settings` is one setting: its flag, its help and its key in a --config file come from here. Not
-here: anything that needs torch. What only a built model or a loaded dataset can tell is said there.
+here: anything that needs torch. What only a built model or a loaded dataset shows is refused there.
 """
 
 import argparse
@@ -35,7 +35,7 @@ GROUPS = {
 
 
 class SettingsError(Exception):
-    """Settings that cannot be trained with. Found before training; exit status 2."""
+    """Settings that cannot be trained with. Refused before training; exit status 2."""
 
 
 def setting(default: Any, group: str, text: str, choices: tuple[str, ...] = (), metavar: str | None = None) -> Any:
@@ -134,7 +134,7 @@ class Settings:
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises instead of leaving: under torchrun only rank 0 may speak, and all ranks must leave together."""
+    """Raises instead of exiting: under torchrun only rank 0 prints, and all ranks must end together."""
 
     def error(self, message: str) -> NoReturn:
         raise SettingsError(f"{message} (see python -m train --help)")
@@ -254,7 +254,7 @@ def default_run_dir() -> Path:
 
 
 def as_document(settings: Settings) -> dict[str, Any]:
-    """Plain values, in the order of the fields: for checkpoints, metrics and settings.yaml."""
+    """Plain values, in the order of the fields: for checkpoints, metrics and settings.json."""
     values = dataclasses.asdict(settings)
     return {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
 
@@ -332,14 +332,16 @@ def contradictions(settings: Settings, world_size: int) -> Iterator[str]:
         yield f"--spawn {settings.spawn}: torchrun has started this rank already; leave one of the two out"
 
 
-def refuse(complaint: str, aloud: bool = True) -> int:
-    """The one line that a user sees, and the exit status. The launcher hears it from each rank: any may end first."""
+def refuse(complaint: str, shown: bool = True) -> int:
+    """Prints the complaint if `shown`, and returns the exit status. Each rank reports it to torchrun: any may be the
+    first to end.
+    """
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         said = {
             "message": f"exit status {EXIT_BAD_SETTINGS}: train: {complaint}",
             "extraInfo": {"py_callstack": "", "timestamp": str(int(time.time()))},
         }
         Path(file).write_text(json.dumps({"message": said}), encoding="utf-8")
-    if aloud:
+    if shown:
         print(f"train: {complaint}", file=sys.stderr, flush=True)
     return EXIT_BAD_SETTINGS

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from train.features import Precision
 from train.losses import Mix, logits, mixed, per_sample
+from train.model.precision import Precision
 from train.order import Pass, Step
 from train.parallel import Strategy
 

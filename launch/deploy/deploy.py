@@ -211,7 +211,7 @@ def _cluster_map(
         hosts=hosts,
         network=choice.network,
         image=clustermap.MapImage(image.ref, image.id, export.bytes),
-        measured={name: [dataclasses.asdict(link) for link in links] for name, links in measured.links.items()},
+        measured=dataclasses.asdict(measured.measurements),
         measured_at=measured.when,
         measured_key=measured.key,
     )

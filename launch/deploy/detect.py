@@ -15,6 +15,7 @@ from rich.console import Console
 
 from launch.cli import exits
 from launch.cli.refusal import Problem, Refusal
+from launch.files import read_json
 from launch.health import host_checks
 from launch.hosts import hostcall, inventory, ssh
 from launch.hosts.hostcall import Answer
@@ -95,7 +96,7 @@ def _machines(inv: Inventory) -> Iterator[list[Machine]]:
 
 
 def _progress(console: Console) -> Callable[[str], None]:
-    return lambda text: console.print(text, style="dim", highlight=False)
+    return lambda text: console.print(f"    {text}", style="dim", highlight=False)
 
 
 def _all_answers(answers: Mapping[str, Answer | BaseException]) -> dict[str, Answer]:
@@ -121,14 +122,25 @@ def choose_network(
     """
     measured = measure_links(inv, facts.found, last_map, console)
     addresses = {host.name: host.target.address for host in inv.hosts}
-    return choose.choose(facts.hosts, addresses, facts.found, measured.links), measured
+    kept = _chosen_before(last_map) if last_map else ""
+    return choose.choose(facts.hosts, addresses, facts.found, measured.measurements, kept), measured
+
+
+def _chosen_before(last_map: Path) -> str:
+    """The label of the network that the last deploy chose; "" where there was none."""
+    known = read_json(last_map)
+    try:
+        interfaces = dict.fromkeys(host["interface"] for host in known["hosts"])
+        return f"{known['network']['name']} ({', '.join(interfaces)})"
+    except (KeyError, TypeError):
+        return ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Links by choose.Working.label, when they were measured (ISO 8601, UTC), and between what."""
+    """What was measured, when (ISO 8601, UTC), and between what."""
 
-    links: dict[str, list[Link]]
+    measurements: choose.Measurements
     when: str
     key: str
 
@@ -146,7 +158,7 @@ def measure_links(inv: Inventory, found: choose.Found, last_map: Path | None, co
     key = hashlib.sha256(json.dumps([dataclasses.asdict(field) for field in fields]).encode()).hexdigest()
     now = datetime.datetime.now(datetime.UTC)
     if len(inv.hosts) == 1:
-        return Measured({}, now.isoformat(timespec="seconds"), key)
+        return Measured(choose.Measurements(), now.isoformat(timespec="seconds"), key)
     if last_map and (known := recall(last_map, key, now)):
         console.print(f"    measured {known.when[:16]} UTC on the same networks; MEASURE=1 measures them again")
         return known
@@ -154,12 +166,14 @@ def measure_links(inv: Inventory, found: choose.Found, last_map: Path | None, co
     pairs = len(inv.hosts) * (len(inv.hosts) - 1)
     console.print(f"    {pairs} ordered pairs on {', '.join(field.name for field in fields)}: about {seconds:.0f} s")
     with _machines(inv) as machines:
-        links = measure.measure(machines, fields, measure.BANDWIDTH_SECONDS, _progress(console))
-        if choose.contested(links):
-            console.print("    fast networks that differ: measured once more, as a busy processor may be what differs")
-            again = measure.measure(machines, fields, measure.BANDWIDTH_SECONDS, _progress(console))
-            links = measure.faster(links, again)
-    return Measured(links, now.isoformat(timespec="seconds"), key)
+        measurements, again = choose.Measurements(), [field.name for field in fields]
+        while again:
+            some = [field for field in fields if field.name in again]
+            links = measure.measure(machines, some, measure.BANDWIDTH_SECONDS, _progress(console))
+            measurements = measurements.with_round(links)
+            if again := choose.contested(measurements):
+                console.print(f"    not to be told apart yet, so measured once more: {', '.join(again)}")
+    return Measured(measurements, now.isoformat(timespec="seconds"), key)
 
 
 def recall(last_map: Path, key: str, now: datetime.datetime) -> Measured | None:
@@ -167,14 +181,16 @@ def recall(last_map: Path, key: str, now: datetime.datetime) -> Measured | None:
     try:
         known = json.loads(last_map.read_text())
         age = now - datetime.datetime.fromisoformat(known["measured_at"])
-        links = {name: [Link(**entry) for entry in entries] for name, entries in known["measured"].items()}
+        fields = known["measured"]
+        links = {name: [Link(**entry) for entry in entries] for name, entries in fields["links"].items()}
+        measurements = choose.Measurements(links, fields["speeds"], fields["hot"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
     if known["measured_key"] != key or not 0 <= age.total_seconds() < REMEASURE_SECONDS:
         return None
     if any(link.error or link.mbits is None for entries in links.values() for link in entries):
         return None
-    return Measured(links, known["measured_at"], key)
+    return Measured(measurements, known["measured_at"], key)
 
 
 def check_facts(hosts: Sequence[Host], facts: Mapping[str, Mapping[str, Any]]) -> None:

@@ -6,7 +6,6 @@ runs a short all-reduce in the training image, with the plan's own environment, 
 
 from __future__ import annotations
 
-import functools
 import json
 import shlex
 import time
@@ -20,6 +19,7 @@ from rich.console import Console
 
 from launch.cli import exits
 from launch.cli.make_variables import name_inventory
+from launch.cli.output import say
 from launch.cli.refusal import Problem, Refusal, refuse
 from launch.files import shown
 from launch.health import host_checks, link_checks, sameness
@@ -126,8 +126,9 @@ def examine(
     each = 0 if busy else measure.BANDWIDTH_SECONDS
     seconds = measure.expected_seconds(len(hosts), 1, each) if len(hosts) > 1 else 0.0
     with _phase(console, f"Surveying {len(hosts)} hosts and measuring their links (about {2 + seconds:.0f} s)"):
-        say = functools.partial(console.print, style="dim", highlight=False)
-        seen = look(hosts, machines, each, full=True, say=say)
+        seen = look(
+            hosts, machines, each, True, lambda text: console.print(f"    {text}", style="dim", highlight=False)
+        )
     verdicts = link_verdicts(hosts, seen)
     if busy and len(hosts) > 1:
         what = f"not measured: a run is in progress on {', '.join(busy)}, which that would slow down"
@@ -173,7 +174,7 @@ def quick(
 
     `podman`: images and runs too; false where somebody else looks at them.
     """
-    seen = look(hosts, machines, 0, full=False, podman=podman)
+    seen = look(hosts, machines, 0, False, say, podman)
     verdicts = same(hosts, seen, _inside(cluster, hosts, seen)).verdicts
     return named([*host_verdicts(hosts, seen, None), *verdicts, *link_verdicts(hosts, seen)], cluster)
 
@@ -223,8 +224,8 @@ def look(
     machines: Sequence[Machine],
     seconds: int,
     full: bool,
+    say: Callable[[str], None],
     podman: bool = True,
-    say: Callable[[str], None] = lambda text: None,
 ) -> Seen:
     """One call per host: its facts, and its links to the others on the training network. say: for progress."""
     names = [host.name for host in hosts]

@@ -142,7 +142,7 @@ class _Call:
                     told = now
                     measured = f"{self.pairs} pairs measured; " if self.pairs else ""
                     shown = ", ".join(missing[:6]) + (f" and {len(missing) - 6} more" if len(missing) > 6 else "")
-                    say(f"    {measured}waiting for {shown} ({now - begun:.0f} s)")
+                    say(f"{measured}waiting for {shown} ({now - begun:.0f} s)")
                 self.changed.wait(1.0)
 
 

@@ -80,14 +80,3 @@ def measure(
     hosts = [machine.name for machine in machines]
     limit = longest_seconds(len(hosts), len(fields), seconds)
     return links(hosts, fields, hostcall.ask_all(machines, options(hosts, fields, seconds), limit, say))
-
-
-def faster(first: Mapping[str, Sequence[Link]], second: Mapping[str, Sequence[Link]]) -> dict[str, list[Link]]:
-    """The better of two measurements of each pair: what disturbs one makes it slower, never faster. Pure."""
-    return {
-        name: [
-            max(pair, key=lambda link: (link.error is None, link.mbits or 0.0))
-            for pair in zip(links, second[name], strict=True)
-        ]
-        for name, links in first.items()
-    }

@@ -36,7 +36,7 @@ def free_ports(count: int = 16) -> list[int]:
 
 
 def options(name: str, hosts: list[str], ports: list[int], **more: Any) -> dict[str, Any]:
-    """What one host is asked, as launch.measure makes it. more: of "meeting" what is named there, else of "links"."""
+    """What one host is asked, as launch.network.measure makes it. more: options of "links"."""
     pairs = []
     for caller, callee in itertools.chain.from_iterable(rounds(hosts)):
         if name in (caller, callee):

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from train.checkpoints import Writer, load, newest_common
-from train.group import Place
+from train.start.group import Place
 
 SIZE = 300_000  # numbers in a state; all are the step's own
 

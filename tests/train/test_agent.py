@@ -1,4 +1,4 @@
-"""Promises of train.agent, with real torchrun: who failed, with what, in a document."""
+"""Promises of train.start.agent, with real torchrun: who failed, with what, in a document."""
 
 import contextlib
 import json
@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from train import agent
 from train.settings import EXIT_STOPPED
+from train.start import agent
 
 pytestmark = pytest.mark.slow  # nearly every test starts torchrun
 
@@ -25,7 +25,7 @@ WAIT = "time.sleep(60)\n"
 
 def start(folder: Path, script: str, **environment: str) -> subprocess.Popen[str]:
     (folder / "train.py").write_text(RANK + script)  # a user's file of that name must not stand in our way
-    command = [sys.executable, "-P", "-m", "train.agent", "--standalone", "--local-addr=127.0.0.1"]
+    command = [sys.executable, "-P", "-m", "train.start.agent", "--standalone", "--local-addr=127.0.0.1"]
     command += ["--nproc-per-node=2", f"--log-dir={folder / 'logs'}", "--tee=3", "train.py"]
     ours = {"PYTHONPATH": str(ROOT), "MUSTER_RUN_DIR": str(folder), "MUSTER_HOST": "h7", "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
@@ -159,7 +159,7 @@ def test_an_agent_that_waits_for_other_hosts_ends_at_once(tmp_path: Path) -> Non
     (tmp_path / "train.py").write_text("")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    command = [sys.executable, "-P", "-m", "train.agent", "--nnodes=2", "--node-rank=0", "--nproc-per-node=1"]
+    command = [sys.executable, "-P", "-m", "train.start.agent", "--nnodes=2", "--node-rank=0", "--nproc-per-node=1"]
     command += ["--master-addr=127.0.0.1", f"--master-port={port}", "train.py"]
     process = subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
     while True:  # until its store listens, which is where it waits
@@ -188,7 +188,7 @@ def direct(folder: Path, module: str, *arguments: str, ranks: int = 2) -> list[t
         ours = {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "MUSTER_RUN_DIR": str(own), "MUSTER_HOST": f"h{rank}"}
         processes.append(
             subprocess.Popen(
-                [sys.executable, "-P", "-m", "train.agent", "--direct", *place, module, *arguments],
+                [sys.executable, "-P", "-m", "train.start.agent", "--direct", *place, module, *arguments],
                 env={**os.environ, **ours, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
             )
         )
@@ -201,7 +201,7 @@ def direct(folder: Path, module: str, *arguments: str, ranks: int = 2) -> list[t
 
 
 def test_hosts_with_one_rank_each_sum_without_torchrun(tmp_path: Path) -> None:
-    assert direct(tmp_path, "train.probe", "--seconds", "1") == [(0, {}), (0, {})]
+    assert direct(tmp_path, "train.forecast.probe", "--seconds", "1") == [(0, {}), (0, {})]
     document = json.loads((tmp_path / "0" / "probe.json").read_text())
     assert [rank["host"] for rank in document["ranks"]] == ["h0", "h1"]
     assert document["all_reduce"]["sizes"]
@@ -220,7 +220,7 @@ def test_a_rank_without_torchrun_says_why_it_failed(tmp_path: Path) -> None:
 
 
 def test_wrong_settings_are_told_without_torchrun_too(tmp_path: Path) -> None:
-    ((status, document),) = direct(tmp_path, "train.probe", "--forecast", "--lr", "fast", ranks=1)
+    ((status, document),) = direct(tmp_path, "train.forecast.probe", "--forecast", "--lr", "fast", ranks=1)
     assert status == 1
     assert "--lr" in document["failures"][0]["exception"] and document["failures"][0]["exitcode"] == 2
 

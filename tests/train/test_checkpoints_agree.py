@@ -10,7 +10,7 @@ import pytest
 
 from tests.train.checkpoints_ranks import CASES, put
 from train.checkpoints import CheckpointError, Found, files, newest_common, resolve
-from train.group import Place
+from train.start.group import Place
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,8 +14,8 @@ import pytest
 from tests.train import dataset_files as disk
 from train.datasets import DATASETS, DataError, Dataset, fingerprint, load
 from train.datasets.base import ArraySource, data_dir_of
-from train.group import Place
 from train.settings import DATASET_NAMES, Settings
+from train.start.group import Place
 
 
 def read(name: str, root: Path) -> Dataset:

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from tests.train.parallel_ranks import ROOT, environment
-from train.group import Place, backend_for
-from train.rendezvous import checked, meet
 from train.settings import SettingsError
+from train.start.group import Place, backend_for
+from train.start.rendezvous import checked, meet
 
 CPU = torch.device("cpu")
 HELPER = [sys.executable, "-m", "tests.train.group_rank"]
@@ -182,7 +182,7 @@ LEAVES = """
 import atexit, os
 atexit.register(lambda: print(len(os.listdir("/proc/self/task"))))  # the first in is the last to run
 import torch
-from train.group import Place, first_complaint, process_group
+from train.start.group import Place, first_complaint, process_group
 
 place = Place.from_environment()
 with process_group(place, torch.device("cpu"), 60):

@@ -16,9 +16,9 @@ import torch
 
 from containers.horovod_wheel import HorovodError, horovod_wheels
 from tests.conftest import cannot_run
-from train.group import Place
 from train.parallel import horovod, horovod_start
 from train.settings import SettingsError
+from train.start.group import Place
 
 ROOT = Path(__file__).resolve().parents[2]
 RANKS = "tests.train.horovod_ranks"

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.train.parallel_models import CPU, data, network
-from train.group import Place
 from train.parallel import make
 from train.parallel.dp import UnevenDataParallel, chunk_sizes
 from train.parallel.shares import cut_by, parse_shares, settled, split
 from train.settings import Settings, SettingsError
+from train.start.group import Place
 
 WEIGHTS = st.lists(st.floats(0.01, 100), min_size=1, max_size=9)
 

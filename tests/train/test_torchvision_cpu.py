@@ -1,4 +1,4 @@
-"""Promises of train.torchvision_cpu: any script of this Python can import torchvision beside a CPU-only torch."""
+"""Promises of train.model.torchvision_cpu: any script of this Python can import torchvision beside a CPU-only torch."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from train import torchvision_cpu
+from train.model import torchvision_cpu
 
 # -S leaves out site-packages' own .pth files, so that what is tested is the copy in the folder.
 SCRIPT = """

@@ -12,8 +12,8 @@ from pathlib import Path
 from train.checkpoints import files
 from train.checkpoints.files import CheckpointError, Manifest
 from train.checkpoints.prune import set_aside
-from train.checkpoints.transfer import everyone, hand_out, raise_together
-from train.group import Place
+from train.checkpoints.transfer import hand_out, raise_together
+from train.start.group import Place, from_all_ranks
 
 
 @dataclass(frozen=True)
@@ -96,10 +96,10 @@ def meant(path: Path) -> tuple[Path, int | None]:
 def choose(folder: Path, place: Place, only: int | None = None) -> tuple[Choice | None, list[str]]:
     """Goes from the newest step down; every leader that has a step verifies its copy."""
     mine = files.saved_steps(folder) if place.local_rank == 0 else []
-    steps = {step for steps in everyone(mine, place) for step in steps if only in (None, step)}
+    steps = {step for steps in from_all_ranks(mine, place) for step in steps if only in (None, step)}
     notes: list[str] = []
     for step in sorted(steps, reverse=True):
-        copies = everyone(inspect(folder, step, place) if place.local_rank == 0 else None, place)
+        copies = from_all_ranks(inspect(folder, step, place) if place.local_rank == 0 else None, place)
         notes += [f"{copy.host}: {copy.complaint}, passed over" for copy in copies if copy and copy.complaint]
         intact = [rank for rank, copy in enumerate(copies) if copy and copy.manifest]
         if intact:

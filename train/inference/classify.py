@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from train.datasets.base import ArraySource, Augmentation, DataError, Dataset, Source
 from train.datasets.folder import FolderSource
 from train.datasets.loader import Loader
-from train.group import Place
-from train.recipe import Recipe
+from train.inference.recipe import Recipe
+from train.inference.weights import Trained, network_of
 from train.settings import Settings
-from train.weights import Trained, network_of
+from train.start.group import Place
 
 Answer = list[tuple[int, float]]  # (class number, probability), the likeliest first
 AT_ONCE = 4  # batches that a device may be ahead of the printing

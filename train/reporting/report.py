@@ -1,6 +1,6 @@
-"""What rank 0 tells of a run: its opening line, progress, metrics, and at the end the picture and result.json.
+"""What rank 0 reports of a run: its opening line, progress, metrics, and at the end the picture and result.json.
 
-Other ranks have the same object, and it stays silent.
+Other ranks have the same object, which reports nothing.
 """
 
 import os
@@ -11,27 +11,28 @@ from typing import Any
 
 import torch
 
-from train import metrics, picture
-from train.devices import describe
+from train.durable import write_json
 from train.evaluate import Score
-from train.progress import progress_for
+from train.reporting import metrics, picture
+from train.reporting.progress import progress_for
+from train.reporting.step_stats import StepRecord
 from train.session import Session
 from train.settings import as_document
-from train.watch import StepRecord
+from train.start.devices import describe
 
 
 class Report:
     def __init__(self, session: Session, notes: list[str], started: float) -> None:
         """started: time.monotonic() at this process's start, for the time to the first optimizer step."""
         self.session, self.notes, self.started = session, notes, started
-        self.speaks = session.place.rank == 0
+        self.reports = session.place.rank == 0
         self.begun = time.monotonic()
         self.first = True
         self.epoch_waited = session.loader.waited  # when this epoch began
         self.images = 0  # of this process's steps
 
     def __enter__(self) -> "Report":
-        if self.speaks:
+        if self.reports:
             session, settings = self.session, self.session.settings
             document = as_document(settings)
             self.progress = progress_for(settings.epochs, session.total_steps)
@@ -40,7 +41,7 @@ class Report:
             )
             for line in (opening(session), *filter(None, self.notes)):
                 self.progress.say(line)
-            metrics.write_json(settings.run_dir / "settings.json", document)
+            write_json(settings.run_dir / "settings.json", document)
             resumed = session.position.step if session.resumed_from else None
             self.metrics.write(
                 "start",
@@ -55,13 +56,13 @@ class Report:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.speaks:
+        if self.reports:
             self.progress.close()
             self.metrics.__exit__(kind, error, trace)
 
     def stepped(self) -> None:
         """After each optimizer step; says when the first one was done."""
-        if self.first and self.speaks:
+        if self.first and self.reports:
             if self.session.device.type == "cuda":
                 torch.cuda.synchronize()
             self.progress.say(f"first optimizer step after {time.monotonic() - self.started:.2f} s")
@@ -69,7 +70,7 @@ class Report:
 
     def step(self, record: StepRecord) -> None:
         """`record`: booked already in the session's position."""
-        if not self.speaks:
+        if not self.reports:
             return
         position = self.session.position
         self.metrics.write(
@@ -99,7 +100,7 @@ class Report:
 
     def epoch(self, score: Score) -> None:
         """After an epoch and its evaluation."""
-        if not self.speaks:
+        if not self.reports:
             return
         session, position = self.session, self.session.position
         values = {
@@ -125,7 +126,7 @@ class Report:
         self.epoch_waited = self.session.loader.waited
 
     def stopped(self) -> None:
-        if self.speaks:
+        if self.reports:
             position = self.session.position
             self.progress.say(
                 f"stopped as asked after step {position.step} of {self.session.total_steps}; its checkpoint is "
@@ -137,7 +138,7 @@ class Report:
 
         lost: seconds that training waited for checkpoints.
         """
-        if not self.speaks:
+        if not self.reports:
             return
         session, folder = self.session, self.session.settings.run_dir
         result = result_of(session, score) | {
@@ -147,10 +148,10 @@ class Report:
             **metrics.peak_memory(session.device),
         }
         self.metrics.write("end", **result)
-        events = metrics.read_metrics(folder / metrics.NAME)
+        events = metrics.read_metrics(folder / metrics.METRICS_FILE)
         title = f"{session.settings.model} on {session.settings.dataset}, {ranks(session)}"
         picture.draw(events, title, folder / "curves.png")
-        metrics.write_json(folder / "result.json", result)
+        write_json(folder / "result.json", result)
         self.progress.say(
             f"test accuracy {score.accuracy:.2%}, {result['images_per_second']:.0f} images/s, "
             f"{result['train_seconds']:.1f} s of training"

@@ -1,6 +1,6 @@
-"""This process among the ranks: where it stands, which device is its own, how the ranks find each other.
+"""This process among the ranks: its rank, its device, and the process group.
 
-Ranks are started by torchrun, by `--spawn` (`train.spawn`), by mpirun or horovodrun, or by hand with the four
+Ranks are started by torchrun, by `--spawn` (`train.start.spawn`), by mpirun or horovodrun, or by hand with the four
 variables of torchrun; alone, this process is rank 0 of 1.
 """
 
@@ -14,17 +14,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
-from train.rendezvous import meet
 from train.settings import SettingsError
+from train.start.rendezvous import meet
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
-LARGEST_KEPT = 32 << 20  # the most that glibc accepts
-KEPT_IN_ALL = 1 << 30
-LAST_TENSORS = 0.1  # s; to drop them takes far less
+LARGEST_KEPT_BYTES = 32 << 20  # of one block; the most that glibc accepts
+KEPT_BYTES = 1 << 30  # in all
+LAST_TENSORS_SECONDS = 0.1  # to drop them takes far less
 # rank, local rank, world size, local world size: as torchrun, Open MPI and horovodrun call them.
 VARIABLES = (
     ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
@@ -35,7 +36,7 @@ VARIABLES = (
 
 @dataclass(frozen=True)
 class Place:
-    """Where this rank stands. Alone: rank 0 of 1."""
+    """The numbers of this rank, counted from 0. A process alone is rank 0 of 1."""
 
     rank: int = 0
     local_rank: int = 0
@@ -69,13 +70,13 @@ class Place:
 
 
 def keep_freed_memory() -> None:
-    """Tells glibc to keep what a step frees for the next one: giving it back and faulting it in anew took a
+    """Makes glibc keep the memory that a step frees for the next one: giving it back and faulting it in again took a
     sixth of the training time on the CPU. Does nothing under another C library.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)
-        mallopt(M_TRIM_THRESHOLD, KEPT_IN_ALL)
+        mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT_BYTES)
+        mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
 def device_of(place: Place) -> torch.device:
@@ -148,6 +149,7 @@ def process_group(
         leave_process_group()
 
 
+T = TypeVar("T")
 _left: list[object] = []
 
 
@@ -160,7 +162,7 @@ def let_go() -> None:
     kept = sys.getrefcount(_left[0]) > 2  # the list's and the argument's
     _left.clear()
     if kept:  # by torch (FSDP's meshes are): its threads cannot be joined, but they get the lock
-        time.sleep(LAST_TENSORS)
+        time.sleep(LAST_TENSORS_SECONDS)
 
 
 def leave_process_group() -> None:
@@ -173,9 +175,17 @@ def leave_process_group() -> None:
     dist.destroy_process_group()
 
 
+def from_all_ranks(mine: T, place: Place) -> list[T]:
+    """The object of every rank, by rank (collective). Objects are pickled."""
+    if place.world_size == 1:
+        return [mine]
+    theirs: list[T] = [mine] * place.world_size
+    dist.all_gather_object(theirs, mine)
+    return theirs
+
+
 def first_complaint(complaint: str, place: Place) -> str:
     """The complaint of the lowest rank that has one, known to all ranks; empty if none has."""
-    everyone: list[str] = [""] * place.world_size
-    dist.all_gather_object(everyone, complaint)
-    named = [f"{text} (rank {rank})" if rank else text for rank, text in enumerate(everyone) if text]
+    complaints = enumerate(from_all_ranks(complaint, place))
+    named = [f"{text} (rank {rank})" if rank else text for rank, text in complaints if text]
     return named[0] if named else ""

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a bar on a terminal, else plain lines that survive torchrun's --tee and SSH.
+"""The progress of a run: a bar on a terminal, else plain lines, which torchrun's --tee and SSH pass on.
 Rank 0 only.
 """
 
@@ -6,11 +6,11 @@ import sys
 import time
 from typing import Any
 
-PAUSE = 2.0  # seconds between plain lines within an epoch
+LINE_SECONDS = 2.0  # between plain lines within an epoch, at least
 
 
 class Progress:
-    """Plain lines: one every PAUSE seconds at most, and one for each epoch."""
+    """Plain lines: one every LINE_SECONDS at most, and one for each epoch."""
 
     def __init__(self, epochs: int, steps: int) -> None:
         """steps: of all epochs, also where a run goes on in the middle."""
@@ -35,7 +35,7 @@ class Progress:
         """After optimizer step `step` of `epoch`, both counted from 1. accuracy: of this epoch so far; data_wait, comm:
         parts of the time, 0 to 1; None where not known."""
         left = self.time_left(step)
-        if time.monotonic() - self.spoke >= PAUSE:
+        if time.monotonic() - self.spoke >= LINE_SECONDS:
             self.say(
                 f"epoch {epoch}/{self.epochs}  step {step}/{self.steps}  "
                 + step_text(loss, images_per_second, accuracy, data_wait, comm, left)

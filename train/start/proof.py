@@ -1,7 +1,8 @@
-"""The start-up proof: before the first step all ranks show each other what they are, and the odd one is named.
+"""The start-up proof: before the first step all ranks compare what they run, and those that differ are named.
 
-Ranks that differ in plan, image, code, versions, settings or data would train something that nobody asked for, or hang.
-What a rank is, is a flat dict of short texts; `difference` compares them (pure), `prove` gathers them (collective).
+Ranks that differ in plan, image, code, versions, settings or data would train something unintended, or hang.
+A rank describes itself by a flat dict of short texts; `prove` gathers them (collective), `difference` compares them
+(pure).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class ProofError(Exception):
 
 @dataclass(frozen=True)
 class Claim:
-    """What one rank says of itself."""
+    """The facts of one rank."""
 
     rank: int
     host: str
@@ -74,11 +75,11 @@ def settings_facts(settings: Any) -> Facts:
 
 
 def facts_here(settings: Any, data_fingerprint: str, environment: Mapping[str, str] = os.environ) -> Facts:
-    """All that this rank has to show. Off a cluster there is neither plan nor image: "none" everywhere."""
+    """All facts of this rank. Outside a cluster there is neither plan nor image: they are "none" on every rank."""
     return {
         "plan": environment.get("MUSTER_PLAN_SHA256") or "none",
         "image": environment.get("MUSTER_IMAGE") or "none",
-        "code": code_hash(Path(__file__).parent),
+        "code": code_hash(Path(__file__).parents[1]),
         **versions(),
         **settings_facts(settings),
         "data": data_fingerprint,
@@ -86,14 +87,14 @@ def facts_here(settings: Any, data_fingerprint: str, environment: Mapping[str, s
 
 
 def difference(claims: Sequence[Claim]) -> str:
-    """One message that names every odd rank, or "" where all ranks show the same. Pure.
+    """One message that names every rank that differs, or "" where all ranks agree. Pure.
 
     For each field the value that most hosts have counts as right; of equally many hosts, the one that most ranks have,
     then the one of the lowest rank.
     """
     names = dict.fromkeys(name for claim in claims for name in claim.facts)
     found: list[str] = []
-    mends: dict[str, None] = {}
+    fixes: dict[str, None] = {}
     for name in names:
         groups: dict[str, list[Claim]] = {}
         for claim in claims:
@@ -104,10 +105,10 @@ def difference(claims: Sequence[Claim]) -> str:
         for value, members in groups.items():
             if value != right:
                 found.append(f"{_who(members)}: {name} is {shortened(value, right)}, not {shortened(right, value)}")
-                mends[mend_of(name)] = None
+                fixes[fix_for(name)] = None
     if not found:
         return ""
-    return f"the ranks do not agree, so nothing was trained. {'; '.join(found)}. Mend: {'; '.join(mends)}"
+    return f"the ranks do not agree, so nothing was trained. {'; '.join(found)}. Fix: {'; '.join(fixes)}"
 
 
 def _weight(members: Sequence[Claim]) -> tuple[int, int, int]:
@@ -125,12 +126,12 @@ def _who(members: Sequence[Claim]) -> str:
 
 
 def shortened(value: str, other: str) -> str:
-    """A hash cut to what tells it from the other one: 12 digits, as everywhere else; other values in full."""
+    """The first 12 digits of a hash, as everywhere else, if they differ from the other's; other values in full."""
     is_hash = len(value) == 64 and all(letter in "0123456789abcdef" for letter in value)
     return value[:12] if is_hash and value[:12] != other[:12] else value
 
 
-def mend_of(field: str) -> str:
+def fix_for(field: str) -> str:
     if field == "data":
         return DATA
     return START if field == "plan" or field.startswith("--") else DEPLOY

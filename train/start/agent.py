@@ -1,21 +1,21 @@
-"""torchrun, and a document that says which rank failed and why.  python -m train.agent <torchrun's arguments>
+"""torchrun, and a document that says which rank failed and why.  python -m train.start.agent <torchrun's arguments>
 
-Or `--direct RANK WORLD_SIZE MASTER_ADDR MASTER_PORT MODULE [argument ...]`: a host's only rank in this process, without
-torchrun: for what is short, and would wait twice for the import of torch.
+Or `--direct RANK WORLD_SIZE MASTER_ADDR MASTER_PORT MODULE [argument ...]`: the only rank of a host, in this process,
+without torchrun: for short tasks, which would otherwise wait twice for the import of torch.
 
-Everything is torchrun's own; this only catches its ending and writes $MUSTER_RUN_DIR/failure.json (schema
+torchrun does all the work; this only catches its end and writes $MUSTER_RUN_DIR/failure.json (schema
 below), so that the control side need not read logs. A script needs nothing of ours: without @record the
 exception is read from the end of the rank's stderr log (give torchrun --log-dir and --tee 3).
 
 Exit status: torchrun's 0; 1 when a rank failed or the ranks did not find each other; 2 for arguments that
 torchrun refuses; 75 when ranks ended with that status, as they do once one of them, maybe on another host, was
-told to stop and all have saved a checkpoint; 128 + the signal's number when this process itself was told to stop:
-its ranks get the signal and TORCH_ELASTIC_SHUTDOWN_TIMEOUT seconds (default GRACE) to finish their step and save.
+asked to stop and all have saved a checkpoint; 128 + the signal's number when this process itself was asked to stop:
+its ranks get the signal and TORCH_ELASTIC_SHUTDOWN_TIMEOUT seconds (default 30) to finish their step and save.
 Stopped is not failed: there is no failure.json then.
 
 failure.json: {"schema": 1, "node_rank", "host", "failures": [{"rank", "local_rank", "pid", "exitcode",
 "signal", "exception", "traceback", "time", "consequence"}]}. The first failure is the cause as far as it can
-be told: those that only lost the connection to a peer ("consequence": true) come after the others, then the
+be known: those that only lost the connection to a peer ("consequence": true) come after the others, then the
 earlier first. `rank` is null when torchrun itself failed, e.g. in the rendezvous; `signal` is e.g. "SIGKILL"
 or null; `time` is in unix seconds.
 
@@ -42,11 +42,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-SCHEMA = 1
-# Seconds that ranks get between SIGTERM and SIGKILL.
-GRACE = "30"
-EXIT_STOPPED = 75  # as in train.settings, which needs more than a launcher should
-TAIL = 65536
+from train.durable import write_json
+
+FAILURE_SCHEMA = 1
+SHUTDOWN_GRACE_SECONDS = "30"  # that ranks get between SIGTERM and SIGKILL
+EXIT_STOPPED = 75  # as in train.settings, which is not imported here: a launcher starts fast
+STDERR_TAIL_BYTES = 65536
 
 # What gloo, NCCL and torch's store say on a rank whose peer has gone.
 PEER_LOST = re.compile(
@@ -56,7 +57,7 @@ PEER_LOST = re.compile(
     re.IGNORECASE,
 )
 
-# torch puts this before each line of an exception that nobody caught once a process group exists.
+# torch puts this before each line of an uncaught exception once a process group exists.
 RANK_PREFIX = re.compile(r"^\[rank\d+\]: ", re.MULTILINE)
 
 Failure = dict[str, Any]
@@ -109,7 +110,7 @@ def tail_of_stderr(log_dir: str | None, local_rank: int, since: float) -> str:
     if not logs:
         return ""
     with max(logs, key=lambda p: p.stat().st_mtime).open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+        file.seek(max(0, file.seek(0, os.SEEK_END) - STDERR_TAIL_BYTES))
         return RANK_PREFIX.sub("", file.read().decode(errors="replace"))
 
 
@@ -160,19 +161,17 @@ def report(failures: list[Failure], node_rank: int) -> None:
     folder = os.environ.get("MUSTER_RUN_DIR")
     if not folder:
         return
-    document = {"schema": SCHEMA, "node_rank": node_rank, "host": host, "failures": failures}
+    document = {"schema": FAILURE_SCHEMA, "node_rank": node_rank, "host": host, "failures": failures}
     path = Path(folder) / "failure.json"
-    draft = path.with_name(".failure.json.tmp")
     try:
-        draft.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-        draft.replace(path)
+        write_json(path, document)
     except OSError as error:
         print(f"cannot write {path}: {error}", file=sys.stderr, flush=True)
 
 
 def direct(rank: str, world_size: str, address: str, port: str, module: str, *arguments: str) -> int:
     """A rank as torchrun would start it, in this process. Returns its exit status, or 1."""
-    error_file = Path(tempfile.mkdtemp()) / "error.json"  # where torch writes what a rank has to say
+    error_file = Path(tempfile.mkdtemp()) / "error.json"  # where torch writes the exception of a rank
     os.environ.update(
         RANK=rank, LOCAL_RANK="0", WORLD_SIZE=world_size, LOCAL_WORLD_SIZE="1",
         MASTER_ADDR=address, MASTER_PORT=port, TORCHELASTIC_ERROR_FILE=str(error_file),
@@ -198,7 +197,7 @@ def direct(rank: str, world_size: str, address: str, port: str, module: str, *ar
 
 
 def note_time_of_failures() -> None:
-    """torch keeps the time of a failure in whole seconds, too coarse to tell which rank failed first."""
+    """torch keeps the time of a failure in whole seconds, too coarse to know which rank failed first."""
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
     made = ProcessFailure.__post_init__
@@ -211,14 +210,14 @@ def note_time_of_failures() -> None:
 
 
 def main(arguments: list[str]) -> int:
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", GRACE)
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SHUTDOWN_GRACE_SECONDS)
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)  # what it would say is said below, in one line
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # the same is reported below, in one line
     note_time_of_failures()
     options = torchrun.parse_args(arguments)
     since = time.time()

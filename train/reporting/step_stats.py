@@ -1,7 +1,8 @@
-"""Figures of each global batch over all ranks, and the stop on a loss that is not finite, without waiting for a step.
+"""Loss and accuracy of each global batch over all ranks, and the stop on a loss that is not finite.
 
-One small sum over the ranks travels beside the next step and is read only when that one adds its own: the figures come
-one step late, and no step waits for a GPU, a network or its logging.
+One small all-reduce runs beside the next step and is read only when that step adds its own: the figures come one step
+later, and no step waits for a GPU, a network or its logging. The same sum carries what one rank knows and all must
+agree on: that it was asked to stop, and that a checkpoint is due.
 """
 
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ class StepRecord:
 
 
 class StepStats:
-    """Sums over the ranks, one step late. Every rank calls `add` and `flush` at the same places: a sum is collective.
+    """Sums over the ranks, read one step later. Every rank calls `add` and `flush` at the same places (collective).
 
     CUDA's path (a side stream, pinned memory, an event) waits for no kernel of the step just enqueued.
     """
@@ -117,5 +118,5 @@ def complaint(ranks: list[int], epoch: int, step: int) -> str:
     who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
     return (
         f"the loss was not finite on {who} at epoch {epoch}, step {step}: try a smaller --lr, a longer --warmup or "
-        "--clip 1; with --amp fp16 try bf16; or look at the data there"
+        "--clip 1; with --amp fp16 try bf16; or check the data of that step"
     )

@@ -1,14 +1,14 @@
-"""What a run's hosts can do, measured by its own ranks: `python -m train.probe`, started by torchrun as a training is.
+"""What the hosts of a run can do, measured by its own ranks, which torchrun starts as for a training.
 
-    python -m train.probe [--seconds 4]                    a short all-reduce over the real backend, values checked
-    python -m train.probe --forecast -- --model resnet50   what a forecast of this training needs to know
+    python -m train.forecast.probe [--seconds 4]                    a short all-reduce with checked values
+    python -m train.forecast.probe --forecast -- --model resnet50   what a forecast of this training needs
 
 Rank 0 writes probe.json into MUSTER_RUN_DIR (default: here). Its schema is `muster.probe/1`:
 
     schema, torch, backend, device ("cpu" or "cuda"),
     ranks: [{"rank", "host", "local_rank", "threads", "torch", "cuda", "nccl", "code" (hash)}], in the order of ranks
     all_reduce: {"sizes": [{"bytes", "seconds", "bus_bytes_per_second", "repeats"}], "notes": [text]}, or null
-    forecast: see train/probe_forecast.py, or null
+    forecast: see train/forecast/step_times.py, or null
 
 `seconds` is the median of the repeats; the bus bandwidth is that of nccl-tests (doc/PERFORMANCE.md there): bytes /
 seconds * 2 (n - 1) / n, comparable with the speed of a link for any number n of ranks. Nothing is trained or kept.
@@ -28,15 +28,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from train import group, torchvision_cpu
-from train.group import Place
-from train.metrics import write_json
-from train.proof import code_hash
+from train.durable import write_json
+from train.model import torchvision_cpu
 from train.settings import Settings, SettingsError, problems, refuse
 from train.settings import parse as parse_settings
+from train.start import group
+from train.start.group import Place, from_all_ranks
+from train.start.proof import code_hash
 
-SCHEMA = "muster.probe/1"
-NAME = "probe.json"
+PROBE_SCHEMA = "muster.probe/1"
+PROBE_FILE = "probe.json"
 MIB = 1 << 20
 SIZES = (1 * MIB, 16 * MIB, 128 * MIB)  # bytes
 REPEATS = 5  # timed ones of each size, where there is time
@@ -45,7 +46,7 @@ PERIOD = 251  # of the pattern; a prime, so that a piece in the wrong place show
 
 
 class WrongValue(Exception):
-    """An all-reduce brought a wrong sum; the message names rank and host."""
+    """An all-reduce returned a wrong sum; the message names rank and host."""
 
 
 def bus_bandwidth(size: int, seconds: float, ranks: int) -> float:
@@ -63,7 +64,7 @@ def pattern(size: int, device: torch.device) -> Tensor:
 
 
 def wait_for(device: torch.device) -> None:
-    """Until the device has done what it was told; at once on the CPU."""
+    """Waits until the device has finished its work; returns at once on the CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -138,21 +139,14 @@ def host_name() -> str:
 
 
 def versions() -> dict[str, str]:
-    """What the ranks' images have to agree in; train.proof compares the same, and more, before a training."""
+    """What the ranks' images have to agree in; train.start.proof compares the same, and more, before a training."""
     has_nccl = torch.cuda.is_available() and dist.is_nccl_available()
     return {
         "torch": torch.__version__,
         "cuda": torch.version.cuda or "none",
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else "none",
-        "code": code_hash(Path(__file__).parent),
+        "code": code_hash(Path(__file__).parents[1]),
     }
-
-
-def everyone(mine: Any, place: Place) -> list[Any]:
-    """What every rank has, in their order (collective)."""
-    gathered: list[Any] = [None] * place.world_size
-    dist.all_gather_object(gathered, mine)
-    return gathered
 
 
 def run(settings: Settings | None, arguments: list[str], complaint: str, seconds: float) -> int:
@@ -170,7 +164,7 @@ def run(settings: Settings | None, arguments: list[str], complaint: str, seconds
         return refuse(str(error))
     with group.process_group(place, device, settings.timeout if settings else Settings.timeout, backend):
         if complaint := group.first_complaint(complaint, place):
-            return refuse(complaint, aloud=place.rank == 0)
+            return refuse(complaint, shown=place.rank == 0)
         mine = {
             "rank": place.rank,
             "host": host_name(),
@@ -179,23 +173,25 @@ def run(settings: Settings | None, arguments: list[str], complaint: str, seconds
             **versions(),
         }
         document: dict[str, Any] = {
-            "schema": SCHEMA,
+            "schema": PROBE_SCHEMA,
             "torch": torch.__version__,
             "backend": "nccl" if "nccl" in chosen else chosen,
             "device": device.type,
-            "ranks": everyone(mine, place),
+            "ranks": from_all_ranks(mine, place),
             "all_reduce": None,
             "forecast": None,
         }
         if settings is None:
             document["all_reduce"] = all_reduce(place, device, seconds)
         else:
-            from train import probe_forecast  # brings torchvision and the datasets, which the all-reduce does not need
+            from train.forecast import (
+                step_times,  # brings torchvision and the datasets, which the all-reduce does not need
+            )
 
             try:
-                document["forecast"] = probe_forecast.measure(settings, arguments, place, device)
-            except probe_forecast.Wrong as error:  # the same on all ranks
-                return refuse(str(error), aloud=place.rank == 0)
+                document["forecast"] = step_times.measure(settings, arguments, place, device)
+            except step_times.Wrong as error:  # the same on all ranks
+                return refuse(str(error), shown=place.rank == 0)
         if place.rank == 0:
             write(document)
     return 0
@@ -203,24 +199,24 @@ def run(settings: Settings | None, arguments: list[str], complaint: str, seconds
 
 def write(document: dict[str, Any]) -> None:
     """probe.json, whole or not at all."""
-    write_json(Path(os.environ.get("MUSTER_RUN_DIR", ".")) / NAME, document)
+    write_json(Path(os.environ.get("MUSTER_RUN_DIR", ".")) / PROBE_FILE, document)
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises instead of leaving: under torchrun all ranks must leave together."""
+    """Raises instead of exiting: under torchrun all ranks must end together."""
 
     def error(self, message: str) -> NoReturn:
-        raise SettingsError(f"train.probe: {message}")
+        raise SettingsError(f"train.forecast.probe: {message}")
 
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str] | None]:
-    """(options, the trainer's arguments: what stands after --forecast; None without it). Raises SettingsError.
+    """(options, the trainer's arguments: those after --forecast; None without it). Raises SettingsError.
 
     A `--` between the two is for readers, and may be missing: some argparse between here and the user drops it.
     """
     cut = arguments.index("--forecast") if "--forecast" in arguments else len(arguments)
     rest = arguments[cut + 1 :] if cut < len(arguments) else None
-    parser = Parser(prog="python -m train.probe", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(prog="python -m train.forecast.probe", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=4.0, help="limit of the all-reduce's repeats (default: 4)")
     parser.epilog = "--forecast [--] ARGS: measure what a forecast of the training with ARGS needs, instead"
     options = parser.parse_args(arguments[:cut])

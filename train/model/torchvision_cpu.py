@@ -3,10 +3,10 @@
 torchvision from the Python registry is built for CUDA torch. Beside a CPU-only torch its compiled library
 does not load and importing it stops with "operator torchvision::nms does not exist", although models,
 datasets and transforms need none of that library. What is missing is two operator schemas; this declares them
-just before torchvision looks for them. `torchvision.ops.nms` and its like still cannot run, and say so in
-torchvision's own words when called.
+just before torchvision asks for them. `torchvision.ops.nms` and similar operators still cannot run, and raise
+torchvision's own error when called.
 
-    python -m train.torchvision_cpu --install     copies this file and a .pth that loads it into site-packages
+    python -m train.model.torchvision_cpu --install     copies this file and a .pth that loads it into site-packages
 
 Does nothing where torchvision's own operators load or torch has CUDA. Runs at the start of every interpreter:
 standard library only, nothing imported at the top but sys.
@@ -60,23 +60,22 @@ def install(folder: str | None = None) -> list[str]:
     import sysconfig
     from pathlib import Path
 
+    from train.durable import write_file
+
     target = Path(folder or sysconfig.get_path("purelib"))
     wanted = {f"{INSTALLED_AS}.py": Path(__file__).read_text(encoding="utf-8"), f"{INSTALLED_AS}.pth": PTH}
     changed = []
     for name, text in wanted.items():  # the .pth last: it needs the module
         path = target / name
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
-            draft = target / f".{name}.tmp"
-            draft.write_text(text, encoding="utf-8")
-            draft.chmod(0o644)
-            draft.replace(path)
+            write_file(path, text.encode())
             changed.append(str(path))
     return changed
 
 
 def main(arguments: list[str]) -> int:
     if arguments != ["--install"] and not (len(arguments) == 2 and arguments[0] == "--install"):
-        print("usage: python -m train.torchvision_cpu --install [FOLDER]", file=sys.stderr)
+        print("usage: python -m train.model.torchvision_cpu --install [FOLDER]", file=sys.stderr)
         return 2
     try:
         changed = install(*arguments[1:])

@@ -1,6 +1,6 @@
 """Run by test_features.py, test_ema.py and test_watch.py: cases on real gloo ranks, forked from one interpreter.
 
-python -m tests.train.features_ranks OUT CASE WORLD_SIZE ...: what each rank saw goes to OUT/CASE-RANK.pt.
+python -m tests.train.model_ranks OUT CASE WORLD_SIZE ...: what each rank saw goes to OUT/CASE-RANK.pt.
 """
 
 import multiprocessing
@@ -17,15 +17,16 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from train import torchvision_cpu
-from train.ema import Ema
-from train.features import Precision, prepare
-from train.group import leave_process_group
 from train.losses import per_sample
+from train.model import torchvision_cpu
+from train.model.ema import Ema
+from train.model.precision import Precision
+from train.model.prepare import prepare
+from train.model.recompute import blocks
 from train.optim import make_groups, make_optimizer
-from train.recompute import blocks
+from train.reporting.step_stats import NonFiniteLoss, StepStats
 from train.settings import Settings
-from train.watch import NonFiniteLoss, StepStats
+from train.start.group import leave_process_group
 
 torchvision_cpu.watch()
 

@@ -3,7 +3,6 @@
 """
 
 import json
-import os
 import resource
 import time
 from pathlib import Path
@@ -12,10 +11,11 @@ from typing import Any
 
 import torch
 
-from train.eventfiles import EventFiles
+from train.durable import write_file
+from train.reporting.eventfiles import EventFiles
 
 Event = dict[str, Any]
-NAME = "metrics.jsonl"
+METRICS_FILE = "metrics.jsonl"
 
 
 class Metrics:
@@ -27,15 +27,15 @@ class Metrics:
 
     A run that goes on after optimizer step `after` keeps what is known up to that step and drops the rest, so
     that a curve has each step once. What is known lies in `folder`, or in `earlier`, the folder of the run that
-    is continued. With `after` 0 everything begins anew.
+    is continued. With `after` 0 the file begins empty.
     """
 
     def __init__(self, folder: Path, after: int = 0, earlier: Path | None = None, tensorboard: bool = False) -> None:
         """Raises OSError."""
-        path = folder / NAME
+        path = folder / METRICS_FILE
         known = known_events(folder, earlier) if after else []
         before = kept(known, after)
-        write_lines(path, before)
+        write_file(path, "".join(line_of(event) for event in before).encode())
         self.file = path.open("a", encoding="utf-8", buffering=1)
         self.event_files: EventFiles | None = None
         if tensorboard:
@@ -55,15 +55,19 @@ class Metrics:
             self.event_files.close()
 
     def write(self, event: str, **values: Any) -> None:
-        line = {"event": event, "time": time.time(), **values}
-        self.file.write(json.dumps(line) + "\n")
+        entry = {"event": event, "time": time.time(), **values}
+        self.file.write(line_of(entry))
         if self.event_files:
-            self.event_files.add(line)
+            self.event_files.add(entry)
+
+
+def line_of(event: Event) -> str:
+    return json.dumps(event) + "\n"
 
 
 def known_events(folder: Path, earlier: Path | None) -> list[Event]:
     """Of the first folder that has any."""
-    for path in (folder / NAME, *([earlier / NAME] if earlier else [])):
+    for path in (folder / METRICS_FILE, *([earlier / METRICS_FILE] if earlier else [])):
         if path.is_file() and (events := read_metrics(path)):
             return events
     return []
@@ -82,14 +86,6 @@ def kept(events: list[Event], after: int) -> list[Event]:
     return found
 
 
-def write_lines(path: Path, events: list[Event]) -> None:
-    """The file whole or not at all."""
-    draft = path.with_name(f".{path.name}.tmp")
-    with draft.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(event) + "\n" for event in events)
-    draft.replace(path)
-
-
 def read_metrics(path: Path) -> list[Event]:
     """All whole lines of a metrics.jsonl; the last one may be torn while a run writes it."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -101,15 +97,3 @@ def peak_memory(device: torch.device) -> dict[str, int | None]:
     on_gpu = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts KiB
     return {"peak_rss_bytes": resident, "peak_gpu_bytes": on_gpu}
-
-
-def write_json(path: Path, document: dict[str, Any]) -> None:
-    """Writes the file whole or not at all, readable to all."""
-    draft = path.with_name(f".{path.name}.tmp")
-    with draft.open("w", encoding="utf-8") as file:
-        json.dump(document, file, indent=2)
-        file.write("\n")
-        file.flush()
-        os.fchmod(file.fileno(), 0o644)
-        os.fsync(file.fileno())
-    draft.replace(path)

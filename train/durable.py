@@ -2,25 +2,26 @@
 
 import fcntl
 import hashlib
+import json
 import os
 import secrets
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
-PIECE = 1 << 22  # bytes handed to the kernel at once
+WRITE_BYTES = 1 << 22  # that are handed to the kernel at once
 
 
 class Draft:
-    """A file to be. `torch.save` may write to it; it takes its final name in `commit`, else it goes away.
+    """A file that is being written, e.g. by `torch.save`. It takes its final name in `commit`; else it is removed.
 
-    The name is this draft's own, so that two hosts may write to one shared folder; the lock held on it tells
+    The name is this draft's own, so that two hosts may write to one shared folder; the lock held on it shows
     `clear_drafts` that its writer is alive. An error of the disk is kept for `commit`: raised inside `write`
     it would pass through torch's C++ writer.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError where the folder cannot be made or written to."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        """Raises OSError where the folder does not exist or cannot be written to."""
         self.path = path
         self.draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
         self.descriptor = open_locked(self.draft)
@@ -32,8 +33,8 @@ class Draft:
         piece = memoryview(data).cast("B")
         self.bytes += len(piece)
         while piece and self.error is None:
-            self.hash.update(piece[:PIECE])
-            self.error, piece = write_all(self.descriptor, piece[:PIECE]), piece[PIECE:]
+            self.hash.update(piece[:WRITE_BYTES])
+            self.error, piece = write_all(self.descriptor, piece[:WRITE_BYTES]), piece[WRITE_BYTES:]
         return memoryview(data).nbytes
 
     def flush(self) -> None:
@@ -64,7 +65,7 @@ def open_locked(draft: Path) -> int:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        except OSError:  # a file system without locks: nobody can take it for a dead writer's either
+        except OSError:  # a file system without locks: then `clear_drafts` cannot lock it either, and leaves it
             return descriptor
         if os.fstat(descriptor).st_nlink:
             return descriptor
@@ -87,6 +88,11 @@ def write_file(path: Path, data: bytes) -> None:
         draft.commit()
 
 
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    """One indented JSON object, whole or absent. Raises OSError."""
+    write_file(path, (json.dumps(document, indent=2) + "\n").encode())
+
+
 def sync_folder(folder: Path) -> None:
     """Makes renames and removals in it survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
@@ -97,7 +103,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def clear_drafts(folder: Path) -> None:
-    """Removes what killed writers left: drafts on which nobody holds the lock."""
+    """Removes what killed writers left: drafts whose lock no process holds."""
     for draft in folder.glob(".step-*.tmp"):
         try:
             descriptor = os.open(draft, os.O_WRONLY)

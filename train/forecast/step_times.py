@@ -1,9 +1,9 @@
 """What a forecast needs to know of a training: the time of a host's steps and of the all-reduces that go with them.
 
 Measured with the real settings, dataset, loader, model, precision and `optimizer_step`, in rounds: in the round of k
-hosts the first k do a few steps of the share that they would have among k, each rank for itself, under a DDP that has
-nobody to talk to. Hosts beyond k wait meanwhile, as they do not take part in a run of k either. A last round, in which
-all hosts take half of the least share, tells how a step's time depends on its samples. Then the ranks of the first k
+hosts the first k do a few steps of the share that they would have among k, each rank for itself, under a DDP without
+peers. Hosts beyond k wait meanwhile, as they do not take part in a run of k either. A last round, in which
+all hosts take half of the least share, shows how a step's time depends on its samples. Then the ranks of the first k
 hosts sum up buffers of the very sizes of DDP's buckets. The document (all times in seconds, all sizes in bytes):
 
     settings: {"model", "dataset", "batch_size", "parallel", "shares", "amp", "micro_batch"}, samples: of the training
@@ -38,24 +38,25 @@ from torch import Tensor, nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
-from train import group, order, session
+from train import order, session
 from train.datasets import DataError, load
-from train.features import Precision
-from train.group import Place
-from train.model import build as build_model
+from train.model.build import build as build_model
+from train.model.precision import Precision
 from train.parallel import shares
 from train.parallel.single import Single
+from train.reporting.step_stats import StepStats
 from train.session import Session
 from train.settings import Settings, SettingsError
+from train.start import group
+from train.start.group import Place, from_all_ranks
 from train.step import optimizer_step
-from train.watch import StepStats
 
 Figures = dict[str, list[float]]
 Wrong = (SettingsError, DataError)
 SWEEPS = 3  # over all rounds
-WARM_UP, LEAST, MOST = 2, 2, 20  # steps of a round: not timed; timed, at least and at most
-STEPS_SECONDS = 0.8  # of timed steps in a round, unless LEAST take longer
-REPEATS = 5  # of a round's all-reduces, at most
+WARM_UP_STEPS, LEAST_STEPS, MOST_STEPS = 2, 2, 20  # of a round: not timed; timed, at least and at most
+STEPS_SECONDS = 0.8  # of timed steps in a round, unless LEAST_STEPS take longer
+MOST_REPEATS = 5  # of a round's all-reduces, at most
 REDUCE_SECONDS = 3.0  # of all-reduces in a round, alone and busy each, unless one of each bucket takes longer
 REST_SECONDS = 0.25  # at most, between two repeats
 SPIN_SECONDS = 0.5  # five periods of the kernel's usual quota
@@ -77,14 +78,14 @@ def ends_of_hosts(names: list[str]) -> list[int]:
 
 def measure(settings: Settings, arguments: list[str], place: Place, device: torch.device) -> dict[str, Any]:
     """The document's forecast (collective). Raises one of Wrong, on all ranks alike."""
-    worlds = ends_of_hosts(everyone(os.environ.get("MUSTER_HOST", "this host"), place))
+    worlds = ends_of_hosts(from_all_ranks(os.environ.get("MUSTER_HOST", "this host"), place))
     made, watched = build(settings, place, device)
     try:
         batch = min(settings.batch_size, made.samples)
         capacity = spin(place) if device.type == "cpu" else None
         among = {nodes: worlds[nodes - 1] for nodes in rounds(len(worlds))}
-        every = everyone(own_steps(made, watched, place, batch, list(among.values()), settings), place)
-        sizes = everyone(watched.bytes, place)[0]
+        every = from_all_ranks(own_steps(made, watched, place, batch, list(among.values()), settings), place)
+        sizes = from_all_ranks(watched.bytes, place)[0]
         communication = []
         for nodes, world in among.items():
             members = dist.new_group(list(range(world)))
@@ -101,23 +102,16 @@ def measure(settings: Settings, arguments: list[str], place: Place, device: torc
             "samples": made.samples,
             "gradient_bytes": sum(sizes),
             "buckets": sizes,
-            "capacity": everyone(capacity, place),
+            "capacity": from_all_ranks(capacity, place),
             "steps": every,
             "shares": [cuts(settings, batch, nodes, world, speeds) for nodes, world in enumerate(worlds, 1)],
-            "communication": merged(everyone(communication, place)),
+            "communication": merged(from_all_ranks(communication, place)),
         }
     finally:
         made.close()
 
 
 KEPT = ("model", "dataset", "batch_size", "parallel", "shares", "amp", "micro_batch")
-
-
-def everyone(mine: Any, place: Place) -> list[Any]:
-    """What every rank has, in their order (collective)."""
-    gathered: list[Any] = [None] * place.world_size
-    dist.all_gather_object(gathered, mine)
-    return gathered
 
 
 def build(settings: Settings, place: Place, device: torch.device) -> tuple[Session, "Watched"]:
@@ -267,7 +261,9 @@ class Watched(Single):
         """The document's entry for steps of `count` samples; `first`: the device is cold, more steps to warm up."""
         batch = np.arange(min(made.settings.batch_size, made.samples), dtype=np.int64)
         step = order.step_of(batch, lambda samples: [0, count], 0, made.settings.micro_batch, made.mixes)
-        batches = made.loader.training((piece.indices for _ in range(MOST + WARM_UP) for piece in step.passes), 0)
+        batches = made.loader.training(
+            (piece.indices for _ in range(MOST_STEPS + WARM_UP_STEPS) for piece in step.passes), 0
+        )
         stats = StepStats(1, 0, self.device)
         self.network.train()
 
@@ -286,10 +282,10 @@ class Watched(Single):
             stats.add(1, 1, sums.loss, sums.correct, sums.finite, step.global_count)
             return self.entry(made.precision, begun, time.process_time() - cpu)
 
-        for _ in range(WARM_UP if first else 1):
+        for _ in range(WARM_UP_STEPS if first else 1):
             once()
         done, until = list[dict[str, Any]](), time.perf_counter() + STEPS_SECONDS
-        while len(done) < MOST and (len(done) < LEAST or time.perf_counter() < until):
+        while len(done) < MOST_STEPS and (len(done) < LEAST_STEPS or time.perf_counter() < until):
             done.append(once())
         return {"samples": count, **medians(done)}
 
@@ -368,7 +364,7 @@ def reduce(sizes: list[int], members: Any, place: Place, world: int, device: tor
         """[seconds of each bucket, computing time of each bucket]"""
         done, begun = list[list[tuple[float, float]]](), time.perf_counter()
         spent = torch.zeros(1, device=device)
-        while len(done) < REPEATS and spent.item() < REDUCE_SECONDS:
+        while len(done) < MOST_REPEATS and spent.item() < REDUCE_SECONDS:
             time.sleep(rest)
             dist.barrier(members)
             done.append([once(buffer) for buffer in buffers])

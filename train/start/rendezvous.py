@@ -29,9 +29,10 @@ from torch.distributed import (  # type: ignore[attr-defined]
 )
 from torch.distributed.rendezvous import rendezvous
 
+from train.durable import write_file
 from train.settings import SettingsError
 
-POLL = 0.05  # s
+FILE_POLL_SECONDS = 0.05
 
 
 class RendezvousError(Exception):
@@ -58,7 +59,7 @@ def meet(init: str, rank: int, world_size: int, timeout: float) -> Store:
 
 
 def checked(init: str) -> SplitResult:
-    """Raises SettingsError, saying how it should look."""
+    """The parts of an --init. Raises SettingsError that shows the forms that are possible."""
     forms = "env://, tcp://HOST:PORT with an address of rank 0's host, or file:///FOLDER/NAME"
     try:
         url = urlsplit(init)
@@ -81,7 +82,7 @@ def environment_store(rank: int, world_size: int, timeout: float) -> Store:
 
 
 def tcp_store(host: str, port: int, rank: int, world_size: int, timeout: float) -> Store:
-    """Not torch's handler: under torchrun that one looks for the agent's store there, and it listens everywhere."""
+    """Not torch's handler, which under torchrun expects the agent's store there, and listens on all addresses."""
     listener = listen(host, port) if rank == 0 else None
     return TCPStore(
         host,
@@ -101,11 +102,11 @@ def listen(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family)
     except OSError as error:
-        mend = {
+        fix = {
             errno.EADDRINUSE: "something else does: take another port",
             errno.EADDRNOTAVAIL: "that is no address of its host: give one of rank 0's host",
         }.get(error.errno or 0, f"{error.strerror or error}: give an address of rank 0's host and a free port")
-        raise SettingsError(f"--init tcp://{host}:{port}: {where}; {mend}") from error
+        raise SettingsError(f"--init tcp://{host}:{port}: {where}; {fix}") from error
 
 
 def file_store(path: Path, rank: int, world_size: int, timeout: float) -> Store:
@@ -113,14 +114,14 @@ def file_store(path: Path, rank: int, world_size: int, timeout: float) -> Store:
     try:
         if rank == 0:
             return host_meeting(path, word, world_size, limit)
-        write(path.with_name(f"{path.name}.rank-{rank}"), word)
+        write_file(path.with_name(f"{path.name}.rank-{rank}"), word.encode())
         while time.monotonic() < limit:
             answer = json.loads(read(path.with_name(f"{path.name}.meeting")) or "{}")
             if answer.get("words", {}).get(str(rank)) == word:
                 store = FileStore(answer["store"], world_size)
                 store.set(f"met-{rank}", "")
                 return store
-            time.sleep(POLL)
+            time.sleep(FILE_POLL_SECONDS)
     except TimeoutError:
         raise
     except OSError as error:
@@ -143,10 +144,10 @@ def host_meeting(path: Path, word: str, world_size: int, limit: float) -> Store:
     while absent and time.monotonic() < limit:
         words = {rank: read(file) for rank, file in others.items()}
         if words != answered:
-            write(meeting, json.dumps({"store": name, "words": words}))
+            write_file(meeting, json.dumps({"store": name, "words": words}).encode())
             answered = words
         absent = [rank for rank in absent if not store.check([f"met-{rank}"])]
-        time.sleep(POLL if absent else 0)
+        time.sleep(FILE_POLL_SECONDS if absent else 0)
     for file in (meeting, *others.values()):
         file.unlink(missing_ok=True)
     if absent:
@@ -159,9 +160,3 @@ def read(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return ""
-
-
-def write(path: Path, text: str) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)

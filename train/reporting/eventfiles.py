@@ -1,7 +1,7 @@
 """TensorBoard's event files: the numbers of metrics.jsonl as curves over the optimizer steps.
 
 Importing the writer takes a third of a second, so a thread does it beside the training: at the end of the first epoch,
-after DELAY seconds, or at the end of the run, whatever comes first. Until then numbers wait in a queue.
+after IMPORT_DELAY_SECONDS, or at the end of the run, whatever comes first. Until then numbers wait in a queue.
 """
 
 import queue
@@ -10,8 +10,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-DELAY = 20.0  # seconds
-LONGEST_END = 60.0  # seconds that the end of a run waits for the disk
+IMPORT_DELAY_SECONDS = 20.0
+LONGEST_CLOSE_SECONDS = 60.0  # that the end of a run waits for the disk
 
 #: event -> field -> curve
 CURVES = {
@@ -58,14 +58,14 @@ class EventFiles:
     def close(self) -> None:
         self.points.put(None)
         self.wanted.set()
-        self.thread.join(LONGEST_END)
+        self.thread.join(LONGEST_CLOSE_SECONDS)
 
     def _write(self) -> None:
-        self.wanted.wait(DELAY)
+        self.wanted.wait(IMPORT_DELAY_SECONDS)
         try:
             self._write_all()
         except (ImportError, OSError) as error:
-            print(f"TensorBoard's files end here ({error}): mend it, or give --no-tensorboard", file=sys.stderr)
+            print(f"TensorBoard's files end here ({error}): fix this, or give --no-tensorboard", file=sys.stderr)
 
     def _write_all(self) -> None:
         from torch.utils.tensorboard import SummaryWriter

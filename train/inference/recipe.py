@@ -1,6 +1,6 @@
 """What one must know of trained weights to use them: the model, its classes, how its images were prepared.
 
-Kept in every checkpoint (state["config"]["data"]) and with exported weights, so that nobody has to guess. Standard
+Kept in every checkpoint (state["config"]["data"]) and with exported weights, so that no user has to guess. Standard
 library only.
 """
 

@@ -8,13 +8,12 @@ images are prepared.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
 if TYPE_CHECKING:  # it imports torch
-    from train.weights import Trained
+    from train.inference.weights import Trained
 
 EXIT_REFUSED = 2
 
@@ -34,11 +33,11 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str]) -> int:
     options = parser().parse_args(arguments)
 
-    from train import torchvision_cpu
+    from train.model import torchvision_cpu
 
     torchvision_cpu.watch()
-    from train import weights
     from train.checkpoints.files import CheckpointError
+    from train.inference import weights
 
     try:
         trained = weights.read(options.checkpoint, options.ema, say)
@@ -77,7 +76,7 @@ def write(trained: Trained, stem: Path) -> list[Path]:
     import torch
     from safetensors.torch import save
 
-    from train.checkpoints.durable import Draft, write_file
+    from train.durable import Draft, write_file, write_json
 
     if stem.suffix in (".pt", ".safetensors"):
         stem = stem.with_suffix("")
@@ -86,11 +85,12 @@ def write(trained: Trained, stem: Path) -> list[Path]:
         name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in trained.weights.items()
     }
     pt, safe, beside = (with_ending(stem, ending) for ending in (".pt", ".safetensors", ".json"))
+    pt.parent.mkdir(parents=True, exist_ok=True)
     with Draft(pt) as draft:
         torch.save(tensors, cast(IO[bytes], draft))  # torch needs write() and flush()
         draft.commit()
     write_file(safe, save(tensors, {"format": "pt", **trained.recipe.as_text()}))
-    write_file(beside, (json.dumps(trained.recipe.as_json(), indent=2) + "\n").encode())
+    write_json(beside, trained.recipe.as_json())
     return [pt, safe, beside]
 
 

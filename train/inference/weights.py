@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from train import recipe as recipes
 from train.checkpoints import files, foreign
 from train.checkpoints.files import CheckpointError, State
-from train.recipe import Recipe, RecipeError
+from train.inference import recipe as recipes
+from train.inference.recipe import Recipe, RecipeError
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Trained:
 
 
 def read(path: Path, ema: bool = False, say: Callable[[str], None] = lambda text: None) -> Trained:
-    """Weights at `path`: step-<n>.pt, a folder of checkpoints or of a run (its newest intact one; `say` tells of those
-    passed over), or an exported .safetensors, or .pt with its .json beside it. ema: the averaged weights.
+    """Weights at `path`: step-<n>.pt, a folder of checkpoints or of a run (its newest intact one; `say` reports those
+    that were passed over), or an exported .safetensors, or .pt with its .json beside it. ema: the averaged weights.
 
     Raises CheckpointError.
     """
@@ -123,12 +123,12 @@ def sidecar(path: Path) -> dict[str, str]:
 
 def network_of(trained: Trained) -> nn.Module:
     """The model with these weights, in evaluation mode, on the CPU. Raises CheckpointError where they do not fit."""
-    from train import model
+    from train.model.build import build
     from train.settings import SettingsError
 
     recipe = trained.recipe
     try:
-        network = model.build(recipe.model, len(recipe.class_names), recipe.image_size, seed=0)
+        network = build(recipe.model, len(recipe.class_names), recipe.image_size, seed=0)
         network.load_state_dict(trained.weights)
     except (SettingsError, RuntimeError) as error:
         raise CheckpointError(f"{trained.path}: the weights do not fit {recipe.model}: {error}") from error

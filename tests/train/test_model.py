@@ -1,4 +1,4 @@
-"""Promises of train.features and train.recompute: what changes speed and memory does not change the training."""
+"""Promises of train.model.prepare, precision and recompute: what changes speed and memory keeps the training."""
 
 import os
 import subprocess
@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from train import torchvision_cpu
-from train.features import Precision, compiled, prepare, use_deterministic
-from train.recompute import blocks, checkpoint_blocks
+from train.model import torchvision_cpu
+from train.model.precision import Precision
+from train.model.prepare import prepare, use_deterministic
+from train.model.recompute import blocks, checkpoint_blocks
+from train.parallel.single import Single
 from train.settings import Settings, SettingsError
 
 torchvision_cpu.watch()
@@ -23,7 +25,7 @@ Results = list[dict[str, Any]]
 
 
 def run_ranks(out: Path, case: str, world_size: int) -> Results:
-    command = [sys.executable, "-m", "tests.train.features_ranks", str(out), case, str(world_size)]
+    command = [sys.executable, "-m", "tests.train.model_ranks", str(out), case, str(world_size)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=300)
     return [torch.load(out / f"{case}-{rank}.pt") for rank in range(world_size)]
@@ -154,7 +156,6 @@ def test_a_plain_chain_cannot_be_checkpointed_and_that_is_said() -> None:
 def test_without_anything_asked_the_network_is_left_alone() -> None:
     network = residual()
     assert prepare(network, Settings(), CPU, 4) is network
-    assert compiled(network, Settings()) is network
     assert type(network.get_submodule("1.0")).__name__ == "BasicBlock"
 
 
@@ -178,17 +179,12 @@ def test_sync_bn_needs_gpus_with_a_rank_each() -> None:
 def test_a_compiled_model_keeps_names_gradients_and_statistics(checkpointing: bool) -> None:
     images = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     plain, ours = residual(), residual()
-    settings = Settings(compile=True, activation_checkpointing=checkpointing)
-    assert compiled(prepare(ours, settings, CPU, 1), settings) is ours
+    settings = Settings(activation_checkpointing=checkpointing)
+    Single(prepare(ours, settings, CPU, 1), CPU).compile()
     for mine, theirs in zip(trained(ours, images), trained(plain, images), strict=True):
         assert mine.keys() == theirs.keys()
         for name in mine:
             torch.testing.assert_close(mine[name], theirs[name], rtol=1e-4, atol=1e-4)
-
-
-def test_compile_does_not_go_with_dp() -> None:
-    with pytest.raises(SettingsError, match="--parallel dp"):
-        compiled(residual(), Settings(compile=True, parallel="dp"))
 
 
 @pytest.mark.parametrize(("amp", "dtype"), [("off", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)])
@@ -236,7 +232,7 @@ def test_a_step_that_overflows_on_one_rank_is_skipped_on_all(overflow: Results, 
 @pytest.mark.slow
 def test_deterministic_sets_what_torch_asks_for() -> None:
     program = (
-        "import os, torch; from train.features import use_deterministic; from train.settings import Settings;"
+        "import os, torch; from train.model.prepare import use_deterministic; from train.settings import Settings;"
         "use_deterministic(Settings(deterministic={}));"
         "print(torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic,"
         "os.environ.get('CUBLAS_WORKSPACE_CONFIG'))"

@@ -1,69 +1,13 @@
-"""What a network is prepared with before a strategy wraps it, and the precision that it computes in.
+"""The precision that a network computes in (`--amp`)."""
 
-Order: build on the CPU -> `prepare` -> strategy (to the device) -> `compiled` -> optimizer.
-"""
-
-import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from train.recompute import checkpoint_blocks
 from train.settings import Settings, SettingsError
-
-
-def prepare(network: nn.Module, settings: Settings, device: torch.device, world_size: int) -> nn.Module:
-    """The network with SyncBatchNorm, channels_last and activation checkpointing, as asked; names stay plain.
-
-    device: where it will compute. Changes the network in place; returns it, or its replacement. Raises SettingsError.
-    """
-    if settings.sync_bn:
-        check_sync_bn(settings, device)
-        if world_size > 1:
-            network = nn.SyncBatchNorm.convert_sync_batchnorm(network)
-    if settings.channels_last:
-        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if settings.activation_checkpointing and not checkpoint_blocks(network):
-        raise SettingsError(
-            f"--activation-checkpointing: {settings.model} is a plain chain of layers, it has no blocks to recompute: "
-            "leave it out, and save memory with --micro-batch"
-        )
-    return network
-
-
-def check_sync_bn(settings: Settings, device: torch.device) -> None:
-    if device.type != "cuda":
-        raise SettingsError("--sync-bn: torch's SyncBatchNorm needs GPUs: leave it out on the CPU")
-    if settings.parallel == "dp":
-        raise SettingsError("--sync-bn: needs one process per GPU: use --parallel ddp instead of dp")
-
-
-def compiled(module: nn.Module, settings: Settings) -> nn.Module:
-    """The same module; its calls go through torch.compile if asked. In place, so that names get no `_orig_mod.`.
-
-    Shapes are static: a run has two, the full batch's and the last one's. Raises SettingsError.
-    """
-    if settings.compile:
-        if settings.parallel == "dp":
-            raise SettingsError("--compile: does not go with --parallel dp, whose replicas run in threads: use ddp")
-        module.compile(dynamic=False)
-    return module
-
-
-def use_deterministic(settings: Settings) -> None:
-    """With --deterministic only kernels that give the same bits every time; others raise, naming themselves.
-
-    To be called before CUDA is first used: cuBLAS reads its workspace's size (a documented condition) once.
-    """
-    if not settings.deterministic:
-        return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.benchmark = False
 
 
 class Precision:

@@ -1,12 +1,12 @@
-"""Promises of train.watch: every rank learns the same of each step, one step late."""
+"""Promises of train.reporting.step_stats: every rank learns the same of each step, one step late."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.train.test_features import Results, run_ranks
-from train.watch import NonFiniteLoss, StepStats
+from tests.train.test_model import Results, run_ranks
+from train.reporting.step_stats import NonFiniteLoss, StepStats
 
 YES, NO = torch.tensor(True), torch.tensor(False)
 

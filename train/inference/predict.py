@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # they import torch
-    from train.classify import Answer
-    from train.weights import Trained
+    from train.inference.classify import Answer
+    from train.inference.weights import Trained
 
 EXIT_SKIPPED = 1
 EXIT_REFUSED = 2
@@ -50,11 +50,12 @@ def main(arguments: list[str]) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    from train import torchvision_cpu
+    from train.model import torchvision_cpu
 
     torchvision_cpu.watch()
-    from train import classify, devices, weights
     from train.checkpoints.files import CheckpointError
+    from train.inference import classify, weights
+    from train.start import devices
 
     gpus = devices.gpus_here()
     try:

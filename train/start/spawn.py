@@ -1,7 +1,7 @@
 """--spawn N: N ranks on this machine without torchrun, each a process of torch.multiprocessing.
 
-The parent trains nothing: it keeps the store in which the ranks meet (on loopback), passes signals on, and leaves
-with the status of the first rank that failed. No process outlives it, whatever becomes of it.
+The parent trains nothing: it keeps the store in which the ranks meet (on loopback), passes signals on, and ends
+with the status of the first rank that failed. No process outlives it, however it ends.
 """
 
 import os
@@ -22,27 +22,29 @@ from typing import Any
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.multiprocessing import _prctl_pr_set_pdeathsig, start_processes  # type: ignore[attr-defined]
 
-GRACE = 30.0  # s between the first failure and the end of the others, as torchrun's
-POLL = 0.2  # s
+SPAWN_GRACE_SECONDS = 30.0  # between the first failure and SIGKILL for the other ranks, as torchrun's
+RANK_POLL_SECONDS = 0.2
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def spawn(main: Callable[..., int], arguments: tuple[Any, ...], count: int, grace: float = GRACE) -> int:
+def spawn(
+    main: Callable[..., int], arguments: tuple[Any, ...], count: int, grace_seconds: float = SPAWN_GRACE_SECONDS
+) -> int:
     """Calls main(*arguments) in `count` processes, as ranks of one host; it returns the rank's exit status.
 
     main: a function that a fresh interpreter can import. It finds its place in torchrun's variables, with
     --init env://. Returns 0, or the status of the first rank that failed: 128 + n where signal n killed it. The others
-    then get SIGTERM and, `grace` seconds later, SIGKILL.
+    then get SIGTERM and, `grace_seconds` seconds later, SIGKILL.
     """
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
     with environment(shared_variables(count, port)):
         ranks = start_processes(
-            entry, (grace, main, arguments), nprocs=count, join=False, start_method="spawn"
+            entry, (grace_seconds, main, arguments), nprocs=count, join=False, start_method="spawn"
         ).processes
     try:
-        return watch(ranks, grace)
+        return watch(ranks, grace_seconds)
     finally:
         for process in ranks:
             end(process)
@@ -76,11 +78,11 @@ def environment(variables: dict[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def entry(rank: int, grace: float, main: Callable[..., int], arguments: tuple[Any, ...]) -> None:
+def entry(rank: int, grace_seconds: float, main: Callable[..., int], arguments: tuple[Any, ...]) -> None:
     """A rank's first function."""
     _prctl_pr_set_pdeathsig(0)  # torch's SIGINT comes once per thread of the parent: outlive_no_parent sends one
     os.setpgid(0, 0)  # a terminal's Ctrl-C goes to the parent alone, which passes it on once
-    threading.Thread(target=outlive_no_parent, args=(grace,), daemon=True).start()
+    threading.Thread(target=outlive_no_parent, args=(grace_seconds,), daemon=True).start()
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
     status = 1
     try:
@@ -101,37 +103,37 @@ def leave_nothing() -> None:
         os.killpg(0, signal.SIGKILL)
 
 
-def outlive_no_parent(grace: float) -> None:
-    """When the parent has died: SIGINT, as its Ctrl-C; what has not ended `grace` seconds later is killed."""
+def outlive_no_parent(grace_seconds: float) -> None:
+    """When the parent has died: SIGINT, as its Ctrl-C; what has not ended `grace_seconds` seconds later is killed."""
     parent = parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(grace)
+        time.sleep(grace_seconds)
         os.killpg(0, signal.SIGKILL)
 
 
-def watch(ranks: list[BaseProcess], grace: float) -> int:
+def watch(ranks: list[BaseProcess], grace_seconds: float) -> int:
     """Waits for all ranks. Returns the status of the first that failed, else 0."""
-    running, status, limit, told = list(ranks), 0, float("inf"), False
+    running, status, limit, asked = list(ranks), 0, float("inf"), False
 
     def pass_on(number: int, frame: FrameType | None) -> None:
-        nonlocal told
-        told = True
+        nonlocal asked
+        asked = True
         for process in running:
             send(process, number)
 
     with handling(pass_on):
         while running and time.monotonic() < limit:
-            connection.wait([process.sentinel for process in running], timeout=POLL)
+            connection.wait([process.sentinel for process in running], timeout=RANK_POLL_SECONDS)
             # Not by the sentinels alone: what a rank has forked keeps its sentinel open.
             for process in [process for process in running if not process.is_alive()]:
                 running.remove(process)
                 failure = status_of(process.exitcode or 0)
                 end(process)
                 if failure and not status:
-                    status, limit = failure, time.monotonic() + grace
-                    if not told:  # else they are about to leave by themselves
+                    status, limit = failure, time.monotonic() + grace_seconds
+                    if not asked:  # else they are about to end by themselves
                         pass_on(signal.SIGTERM, None)
     return status  # the caller ends what is left
 
