@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import paramiko
 from fabric import Config, Connection
-from invoke.exceptions import CommandTimedOut
+from invoke.exceptions import CommandTimedOut, ThreadException
 from paramiko.hostkeys import InvalidHostKey
 
 from launch.cli import exits
@@ -192,6 +192,8 @@ def run(
     except CommandTimedOut:
         where = connection.host
         raise TimeoutError(f"{where}: no answer within {timeout:g} s from `{text[:100]}`") from None
+    except ThreadException as error:  # the connection dropped while standard input was sent
+        raise error.exceptions[0].value from None
 
 
 def in_parallel(work: Callable[[T], U], items: Iterable[T]) -> list[U | BaseException]:

@@ -24,6 +24,7 @@ from typing import Any
 
 ATTEMPT_SECONDS = 1.5  # to connect: a SYN that is sent again (after 1 s) still fits; and to answer a greeting
 LINE_BYTES = 1 << 16
+AT_ONCE = 256  # attempts to connect; a process may have 1,024 files open, and as many hosts call this one
 
 #: What can end a connection; `why_ended` says it in words.
 ENDED = (OSError, ValueError, KeyError, asyncio.TimeoutError, asyncio.IncompleteReadError)
@@ -157,15 +158,17 @@ async def reach(meeting: Meeting, peers: dict[str, list[str]]) -> list[dict[str,
     Returns for each address {"peer", "address", "ok", "milliseconds" (of the TCP handshake), "error"}. An address that
     does not work costs about three seconds.
     """
-    tries = [_try(meeting, peer, address) for peer, addresses in peers.items() for address in addresses]
+    few = asyncio.Semaphore(AT_ONCE)
+    tries = [_try(meeting, peer, address, few) for peer, addresses in peers.items() for address in addresses]
     return list(await asyncio.gather(*tries))
 
 
-async def _try(meeting: Meeting, peer: str, address: str) -> dict[str, Any]:
+async def _try(meeting: Meeting, peer: str, address: str, few: asyncio.Semaphore) -> dict[str, Any]:
     milliseconds, error = None, None
     for _ in range(2):
         try:
-            _, writer, milliseconds = await meeting.greet(peer, address)
+            async with few:
+                _, writer, milliseconds = await meeting.greet(peer, address)
         except Unreached as failure:
             error = str(failure)
         else:

@@ -15,9 +15,12 @@ from typing import Any
 
 import pytest
 from invoke.context import Context
+from invoke.exceptions import ThreadException
+from invoke.util import ExceptionWrapper
 
 from launch.hosts import clustermap, hostcall, ssh
 from launch.hosts.hostcall import Answer
+from launch.hosts.inventory import Target
 from launch.network import measure
 from launch.network.measure import Field
 
@@ -151,3 +154,18 @@ def test_hosts_end_when_the_control_machine_has_gone() -> None:
     process.stdin.close()
     assert process.wait(20) == 0 and process.stdout.read() == ""
     process.stdout.close()
+
+
+def test_sudos_password_is_sent_first_and_a_dropped_connection_is_an_error_of_its_own_kind() -> None:
+    class Connection:
+        host = "192.0.2.1"
+
+        def run(self, text: str, in_stream: Any, **options: Any) -> None:
+            assert text.startswith("sudo -S -p '' sh -c ")
+            assert [in_stream.read(1) for _ in range(4)] == ["secret\n", "program\n", "", None]
+            raise ThreadException([ExceptionWrapper({}, OSError, OSError("Socket is closed"), None)])
+
+    stdin = ssh.Input("program\n")
+    stdin.end()
+    with pytest.raises(OSError, match="Socket is closed"):
+        ssh.run(Connection(), "true", 1, Target("h1", "192.0.2.1", user="ann", sudo_password="secret"), stdin)
