@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from containers.horovod_wheel import HorovodError, horovod_wheels
+from containers.engine import ContainersError
+from containers.horovod_wheel import horovod_wheels
 from tests.conftest import cannot_run
 from train.group import Place
 from train.parallel import horovod, horovod_start
@@ -65,7 +66,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Variables of a process that sees Horovod."""
     try:
         wheels = horovod_wheels(lambda line: None)
-    except HorovodError as error:
+    except ContainersError as error:
         cannot_run(str(error))
     site = tmp_path_factory.mktemp("horovod")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", f"--target={site}"]
