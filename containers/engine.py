@@ -11,14 +11,15 @@ import os
 import select
 import shlex
 import shutil
-import signal
 import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+
+from containers.guard import TERMINATE_SECONDS, end
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 BUILD = REPOSITORY / "build"
@@ -27,10 +28,7 @@ TAIL_LINES = 15
 COMMAND_SECONDS = 600.0
 BUILD_SECONDS = 3600.0
 FINISH_SECONDS = 30.0  # how long a short command may go on after an interrupt
-TERMINATE_SECONDS = 10.0  # from SIGTERM to SIGKILL
-# The kernel sends SIGTERM to the command when the thread that started it ends, so also when this process is killed.
-# A command that sudo starts loses this: the kernel drops it where a program changes its user.
-ENDS_WITH_US = ("setpriv", "--pdeathsig", "TERM", "--")
+GUARD = (sys.executable, "-I", "-S", str(Path(__file__).with_name("guard.py")))
 
 Progress = Callable[[str], None]
 
@@ -126,12 +124,12 @@ def output(command: Sequence[str], stdin: str = "") -> str:
         try:
             printed, complaint = process.communicate(stdin, timeout=COMMAND_SECONDS)
         except subprocess.TimeoutExpired as expired:
-            _end(process)
+            end(process)
             raise CommandFailed(command, 124, f"it did not end within {COMMAND_SECONDS:.0f} s") from expired
         except BaseException:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(FINISH_SECONDS)
-            _end(process)
+            end(process)
             raise
     if process.returncode != 0:
         raise CommandFailed(command, process.returncode, last_lines(complaint or printed))
@@ -149,8 +147,8 @@ def follow(command: Sequence[str], on_line: Callable[[str], None] = lambda line:
     """
     tail: deque[str] = deque(maxlen=200)
     process = subprocess.Popen(
-        [*ENDS_WITH_US, *command], process_group=0,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        [*GUARD, *command], process_group=0,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     _under_way.add(process)
     deadline = time.monotonic() + BUILD_SECONDS
@@ -163,7 +161,7 @@ def follow(command: Sequence[str], on_line: Callable[[str], None] = lambda line:
         tail.append(f"it did not end within {BUILD_SECONDS:.0f} s and was stopped")
         raise CommandFailed(command, 124, last_lines("\n".join(tail))) from expired
     finally:
-        _end(process)
+        _release(process)
         _under_way.discard(process)
     if status != 0:
         raise CommandFailed(command, status, last_lines("\n".join(tail)))
@@ -196,30 +194,20 @@ def fix_of(failure: CommandFailed) -> str:
 def abort() -> None:
     """End every long command that this process has under way; follow() then raises CommandFailed in its thread.
 
-    Takes up to 2 * TERMINATE_SECONDS for each command that does not end by itself. Commands that are started later are
-    not affected.
+    Takes at most about TERMINATE_SECONDS for each of them. Commands that are started later are not affected.
     """
     for process in list(_under_way):
-        _end(process)
+        _release(process)
 
 
-def _end(process: subprocess.Popen[Any]) -> None:
-    """End a command that has not ended yet: SIGTERM to its process group, then SIGKILL to what is left of that."""
-    if process.poll() is not None:
-        return
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        _signal_group(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(TERMINATE_SECONDS)
-
-
-def _signal_group(leader: int, number: int) -> None:
+def _release(process: subprocess.Popen[bytes]) -> None:
+    """Let guard.py end its command, unless that has ended, and wait for it."""
+    assert process.stdin is not None
+    process.stdin.close()
     try:
-        os.killpg(leader, number)
-    except ProcessLookupError:
-        return
-    except PermissionError:  # sudo started it, so it is root's
-        subprocess.run([*as_root(), "kill", f"-{number}", "--", f"-{leader}"], check=False, timeout=FINISH_SECONDS)
+        process.wait(2 * TERMINATE_SECONDS)
+    except subprocess.TimeoutExpired:
+        end(process, 0)
 
 
 def _lines(process: subprocess.Popen[bytes], deadline: float) -> Iterator[str]:

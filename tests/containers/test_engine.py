@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from containers import engine
+from containers import engine, guard
 
 
 def test_a_command_that_does_not_end_is_ended_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,27 +76,32 @@ def wait_until_gone(pids: list[int]) -> None:
 
 # A long command with a child of its own, both deaf to the SIGINT that a terminal sends. It prints their process ids.
 BUILD = ["sh", "-c", "trap '' INT; sleep 500 & echo $! $$; wait"]
-STUBBORN = ["sh", "-c", "trap '' TERM; sleep 500 & echo $! $$; wait"]
+STUBBORN = ["sh", "-c", "trap '' TERM INT; sleep 500 & echo $! $$; while :; do sleep 0.1; done"]
 
 
 def pids_of(line: str) -> list[int]:
     return [int(word) for word in line.split()]
 
 
-@pytest.mark.parametrize("command", [BUILD, STUBBORN], ids=["build", "stubborn"])
-def test_abort_ends_a_build_of_another_thread_with_its_children(
-    command: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine, "TERMINATE_SECONDS", 5 if command is BUILD else 0.2)
+def test_abort_ends_a_build_of_another_thread_with_its_children() -> None:
     lines: queue.Queue[str] = queue.Queue()
     with ThreadPoolExecutor() as pool:
-        build = pool.submit(engine.follow, command, lines.put)
+        build = pool.submit(engine.follow, BUILD, lines.put)
         pids = pids_of(lines.get())
         engine.abort()
         with pytest.raises(engine.CommandFailed):
             build.result()
     wait_until_gone(pids)
     engine.abort()  # nothing is left to end
+
+
+def test_a_stubborn_command_is_killed_with_its_children() -> None:
+    with subprocess.Popen(STUBBORN, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pids = pids_of(process.stdout.readline())
+        guard.end(process, seconds=0.5)
+    assert process.returncode == -signal.SIGKILL
+    wait_until_gone(pids)
 
 
 def follower(command: list[str]) -> tuple[subprocess.Popen[str], list[int]]:
@@ -119,7 +124,7 @@ def test_ctrl_c_ends_a_build_with_its_children() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_build_does_not_outlive_the_process_that_follows_it(number: signal.Signals) -> None:
-    process, pids = follower(["sh", "-c", "echo $$; exec sleep 500"])
+    process, pids = follower(BUILD)
     with process:
         process.send_signal(number)
     assert process.returncode == -number
