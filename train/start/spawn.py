@@ -52,7 +52,7 @@ def spawn(
 
 
 def shared_variables(count: int, port: int) -> dict[str, str]:
-    """What the ranks' interpreters start with, but for what the user has set."""
+    """The variables that the ranks' interpreters start with; those that the user has set stay."""
     variables = {
         "WORLD_SIZE": str(count),
         "LOCAL_WORLD_SIZE": str(count),
