@@ -1,8 +1,8 @@
 """Where a run continues: the newest step that a host holds intact, chosen by all ranks together.
 
 All functions here are collective: every rank calls them at the same point, with the same arguments except
-its place, and gets the same answer or the same CheckpointError. A host's local rank 0, its leader, reads and writes for it.
-Hosts may each have a folder of their own or share one. Ranks of a host are numbered in a row, as torchrun does.
+its place, and gets the same answer or the same CheckpointError. A host's local rank 0, its leader, reads and writes
+for it. Hosts may each have a folder of their own or share one. Ranks of a host are numbered in a row, as torchrun does.
 """
 
 import socket
@@ -59,8 +59,9 @@ def newest_common(folder: Path, place: Place) -> tuple[int | None, list[str]]:
 
 
 def resolve(resume: str, folder: Path, place: Place) -> StartPoint:
-    """Where training begins, for --resume: "auto" (newest_common in `folder`), "none" (step 0) or a path: a step-<n>.pt,
-    a folder of checkpoints, or a run's folder; hosts where nothing is at that path are given it, into `folder`.
+    """Where training begins, for --resume: "auto" (newest_common in `folder`), "none" (step 0) or a path: a
+    step-<n>.pt, a folder of checkpoints, or a run's folder; hosts where nothing is at that path are given it, into
+    `folder`.
 
     Checkpoints in `folder` of later steps than that are renamed to left-step-<n>: see `prune.set_aside`.
     Raises CheckpointError.
