@@ -130,7 +130,7 @@ def test_ranks_have_time_to_save_when_the_agent_is_told_to_stop(tmp_path: Path) 
 
 
 def test_ranks_that_stop_on_request_have_not_failed(tmp_path: Path) -> None:
-    """As on a host whose agent nobody told: another host's rank was, and all ranks agreed to stop."""
+    """As on a host whose agent got no signal: a rank of another host did, and all ranks agreed to stop."""
     script = SAVES + "if rank == 1: sys.exit(75)\n" + WAIT
     status, errors, document = run(tmp_path, script)
     assert (status, document) == (agent.EXIT_STOPPED, {}), errors

@@ -1,4 +1,4 @@
-"""Promises of the process group: ranks find each other however they are started, or are told why not."""
+"""Promises of the process group: ranks find each other however they are started, or report why not."""
 
 import signal
 import socket
