@@ -133,7 +133,7 @@ def test_what_runs_before_anything_is_installed_and_on_bare_hosts_needs_the_stan
 def test_every_room_says_what_it_is_and_what_it_may_import(folder: str) -> None:
     for file in (ROOT / folder).glob("*/__init__.py"):
         said = (ast.get_docstring(ast.parse(file.read_text())) or "").lower()
-        assert "import" in said and "write" in said, file
+        assert "import" in said and ("writ" in said or "puts" in said), file
 
 
 def test_a_wrong_import_is_seen() -> None:
