@@ -2,7 +2,7 @@
 (`train.start.agent`).
 
 Read first: trainer.py (the loop), step.py (one optimizer step), run.py (from the settings to the exit status). The
-rooms, from the bottom up; tests/test_rooms_train.py holds this order:
+rooms, from the bottom up; tests/test_rooms.py holds this order:
 
     settings, order, durable             flags; which sample goes where; files that are whole or absent
     start, model, losses, optim          how ranks come to life; the network; loss and optimizer

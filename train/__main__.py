@@ -1,8 +1,8 @@
 """Trains a torchvision classifier on any number of ranks.  python -m train --help, or on this machine: make local
 
-Reads from top to bottom: settings, process group, data and model, start-up proof, where to begin, the loop, results.
-What the steps mean is in the modules beside it. Leaves settings.json, metrics.jsonl, checkpoints/, tensorboard/,
-curves.png and, last, result.json in the run's folder.  Also: python -m train export, python -m train predict.
+Reads the settings and calls run.py, which does the work of one rank; with --spawn N it starts N ranks that do so.
+Writes settings.json, metrics.jsonl, checkpoints/, tensorboard/, curves.png and, last, result.json in the run's folder.
+Also: python -m train export, python -m train predict.
 """
 
 import os

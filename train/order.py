@@ -114,7 +114,7 @@ def steps(
     partners: bool = False,
     done: int = 0,
 ) -> Iterator[Step]:
-    """This rank's steps of one epoch but for the first `done`. Every sample is in one share of one rank.
+    """This rank's steps of one epoch without the first `done`. Every sample is in one share of one rank.
 
     The last batch is short where `samples` is no multiple of `batch_size`.
     """

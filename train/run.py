@@ -46,7 +46,7 @@ def run(settings: Settings, complaint: str = "", started: float | None = None) -
         try:
             made, notes = prepare(settings, complaint, place, device)
         except Wrong as error:  # the same on all ranks
-            with suppress(OSError):  # none where there is something in it
+            with suppress(OSError):  # fails, as it should, where the folder holds anything
                 settings.run_dir.rmdir()
             return refuse(str(error), shown=place.rank == 0)
         try:

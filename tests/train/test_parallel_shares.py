@@ -123,7 +123,7 @@ def test_scattered_passes_add_up_to_the_gradient_of_the_whole_batch() -> None:
 def test_dp_without_gpus_falls_back_and_says_so() -> None:
     strategy = make(Settings(parallel="dp", gpu0_batch=8), network(), Place(), CPU)
     assert strategy.module is strategy.network
-    assert "no GPU is visible" in strategy.note and "--gpu0-batch 8 has no meaning" in strategy.note
+    assert "no GPU is visible" in strategy.note and "--gpu0-batch 8 has no effect" in strategy.note
 
 
 @pytest.mark.gpu

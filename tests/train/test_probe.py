@@ -32,7 +32,7 @@ def two_ranks(folder: Path, *arguments: str) -> tuple[list[int], str, dict[str, 
         ) for rank in range(2)
     ]  # fmt: skip
     try:
-        said = "".join(rank.communicate(timeout=100)[1] for rank in ranks)
+        said = "".join(rank.communicate(timeout=300)[1] for rank in ranks)
     finally:
         for rank in ranks:
             rank.kill()
@@ -143,9 +143,8 @@ def test_a_forecast_gets_all_that_it_needs(tmp_path: Path) -> None:
     for steps in found["steps"]:
         assert [step["samples"] for step in steps] == [4, 8]
         for step in steps:
-            assert (
-                0 < step["backward"] < step["backward"] + step["ready"][-1] <= step["seconds"] - step["update"] + 1e-3
-            )
+            # Each is a median of its own: on a busy machine their sum may be longer than the median step.
+            assert all(0 < part < step["seconds"] for part in (step["backward"], step["ready"][-1], step["update"]))
             assert step["ready"] == sorted(step["ready"])
     (sums,) = found["communication"]
     assert sums["world_size"] == 2

@@ -1,4 +1,4 @@
-"""Promise: ranks that are not the same do not train, and the odd one is named with its host, its value and the mend."""
+"""Promise: ranks that differ do not train; the one that differs is named with its host, its value and the fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Promises of train.reporting.step_stats: every rank learns the same of each step, one step late."""
+"""Promises of train.reporting.step_stats: every rank learns the same of each step, one step later."""
 
 from pathlib import Path
 

@@ -8,14 +8,14 @@ agree: where a run continues, the same on every host.       transfer: sends a ch
 foreign: weights to start from, also files of other programs.
 """
 
-from train.checkpoints.agree import Found, newest_common, resolve
+from train.checkpoints.agree import StartPoint, newest_common, resolve
 from train.checkpoints.files import CheckpointError, State, load, load_path, saved_steps
 from train.checkpoints.foreign import fit, load_weights
 from train.checkpoints.writer import Writer
 
 __all__ = [
     "CheckpointError",
-    "Found",
+    "StartPoint",
     "State",
     "Writer",
     "fit",

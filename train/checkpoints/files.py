@@ -105,7 +105,7 @@ def remove(folder: Path, step: int) -> None:
 
 
 def manifest(folder: Path, step: int) -> Manifest:
-    """Raises CheckpointError where there is none, or it is none of ours."""
+    """The content of the manifest. Raises CheckpointError where it is missing or not of this trainer."""
     path = path_of(folder, step)
     try:
         content = json.loads(manifest_of(path).read_text(encoding="utf-8"))

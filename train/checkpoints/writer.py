@@ -1,4 +1,4 @@
-"""Writes checkpoints in the background: training waits for a copy in memory, not for the disk."""
+"""Writes checkpoints in the background: the training waits for a copy in memory, not for the disk."""
 
 import os
 import sys
@@ -43,9 +43,9 @@ class Writer:
         clear_drafts(folder)
 
     def reserve(self, state: State) -> None:
-        """Gets the memory for the copies ready beside the training, for a state of this structure: else the first
+        """Prepares the memory for the copies in the background, for a state of this structure: else the first
         save() takes ten times as long as the others. Best called after the first optimizer step, when the optimizer
-        has its state. The values that it reads meanwhile do not matter.
+        has its state. The values that it reads do not matter.
         """
         if not self.blocking:
             self.wait()

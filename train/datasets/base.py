@@ -40,7 +40,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Largest random change of a training image. Drawn anew for each (seed, epoch, sample number).
+    """Largest random change of a training image. Drawn for each (seed, epoch, sample number).
 
     Either an affine map (degrees, scale, shift), or a crop (padding: as far as that many pixels of the stored size
     over each edge, black outside), or, for files, resized_crop: (least, largest) part of the image's area.

@@ -101,7 +101,7 @@ def together(value: float, place: Place, device: torch.device) -> float:
 def all_reduce(place: Place, device: torch.device, limit: float, sizes: tuple[int, ...] = SIZES) -> dict[str, Any]:
     """The document's all_reduce (collective). Repeats of a size end when `limit` seconds are over.
 
-    Each size is summed once at least, but for those whose sum would take more than LONGEST_SECONDS: they get a note.
+    Each size is summed at least once, except those whose sum would take more than LONGEST_SECONDS: they get a note.
     """
     begun = time.perf_counter()
     found: list[dict[str, Any]] = []

@@ -2,7 +2,7 @@
 
 Measured with the real settings, dataset, loader, model, precision and `optimizer_step`, in rounds: in the round of k
 hosts the first k do a few steps of the share that they would have among k, each rank for itself, under a DDP without
-peers. Hosts beyond k wait meanwhile, as they do not take part in a run of k either. A last round, in which
+peers. The other hosts wait, as they do not take part in a run of k hosts. A last round, in which
 all hosts take half of the least share, shows how a step's time depends on its samples. Then the ranks of the first k
 hosts sum up buffers of the very sizes of DDP's buckets. The document (all times in seconds, all sizes in bytes):
 
@@ -79,13 +79,13 @@ def ends_of_hosts(names: list[str]) -> list[int]:
 def measure(settings: Settings, arguments: list[str], place: Place, device: torch.device) -> dict[str, Any]:
     """The document's forecast (collective). Raises one of Wrong, on all ranks alike."""
     worlds = ends_of_hosts(from_all_ranks(os.environ.get("MUSTER_HOST", "this host"), place))
-    made, watched = build(settings, place, device)
+    made, ddp = build(settings, place, device)
     try:
         batch = min(settings.batch_size, made.samples)
         capacity = spin(place) if device.type == "cpu" else None
         among = {nodes: worlds[nodes - 1] for nodes in rounds(len(worlds))}
-        every = from_all_ranks(own_steps(made, watched, place, batch, list(among.values()), settings), place)
-        sizes = from_all_ranks(watched.bytes, place)[0]
+        every = from_all_ranks(own_steps(made, ddp, place, batch, list(among.values()), settings), place)
+        sizes = from_all_ranks(ddp.bytes, place)[0]
         communication = []
         for nodes, world in among.items():
             members = dist.new_group(list(range(world)))
@@ -114,7 +114,7 @@ def measure(settings: Settings, arguments: list[str], place: Place, device: torc
 KEPT = ("model", "dataset", "batch_size", "parallel", "shares", "amp", "micro_batch")
 
 
-def build(settings: Settings, place: Place, device: torch.device) -> tuple[Session, "Watched"]:
+def build(settings: Settings, place: Place, device: torch.device) -> tuple[Session, "TimedDdp"]:
     """A session of this rank alone, with the strategy that watches its gradients (collective). Raises one of Wrong."""
     complaint, found = "", None
     try:
@@ -129,10 +129,10 @@ def build(settings: Settings, place: Place, device: torch.device) -> tuple[Sessi
     assert found is not None
     alone = dataclasses.replace(place, rank=0, world_size=1)
     made = session.build(settings, alone, device, *found)
-    watched = Watched(settings, made.strategy.network, place, device)
-    made.strategy = watched
-    made.precision = TimedPrecision(settings, device, watched.clock)
-    return made, watched
+    ddp = TimedDdp(settings, made.strategy.network, place, device)
+    made.strategy = ddp
+    made.precision = TimedPrecision(settings, device, ddp.clock)
+    return made, ddp
 
 
 # -- shares ------------------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def speed(steps: list[dict[str, Any]], samples: float) -> float:
 
 
 def own_steps(
-    made: Session, watched: "Watched", place: Place, batch: int, worlds: list[int], settings: Settings
+    made: Session, ddp: "TimedDdp", place: Place, batch: int, worlds: list[int], settings: Settings
 ) -> list[dict[str, Any]]:
     """The document's steps of this rank, in sweeps over all rounds; of each number of samples the fastest sweep.
 
@@ -182,7 +182,7 @@ def own_steps(
             if world and place.rank >= world:
                 continue
             count = equal(settings, batch, world)[place.rank] if world else least
-            entry = watched.measure(made, count, first=sweep == 0)
+            entry = ddp.measure(made, count, first=sweep == 0)
             if count not in found or entry["seconds"] < found[count]["seconds"]:
                 found[count] = entry
     return [found[count] for count in sorted(found)]
@@ -222,10 +222,10 @@ class TimedPrecision(Precision):
         self.ended = self.clock.now()
 
 
-class Watched(Single):
-    """--parallel ddp among this rank alone: all of DDP's own work, and a note of when each bucket could be sent off.
+class TimedDdp(Single):
+    """--parallel ddp with this rank alone: all of DDP's own work, and the time when each bucket could be sent.
 
-    DDP's switches are those of train/parallel/ddp.py, but that a static graph is watched like one with unused
+    DDP's switches are those of train/parallel/ddp.py, except that a static graph is measured like one with unused
     parameters.
     """
 
@@ -323,7 +323,7 @@ def spin(place: Place) -> float:
 
 @contextmanager
 def busy_cores(place: Place) -> Iterator[None]:
-    """Threads that compute on all cores of this rank meanwhile."""
+    """Threads that compute on all cores of this rank, inside the context."""
     done, data = threading.Event(), bytes(1 << 16)
 
     def work() -> None:

@@ -1,4 +1,4 @@
-"""python -m train predict --checkpoint runs/<id> IMAGES...: what the model sees in images, on one device or several.
+"""python -m train predict --checkpoint runs/<id> IMAGES...: classifies images, on one device or several.
 
 Images are prepared exactly as evaluation did it in training. With several GPUs each holds a copy of the model and takes
 the next batch when it is free; results come in the order of the images. One process; a thread for each device.

@@ -1,4 +1,4 @@
-"""What one must know of trained weights to use them: the model, its classes, how its images were prepared.
+"""What is needed to use trained weights: the model, its classes, and how its images were prepared.
 
 Kept in every checkpoint (state["config"]["data"]) and with exported weights, so that no user has to guess. Standard
 library only.
@@ -24,7 +24,7 @@ SAMPLED = ("digits", "mnist")
 
 
 class RecipeError(Exception):
-    """Weights of which too little is known; the message says what is missing."""
+    """Too little is known of the weights; the message says what is missing."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Recipe:
     step: int | None = None  # optimizer step of the weights
 
     def as_text(self) -> dict[str, str]:
-        """As safetensors' metadata: each value a JSON text, but for plain strings."""
+        """As safetensors' metadata: each value a JSON text, except plain strings."""
         return {key: value if isinstance(value, str) else json.dumps(value) for key, value in asdict(self).items()}
 
     def as_json(self) -> dict[str, Any]:

@@ -55,6 +55,6 @@ class Precision:
         return self.scaler.state_dict() if self.scaler else None
 
     def load(self, state: dict[str, Any] | None) -> None:
-        """A state of another --amp is passed over."""
+        """A state of another --amp is ignored."""
         if self.scaler and state:
             self.scaler.load_state_dict(state)

@@ -13,7 +13,7 @@ from train.settings import Settings, SettingsError
 
 
 def prepare(network: nn.Module, settings: Settings, device: torch.device, world_size: int) -> nn.Module:
-    """The network with SyncBatchNorm, channels_last and activation checkpointing, as asked; names stay plain.
+    """The network with SyncBatchNorm, channels_last and activation checkpointing, where asked for; names stay plain.
 
     device: where it will compute. Changes the network in place; returns it, or its replacement. Raises SettingsError.
     """

@@ -1,7 +1,7 @@
 """Buffers (the running statistics of batch normalisation) that differ from rank to rank.
 
 In training each rank keeps its own. Evaluation and checkpoints take their mean over the ranks, which is computed
-beside the model: measuring never changes the training. A checkpoint also keeps every rank's own, so that resuming on
+on copies: evaluating never changes the training. A checkpoint also keeps every rank's own, so that resuming on
 the same number of ranks is exact to the bit. Buffers outside the state dict (constants) are left alone.
 """
 

@@ -1,6 +1,6 @@
-"""Makes `import torchvision` work beside a CPU-only torch, for every script of this Python.
+"""Makes `import torchvision` work with a CPU-only torch, for every script of this Python.
 
-torchvision from the Python registry is built for CUDA torch. Beside a CPU-only torch its compiled library
+torchvision from the Python registry is built for CUDA torch. With a CPU-only torch its compiled library
 does not load and importing it stops with "operator torchvision::nms does not exist", although models,
 datasets and transforms need none of that library. What is missing is two operator schemas; this declares them
 just before torchvision asks for them. `torchvision.ops.nms` and similar operators still cannot run, and raise

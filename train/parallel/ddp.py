@@ -100,7 +100,7 @@ class Ddp(Single):
         return self.world_size / global_count
 
     def warm_up(self, images: Tensor, labels: Tensor, loss: Loss) -> None:
-        """DDP sorts its buckets anew, by the order in which gradients came, after the first backward of a process. On
+        """DDP sorts its buckets again, by the order in which gradients came, after the first backward of a process. On
         three ranks or more that changes the order of the all-reduce's sums, thus bits. A resumed run does its first
         backward here, so that its first step already has the buckets of the unbroken run.
         """

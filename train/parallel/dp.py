@@ -63,7 +63,7 @@ def make_dp(network: nn.Module, device: torch.device, batch_size: int, gpu0_batc
     gpus = torch.cuda.device_count() if device.type == "cuda" else 0
     if gpus < 2:
         found = "no GPU" if gpus == 0 else "only one GPU"
-        ignored = f"; --gpu0-batch {gpu0_batch} has no meaning here" if gpu0_batch else ""
+        ignored = f"; --gpu0-batch {gpu0_batch} has no effect here" if gpu0_batch else ""
         strategy.note = f"--parallel dp: {found} is visible, so the model trains there as with --parallel none{ignored}"
         return strategy
     if gpu0_batch and not 0 < gpu0_batch <= batch_size - LEAST * (gpus - 1):

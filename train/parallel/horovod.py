@@ -1,6 +1,6 @@
 """--parallel horovod: a replica on every rank, gradients summed by Horovod's DistributedOptimizer.
 
-As a tutorial has it (hvd.init, broadcast_parameters, DistributedOptimizer), but for three things:
+As in a tutorial (hvd.init, broadcast_parameters, DistributedOptimizer), except for three things:
 
 - op=Sum, and each rank's loss divided by the samples of all ranks: a mean of the ranks' means would weight samples
   unequally where ranks have different numbers of them.

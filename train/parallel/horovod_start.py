@@ -108,7 +108,7 @@ def variables(place: Place, local_ranks: Sequence[int], interface: str, address:
 
 @contextmanager
 def server(place: Place, address: str) -> Iterator[tuple[str, int]]:
-    """Address and port of Horovod's rendezvous server, which rank 0 runs meanwhile (collective)."""
+    """Address and port of Horovod's rendezvous server, which rank 0 runs inside the context (collective)."""
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
     own = RendezvousHTTPServer((address, 0), RendezvousHandler, 0) if place.rank == 0 else None

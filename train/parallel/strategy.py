@@ -23,7 +23,7 @@ Groups = list[dict[str, Any]]  # an optimizer's parameter groups
 
 
 class Strategy(Protocol):
-    """How the ranks train one model together. What says "collective" is called by all ranks, in the same order.
+    """How the ranks train one model together. Methods marked "collective" are called by all ranks, in the same order.
 
     equal_passes: every pass through `module` or `network`, in evaluation too, is one of all ranks together: they make
         the same number of them (fsdp gathers parameters in each).
@@ -50,7 +50,7 @@ class Strategy(Protocol):
     def join(self, divide_by_initial_world_size: bool = True) -> AbstractContextManager[None]:
         """Around an epoch whose ranks have different numbers of steps (a loader that cannot be cut evenly).
 
-        Not for train.order's batches: those are even. Raises SettingsError where there is no such thing.
+        Not needed for train.order's batches, which are even. Raises SettingsError where it is not possible.
         """
 
     def scale(self, global_count: int) -> float:

@@ -1,6 +1,6 @@
 """TensorBoard's event files: the numbers of metrics.jsonl as curves over the optimizer steps.
 
-Importing the writer takes a third of a second, so a thread does it beside the training: at the end of the first epoch,
+Importing the writer takes a third of a second, so a thread does it while the training runs: at the end of epoch 1,
 after IMPORT_DELAY_SECONDS, or at the end of the run, whatever comes first. Until then numbers wait in a queue.
 """
 

@@ -25,8 +25,8 @@ class Metrics:
     Events: start; step {"epoch", "step", "loss", "lr", "images"}; epoch {"epoch", "train_loss",
     "train_accuracy", "test_accuracy", "test_loss", "images_per_second", "seconds"}; end.
 
-    A run that goes on after optimizer step `after` keeps what is known up to that step and drops the rest, so
-    that a curve has each step once. What is known lies in `folder`, or in `earlier`, the folder of the run that
+    A run that continues after optimizer step `after` keeps the events up to that step and drops the rest, so
+    that a curve has each step once. These events are in `folder`, or in `earlier`, the folder of the run that
     is continued. With `after` 0 the file begins empty.
     """
 

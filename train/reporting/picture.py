@@ -1,6 +1,6 @@
 """curves.png: loss, accuracy, learning rate and throughput over a run, drawn from the events of metrics.jsonl.
 
-Imports matplotlib when called. A run that went on from a checkpoint has a mark where it did; a curve begins where the
+Imports matplotlib when called. A run that continued from a checkpoint has a mark there; a curve begins where the
 events begin.
 """
 
@@ -41,20 +41,20 @@ def draw(events: list[Event], title: str, path: Path) -> None:
 
 
 def steps_per_epoch(steps: Sequence[Event], epochs: Sequence[Event]) -> float:
-    """From the last step of a whole epoch, which a run that went on in the middle of one has too."""
+    """From the last step of a whole epoch, which a run that continued in the middle of one has too."""
     number = epochs[-1]["epoch"]
     last = max((e["step"] for e in steps if e["epoch"] == number), default=steps[-1]["step"])
     return last / number
 
 
 def marks(events: Iterable[Event], per_epoch: float, begin: float) -> list[float]:
-    """Where the run went on from a checkpoint, in epochs."""
+    """Where the run continued from a checkpoint, in epochs."""
     places = {e["resumed_from"] / per_epoch for e in events if e["event"] == "start" and e.get("resumed_from")}
     return sorted(place for place in places if place > begin)
 
 
 def averaged(curve: Curve, most: int = MOST_POINTS) -> Curve:
-    """Neighbours made one point each, where there are more than `most`."""
+    """Neighbouring points averaged to one, where there are more than `most`."""
     size = -(-len(curve[0]) // most)
     if size <= 1:
         return curve

@@ -13,7 +13,7 @@ class Progress:
     """Plain lines: one every LINE_SECONDS at most, and one for each epoch."""
 
     def __init__(self, epochs: int, steps: int) -> None:
-        """steps: of all epochs, also where a run goes on in the middle."""
+        """steps: of all epochs, also where a run continues in the middle."""
         self.epochs, self.steps = epochs, steps
         self.spoke = time.monotonic()
         self.first: tuple[int, float] | None = None  # the first step seen, and when

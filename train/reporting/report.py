@@ -159,7 +159,7 @@ class Report:
 
 
 def result_of(session: Session, score: Score) -> dict[str, Any]:
-    """What result.json says that is the same on every rank, but for times."""
+    """The part of result.json that is the same on every rank, except for times."""
     settings, position = session.settings, session.position
     trained = position.train_seconds
     return {

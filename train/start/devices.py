@@ -1,6 +1,6 @@
-"""Devices as they are typed and as they are shown: which of the machine's GPUs hides behind cuda:0.
+"""Devices as a user types them and as messages show them: which of the machine's GPUs is called cuda:0.
 
-CUDA_VISIBLE_DEVICES hides GPUs and numbers those that are left anew, from 0: with CUDA_VISIBLE_DEVICES=3 the one GPU
+CUDA_VISIBLE_DEVICES hides GPUs and renumbers the others from 0: with CUDA_VISIBLE_DEVICES=3 the one GPU
 that a program sees is called cuda:0.
 """
 

@@ -26,7 +26,7 @@ DEPLOY = "make deploy, then start the run again"
 START = "start all hosts with one command: make train"
 DATA = "copy the same dataset to every host, to the folder that the inventory names (data_dir)"
 
-#: Each host's own affair: where a run writes, and where the data lies (the data fingerprint says what is there).
+#: Settings that may differ between hosts: the folders of the run and of the data (whose content has a fingerprint).
 OWN_AFFAIRS = frozenset({"run_dir", "data_dir", "config"})
 
 

@@ -34,7 +34,7 @@ def spawn(
 
     main: a function that a fresh interpreter can import. It finds its place in torchrun's variables, with
     --init env://. Returns 0, or the status of the first rank that failed: 128 + n where signal n killed it. The others
-    then get SIGTERM and, `grace_seconds` seconds later, SIGKILL.
+    then get SIGTERM and, `grace_seconds` later, SIGKILL.
     """
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
@@ -52,7 +52,7 @@ def spawn(
 
 
 def shared_variables(count: int, port: int) -> dict[str, str]:
-    """What the ranks' interpreters start with, but for what the user has set."""
+    """The variables that the ranks' interpreters start with; those that the user has set stay."""
     variables = {
         "WORLD_SIZE": str(count),
         "LOCAL_WORLD_SIZE": str(count),
@@ -104,7 +104,7 @@ def leave_nothing() -> None:
 
 
 def outlive_no_parent(grace_seconds: float) -> None:
-    """When the parent has died: SIGINT, as its Ctrl-C; what has not ended `grace_seconds` seconds later is killed."""
+    """When the parent has died: SIGINT, as its Ctrl-C; what has not ended `grace_seconds` later is killed."""
     parent = parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])
