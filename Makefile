@@ -8,7 +8,7 @@ need = @$(PYTHON) -m launch.bootstrap
 
 export INVENTORY
 .DEFAULT_GOAL := help
-.PHONY: help local horovod demo lab lab-down lab-status trust deploy check train status logs stop teardown image \
+.PHONY: help local horovod demo lab lab-down lab-status trust deploy check train status logs stop teardown \
 	test test-fast lint bench-deploy bench-launch bench-check bench-checkpoint bench-train bench-forecast
 
 help:  ## list the targets

@@ -123,7 +123,7 @@ def make_run_folder(runs: Path, name: str) -> Path:
 
 
 def command(nproc: int, folder: Path, training: list[str]) -> list[str]:
-    agent = [sys.executable, "-P", "-m", "train.agent", "--standalone", f"--nproc-per-node={nproc}"]
+    agent = [sys.executable, "-P", "-m", "train.start.agent", "--standalone", f"--nproc-per-node={nproc}"]
     # The address is given: torchrun's default is this machine's own name, which need not resolve.
     return [
         *agent,

@@ -40,6 +40,10 @@ class Phases:
         finally:
             self.seconds[name] = round(time.monotonic() - begun, 2)
 
+    def say(self, text: str) -> None:
+        """Print a line about the phase that is going on."""
+        self.console.print(f"    {text}", style="dim", highlight=False)
+
     @contextmanager
     def _progress(self, begun: float, expected_seconds: float) -> Iterator[None]:
         """Show how long a phase has lasted: on a terminal each second in one line, else in a few lines."""
@@ -53,7 +57,7 @@ class Phases:
                 if lasted:
                     lasted.update(words)
                 else:
-                    self.console.print(f"    {words}", style="dim", highlight=False)
+                    self.say(words)
 
         reporter = threading.Thread(target=report, daemon=True)
         with lasted or contextlib.nullcontext():
@@ -63,7 +67,7 @@ class Phases:
             finally:
                 ended.set()
                 reporter.join()
-        self.console.print(f"    took {time.monotonic() - begun:.0f} s", style="dim", highlight=False)
+        self.say(f"took {time.monotonic() - begun:.0f} s")
 
 
 class PatientOutput:

@@ -1,4 +1,4 @@
-"""`make deploy`: validate, look, provision and detect (Ansible), choose the network, build, distribute, write the map.
+"""`make deploy`: validate, log in, provision (Ansible), detect, choose the network, build, distribute, write the map.
 
 The order is: nothing is touched before the inventory is valid and every host lets us in; the image is built while
 the hosts are provisioned; the cluster map is written last, so an interrupted deploy leaves the old one.
@@ -23,7 +23,7 @@ from launch.cli import exits
 from launch.cli.output import Phases
 from launch.cli.refusal import Problem, Refusal, refuse
 from launch.deploy import control, detect, playbook
-from launch.files import ROOT, write_json
+from launch.files import read_json, write_json
 from launch.health import gpu_checks
 from launch.hosts import clustermap, inventory, preflight
 from launch.hosts.inventory import Host, Inventory
@@ -65,7 +65,7 @@ class ImageBuild:
 
 def image_refusal(error: ContainersError) -> Refusal:
     """An image that could not be built, as a refusal."""
-    return refuse(error.where, error.what, error.mend, exits.DEPLOY_FAILED)
+    return refuse(error.where, error.what, error.fix, exits.DEPLOY_FAILED)
 
 
 def deploy(path: Path, console: Console, horovod: bool = False, afresh: bool = False) -> int:
@@ -89,8 +89,10 @@ def deploy(path: Path, console: Console, horovod: bool = False, afresh: bool = F
     with phases.phase("look", "Logging in to every host"):
         preflight.check([host.target for host in inv.hosts], known_hosts)
     build = ImageBuild(lambda line: console.print(f"    image: {line}", style="dim", highlight=False), horovod)
-    with phases.phase("prepare", "Provisioning and detecting (Ansible)"):
-        facts = detect.gather_facts(inv)
+    with phases.phase("provision", "Provisioning the hosts (Ansible)"):
+        playbook.run("provision", inv)
+    with phases.phase("detect", "Asking the hosts what they are and whom they reach"):
+        facts = detect.gather_facts(inv, console)
     with phases.phase("image", "Waiting for the training image"):
         image, export = build.wait()
     # After the build: where hosts and control machine are one, it would slow the measurement down.
@@ -146,7 +148,11 @@ def distribute(
         "index": export.index,
         "bytes": export.bytes,
     }
-    placed: dict[str, Any] = playbook.run("distribute", inv, {"muster_image": described}, hosts)["hosts"]
+    output = clustermap.path_of(inv.path).with_name("distribute.json")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.unlink(missing_ok=True)
+    playbook.run("distribute", inv, {"muster_image": described, "muster_output": str(output.resolve())}, hosts)
+    placed: dict[str, Any] = read_json(output).get("hosts", {})
     wanted = hosts or [host.name for host in inv.hosts]
     wrong = [name for name in wanted if placed.get(name, {}).get("id") != image.id]
     if wrong:
@@ -204,9 +210,8 @@ def _cluster_map(
         known_hosts=str(known_hosts),
         hosts=hosts,
         network=choice.network,
-        image=clustermap.MapImage(image.ref, image.id, export.bytes, images.code_hash(ROOT / "train")),
-        reach=facts.reach,
-        measured={name: [dataclasses.asdict(link) for link in links] for name, links in measured.links.items()},
+        image=clustermap.MapImage(image.ref, image.id, export.bytes),
+        measured=dataclasses.asdict(measured.measurements),
         measured_at=measured.when,
         measured_key=measured.key,
     )

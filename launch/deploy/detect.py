@@ -1,4 +1,4 @@
-"""Detection: what every host is (Ansible), which networks connect them, how fast these are, and which one is chosen."""
+"""Detection: what every host is, which networks connect them, how fast these are, and which one is chosen."""
 
 from __future__ import annotations
 
@@ -6,44 +6,110 @@ import dataclasses
 import datetime
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from launch.cli import exits
 from launch.cli.refusal import Problem, Refusal
-from launch.deploy import playbook
+from launch.files import read_json
 from launch.health import gpu_checks
-from launch.hosts import inventory, ssh
+from launch.hosts import hostcall, inventory, ssh
+from launch.hosts.hostcall import Answer
 from launch.hosts.inventory import Host, Inventory
 from launch.hosts.machine import Machine
 from launch.network import choose, measure
 from launch.network.links import Link
 
+SURVEY_SECONDS = 60  # Podman's answers are awaited for 20 s, nvidia-smi's for 30 s
+REACH_SECONDS = hostcall.MEET_SECONDS + 15
 REMEASURE_SECONDS = 12 * 3600  # a deploy on the same networks measures anew after this time
+
+_VFS = (
+    "Podman stores images with vfs there: every layer is a full copy, slow and large. Fix: put /var/lib/containers on "
+    "ext4, xfs or btrfs (not on another overlay), or install fuse-overlayfs"
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What the hosts said of themselves, and which addresses of each other they reach."""
+    """What the hosts said of themselves, and the networks on which all of them reach each other."""
 
     hosts: dict[str, dict[str, Any]]  # all that playbooks/module_utils/muster_survey.py says, by host
-    reach: dict[str, list[dict[str, Any]]]  # from host: [{"peer", "address", "ok", "milliseconds", "error"}]
-    found: choose.Found  # the networks on which all hosts reach each other
+    found: choose.Found
 
 
-def gather_facts(inv: Inventory) -> Facts:
-    """Provision and detect through playbooks/prepare.yml.
+def gather_facts(inv: Inventory, console: Console) -> Facts:
+    """Ask every host what it is, then let all hosts try each other's addresses at once.
 
     Raises:
-        Refusal: when it fails, when the facts forbid to train, or when no network connects all hosts.
+        Refusal: when a host does not answer, when the facts forbid to train, or when no network connects all hosts.
     """
-    found = playbook.run("prepare", inv, {})
-    facts = {host.name: found["hosts"][host.name] for host in inv.hosts}
-    check_facts(inv.hosts, facts)
     settings = {host.name: host.settings for host in inv.hosts}
-    return Facts(facts, found["reach"], choose.working(facts, settings, found["reach"]))
+    with _machines(inv) as machines:
+        facts = _survey(machines, settings, console)
+        check_facts(inv.hosts, facts)
+        reach = _reach(machines, facts, settings, console)
+    return Facts(facts, choose.working(facts, settings, reach))
+
+
+def _survey(
+    machines: Sequence[Machine], settings: Mapping[str, Mapping[str, Any]], console: Console
+) -> dict[str, dict[str, Any]]:
+    """Every host's facts."""
+    chosen = {n: {key: known.get(key) for key in ("train_interface", "train_network")} for n, known in settings.items()}
+    asked = {name: {"survey": {"full": True, **words}} for name, words in chosen.items()}
+    answers = _all_answers(hostcall.ask_all(machines, asked, SURVEY_SECONDS, _progress(console)))
+    facts = {name: answer.survey or {} for name, answer in answers.items()}
+    for name, known in facts.items():
+        if known["engine"] and known["engine"]["storage_driver"] == "vfs":
+            console.print(f"    {name}: {_VFS}", style="yellow", highlight=False)
+    return facts
+
+
+def _reach(
+    machines: Sequence[Machine],
+    facts: Mapping[str, Mapping[str, Any]],
+    settings: Mapping[str, Mapping[str, Any]],
+    console: Console,
+) -> dict[str, list[dict[str, Any]]]:
+    """Which candidate addresses of the others each host reaches, as choose.working takes it."""
+    addresses = {n: [end.address for end in choose.candidates(facts[n], settings[n])] for n in facts}
+    meetings = hostcall.meetings(addresses)
+    asked = {
+        name: {"meeting": meetings[name], "reach": {peer: addresses[peer] for peer in addresses if peer != name}}
+        for name in addresses
+    }
+    answers = _all_answers(hostcall.ask_all(machines, asked, REACH_SECONDS, _progress(console)))
+    return {name: answer.reach or [] for name, answer in answers.items()}
+
+
+@contextmanager
+def _machines(inv: Inventory) -> Iterator[list[Machine]]:
+    """Connections to all hosts of the inventory, closed at the end."""
+    known_hosts, targets = inventory.known_hosts_path(inv.path), [host.target for host in inv.hosts]
+    with ssh.connections(targets, known_hosts) as opened:
+        yield [Machine(target, known_hosts, c) for target, c in zip(targets, opened, strict=True)]
+
+
+def _progress(console: Console) -> Callable[[str], None]:
+    return lambda text: console.print(f"    {text}", style="dim", highlight=False)
+
+
+def _all_answers(answers: Mapping[str, Answer | BaseException]) -> dict[str, Answer]:
+    """Raises Refusal, naming every host that did not answer and why."""
+    fix = "log in there and see what is wrong, then run `make deploy` again"
+    problems = [
+        Problem(f"host {name}", f"did not answer: {answer}", fix)
+        for name, answer in answers.items()
+        if isinstance(answer, BaseException)
+    ]
+    if problems:
+        raise Refusal(problems, exits.DEPLOY_FAILED)
+    return {name: answer for name, answer in answers.items() if isinstance(answer, Answer)}
 
 
 def choose_network(
@@ -56,14 +122,25 @@ def choose_network(
     """
     measured = measure_links(inv, facts.found, last_map, console)
     addresses = {host.name: host.target.address for host in inv.hosts}
-    return choose.choose(facts.hosts, addresses, facts.found, measured.links), measured
+    kept = _chosen_before(last_map) if last_map else ""
+    return choose.choose(facts.hosts, addresses, facts.found, measured.measurements, kept), measured
+
+
+def _chosen_before(last_map: Path) -> str:
+    """The label of the network that the last deploy chose; "" where there was none."""
+    known = read_json(last_map)
+    try:
+        interfaces = dict.fromkeys(host["interface"] for host in known["hosts"])
+        return f"{known['network']['name']} ({', '.join(interfaces)})"
+    except (KeyError, TypeError):
+        return ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Links by choose.Working.label, when they were measured (ISO 8601, UTC), and between what."""
+    """What was measured, when (ISO 8601, UTC), and between what."""
 
-    links: dict[str, list[Link]]
+    measurements: choose.Measurements
     when: str
     key: str
 
@@ -81,22 +158,22 @@ def measure_links(inv: Inventory, found: choose.Found, last_map: Path | None, co
     key = hashlib.sha256(json.dumps([dataclasses.asdict(field) for field in fields]).encode()).hexdigest()
     now = datetime.datetime.now(datetime.UTC)
     if len(inv.hosts) == 1:
-        return Measured({}, now.isoformat(timespec="seconds"), key)
+        return Measured(choose.Measurements(), now.isoformat(timespec="seconds"), key)
     if last_map and (known := recall(last_map, key, now)):
         console.print(f"    measured {known.when[:16]} UTC on the same networks; MEASURE=1 measures them again")
         return known
     seconds = measure.expected_seconds(len(inv.hosts), len(fields), measure.BANDWIDTH_SECONDS)
     pairs = len(inv.hosts) * (len(inv.hosts) - 1)
     console.print(f"    {pairs} ordered pairs on {', '.join(field.name for field in fields)}: about {seconds:.0f} s")
-    known_hosts = inventory.known_hosts_path(inv.path)
-    targets = [host.target for host in inv.hosts]
-    with ssh.connections(targets, known_hosts) as opened:
-        machines = [Machine(target, known_hosts, c) for target, c in zip(targets, opened, strict=True)]
-        links = measure.measure(machines, fields, measure.BANDWIDTH_SECONDS)
-        if choose.contested(links):
-            console.print("    fast networks that differ: measured once more, as a busy processor may be what differs")
-            links = measure.faster(links, measure.measure(machines, fields, measure.BANDWIDTH_SECONDS))
-    return Measured(links, now.isoformat(timespec="seconds"), key)
+    with _machines(inv) as machines:
+        measurements, again = choose.Measurements(), [field.name for field in fields]
+        while again:
+            some = [field for field in fields if field.name in again]
+            links = measure.measure(machines, some, measure.BANDWIDTH_SECONDS, _progress(console))
+            measurements = measurements.with_round(links)
+            if again := choose.contested(measurements):
+                console.print(f"    not to be told apart yet, so measured once more: {', '.join(again)}")
+    return Measured(measurements, now.isoformat(timespec="seconds"), key)
 
 
 def recall(last_map: Path, key: str, now: datetime.datetime) -> Measured | None:
@@ -104,14 +181,16 @@ def recall(last_map: Path, key: str, now: datetime.datetime) -> Measured | None:
     try:
         known = json.loads(last_map.read_text())
         age = now - datetime.datetime.fromisoformat(known["measured_at"])
-        links = {name: [Link(**entry) for entry in entries] for name, entries in known["measured"].items()}
+        fields = known["measured"]
+        links = {name: [Link(**entry) for entry in entries] for name, entries in fields["links"].items()}
+        measurements = choose.Measurements(links, fields["speeds"], fields["hot"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
     if known["measured_key"] != key or not 0 <= age.total_seconds() < REMEASURE_SECONDS:
         return None
     if any(link.error or link.mbits is None for entries in links.values() for link in entries):
         return None
-    return Measured(links, known["measured_at"], key)
+    return Measured(measurements, known["measured_at"], key)
 
 
 def check_facts(hosts: Sequence[Host], facts: Mapping[str, Mapping[str, Any]]) -> None:

@@ -14,24 +14,20 @@ from typing import Any
 from launch.cli import exits
 from launch.cli.refusal import refuse
 from launch.files import ROOT
-from launch.hosts import clustermap, inventory, ssh
+from launch.hosts import inventory, ssh
 from launch.hosts.inventory import Inventory
 
-PLAYBOOK_SECONDS = 3600
+PLAYBOOK_SECONDS = 3600  # for one playbook on all hosts
 
 
-def run(name: str, inv: Inventory, variables: Mapping[str, Any], hosts: Sequence[str] = ()) -> Any:
-    """Run playbooks/<name>.yml on the inventory and return the JSON document that it writes.
+def run(name: str, inv: Inventory, variables: Mapping[str, Any] | None = None, hosts: Sequence[str] = ()) -> None:
+    """Run playbooks/<name>.yml on the inventory, or on the hosts named.
 
     Raises:
         Refusal: when it fails; Ansible's own output, shown above, says on which host and why.
     """
-    folder = clustermap.path_of(inv.path).parent
-    folder.mkdir(parents=True, exist_ok=True)
-    output = (folder / f"{name}.json").resolve()
-    output.unlink(missing_ok=True)
     words = ["ansible-playbook", str(path(name)), "-i", str(inv.path)]
-    words += ["--extra-vars", json.dumps({"muster_output": str(output), **variables})]
+    words += ["--extra-vars", json.dumps(variables)] if variables else []
     words += ["--limit", ",".join([*hosts, "localhost"])] if hosts else []
     status = run_bounded(words, environment(inv))
     if status != 0:
@@ -42,7 +38,6 @@ def run(name: str, inv: Inventory, variables: Mapping[str, Any], hosts: Sequence
             "fix what it names and run the same command again: it goes on where it stopped",
             exits.UNREACHABLE if unreachable else exits.DEPLOY_FAILED,
         )
-    return json.loads(output.read_text())
 
 
 def path(name: str) -> Path:
@@ -60,15 +55,24 @@ def environment(inv: Inventory) -> dict[str, str]:
 
 
 def run_bounded(words: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a command in its own process group; on Ctrl-C or past the limit, that group is ended and awaited."""
+    """Run a command in its own process group; on Ctrl-C or past the limit, that group is ended and waited for.
+
+    Raises:
+        Refusal: when it has not ended after PLAYBOOK_SECONDS.
+    """
     process = subprocess.Popen(words, env=dict(environment), start_new_session=True)
     try:
         return process.wait(PLAYBOOK_SECONDS)
-    except BaseException:
+    except BaseException as error:
         for number, patience in ((signal.SIGINT, 5), (signal.SIGTERM, 3), (signal.SIGKILL, 5)):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(patience)
                 break
+        with contextlib.suppress(ProcessLookupError):  # what has outlived the command that we waited for
+            os.killpg(process.pid, signal.SIGKILL)
+        if isinstance(error, subprocess.TimeoutExpired):
+            fix = "see on which host the last task above hangs; the same command again goes on where it stopped"
+            raise refuse(words[1], f"had not ended after {PLAYBOOK_SECONDS} s", fix, exits.DEPLOY_FAILED) from None
         raise

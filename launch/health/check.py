@@ -17,7 +17,7 @@ from rich.console import Console
 
 from launch.cli import exits
 from launch.cli.make_variables import name_inventory
-from launch.cli.output import Phases
+from launch.cli.output import Phases, say
 from launch.cli.refusal import Problem, Refusal, refuse
 from launch.files import shown
 from launch.health import host_checks, link_checks, sameness
@@ -104,7 +104,7 @@ def examine(
     each = 0 if busy else measure.BANDWIDTH_SECONDS
     expected = FACTS_EXPECTED_SECONDS + (measure.expected_seconds(count, 1, each) if count > 1 else 0.0)
     with phases.phase("survey", f"Surveying {count} hosts and measuring their links", expected):
-        survey = ask_hosts(hosts, machines, each, full=True)
+        survey = ask_hosts(hosts, machines, each, True, phases.say)
     links = usable_links(hosts, survey)
     verdicts = link_verdicts(hosts, survey, links)
     if busy and count > 1:
@@ -157,7 +157,7 @@ def quick(
 
     `podman`: images and runs too; false where the caller asks for these itself.
     """
-    survey = ask_hosts(hosts, machines, 0, full=False, podman=podman)
+    survey = ask_hosts(hosts, machines, 0, False, say, podman)
     inside = images_of(cluster, survey)
     verdicts = [
         *host_verdicts(hosts, survey, None),

@@ -1,6 +1,6 @@
 """What a survey of one host says about its GPUs: whether ranks can use them, how healthy they are, and who uses them.
 
-Pure functions over the facts of playbooks/module_utils/muster_survey.py (schema: RETURN of library/muster_facts.py).
+Pure functions over the facts of playbooks/module_utils/muster_survey.py (its docstring is the schema).
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def gpu_obstacles(facts: Facts, wanted: Sequence[int] | None) -> list[tuple[str,
             obstacles.append((what, fix))
     for problem in fact(facts, "gpu_problems"):
         if problem["fatal"] and _is_wanted(problem, gpus, wanted):
-            fix = f"{problem['mend']}; or set `gpus: []` to train on the CPU"
+            fix = f"{problem['fix']}; or set `gpus: []` to train on the CPU"
             obstacles.append((problem["what"], fix))
     return obstacles
 
@@ -123,7 +123,7 @@ def gpus(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
     for problem in problems:
         minor = not problem["fatal"] and problem["vendor"] == "nvidia"
         if minor and _is_wanted(problem, nvidia_gpus(facts), asked.gpus):
-            verdicts.append(of_host("gpus", name, WARNING, problem["what"], problem["mend"]))
+            verdicts.append(of_host("gpus", name, WARNING, problem["what"], problem["fix"]))
     amd = models([gpu for gpu in fact(facts, "gpus") if gpu.get("vendor") == "amd"])
     amd = amd or next((problem["what"] for problem in problems if problem["vendor"] == "amd"), "")
     if amd and not used and asked.gpus is None:

@@ -1,6 +1,6 @@
 """What a survey of one host says about a run on it: healthy, warning, error or incomplete, with figures and a fix.
 
-Pure functions over the facts of playbooks/module_utils/muster_survey.py (schema: RETURN of library/muster_facts.py).
+Pure functions over the facts of playbooks/module_utils/muster_survey.py (its docstring is the schema).
 Not for GPUs (gpu_checks), for what hosts must have in common (sameness), nor for the links between them (link_checks).
 """
 

@@ -5,7 +5,7 @@ Not for what that means: see check.py and the checks that it calls.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,7 @@ def ask_hosts(
     machines: Sequence[Machine],
     bandwidth_seconds: int,
     full: bool,
+    say: Callable[[str], None],
     podman: bool = True,
 ) -> Survey:
     """Ask every host at once for its facts and for its links to the others.
@@ -53,6 +54,7 @@ def ask_hosts(
     Args:
         bandwidth_seconds: how long the bandwidth of each pair is measured; 0: not at all.
         full: the facts that take longer, too (muster_survey.survey).
+        say: shows a line of progress.
         podman: images and runs, too.
     """
     names = [host.name for host in hosts]
@@ -69,12 +71,12 @@ def ask_hosts(
                 "full": full,
                 "podman": podman,
             },
-            "links": asked[host.name] if fields else None,
+            **(asked[host.name] if fields else {}),
         }
         for host in hosts
     }
     limit = FACTS_SECONDS + measure.longest_seconds(len(hosts), len(fields), bandwidth_seconds)
-    answers = hostcall.ask_all(machines, options, limit)
+    answers = hostcall.ask_all(machines, options, limit, say)
     return Survey(answers, measure.links(names, fields, answers).get(field.name, []))
 
 

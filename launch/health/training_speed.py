@@ -1,6 +1,6 @@
 """How fast ranks are in the training image on the real hosts: a short all-reduce, and what a forecast is made from.
 
-Both are measured by `python -m train.probe`, which probe.py runs. The forecast itself is made in forecast.py.
+Both are measured by `python -m train.forecast.probe`, which probe.py runs. The forecast itself is made in forecast.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHECKPOINT_PER_GRADIENT = 3
 #: The properties of its image that a rank reports (launch.health.sameness).
 REPORTED = ("torch", "cuda", "nccl", "code")
 
-#: About what the probe does (train/probe.py, train/forecast): for the time that it is expected to take.
+#: About what the probe does (train/forecast/probe.py, step_times.py): for the time that it is expected to take.
 START_SECONDS = 6.0
 ALL_REDUCE_BYTES, LONGEST_SUM_SECONDS = (2**20, 2**24, 2**27), 10.0
 STEPS_SECONDS, SUMS_SECONDS = 4.0, 3.0  # of a round's steps in all sweeps; of a round's sums, at least
@@ -92,7 +92,7 @@ def all_reduce(
 
 
 def bus_mbits(entry: Mapping[str, Any]) -> float:
-    """The bus bandwidth of a measured size (train/probe.py) in 10^6 bit/s, comparable with a link's bandwidth."""
+    """The bus bandwidth of a size (train/forecast/probe.py) in 10^6 bit/s, comparable with the bandwidth of a link."""
     return float(entry["bus_bytes_per_second"]) * 8 / 1e6
 
 

@@ -16,7 +16,7 @@ from launch.cli.refusal import refuse
 from launch.files import build_dir, write_json
 from launch.hosts import inventory
 
-SCHEMA = "muster.cluster/2"
+SCHEMA = "muster.cluster/4"
 
 #: What must be open between the hosts on the training network; the README states it.
 REACH_PORTS = (29400, 29415)  # every pair of hosts is tested and measured here, below the ephemeral range
@@ -35,7 +35,7 @@ class MapHost:
     gpus: list[int]  # indices to use; empty: train on CPU
     cpus: int
     data_dir: str | None
-    facts: dict[str, Any]  # all that playbooks/library/muster_facts.py says
+    facts: dict[str, Any]  # all that playbooks/module_utils/muster_survey.py says
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,6 @@ class MapImage:
     ref: str
     id: str
     bytes: int
-    code: str  # SHA-256 over train/
 
 
 @dataclass(frozen=True)
@@ -69,8 +68,7 @@ class ClusterMap:
     hosts: list[MapHost]
     network: Network
     image: MapImage
-    reach: dict[str, list[dict[str, Any]]]  # from host: [{"peer", "address", "ok", "milliseconds", "error"}]
-    measured: dict[str, list[dict[str, Any]]]  # by network.Working.label: fields of links.Link; empty for one host
+    measured: dict[str, Any]  # the fields of network.choose.Measurements
     measured_at: str  # ISO 8601, UTC
     measured_key: str  # of the networks, hosts and addresses that were measured
 

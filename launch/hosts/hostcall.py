@@ -1,7 +1,8 @@
 """Runs the hosts' half of Muster (playbooks/module_utils) over SSH, without Ansible: one call per host, all at once.
 
-The sources travel inside the command, so that nothing has to be installed and nothing stays behind. Ansible runs the
-same files when hosts are provisioned; a call through it costs seconds, one of these the time of a login.
+The sources travel on standard input, so that nothing has to be installed and nothing stays behind. In a call in which
+the hosts connect to each other this machine brings them together: it waits until every host has said where it listens,
+gives all of them the list, and lets them go when every host has answered (see muster_meeting).
 """
 
 from __future__ import annotations
@@ -9,24 +10,32 @@ from __future__ import annotations
 import base64
 import functools
 import json
+import secrets
 import shlex
+import threading
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from launch.files import ROOT
-from launch.hosts import ssh
+from launch.hosts import clustermap, ssh
 from launch.hosts.machine import Machine
 
 SOURCES = ROOT / "playbooks" / "module_utils"
-MARK = "muster-answer:"  # the hosts' shell profiles may print what they like before
+MARK = "muster:"  # begins each line of ours; the hosts' shell profiles may print what they like before
+MEET_SECONDS = 20  # how long the hosts wait for one that has not started yet
+END_SECONDS = 5  # how much longer than it is given a host may take to end
+PROGRESS_SECONDS = 10  # how often to say what is waited for
 
-#: Finds the modules among the sources in the command, under the names that Ansible gives them.
+#: Reads sources and options from standard input, where sudo's password may stand before, and finds the modules among
+#: the sources under the names that Ansible gives them.
 _LOADER = """
 import base64, importlib.abc, importlib.util, json, sys, zlib
-sources, options = json.loads(zlib.decompress(base64.b64decode({packed!r})))
+line = next(line for line in sys.stdin if line.startswith({mark!r}))
+sources, options = json.loads(zlib.decompress(base64.b64decode(line[len({mark!r}):])))
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name, path, target=None):
         if name in ("ansible", "ansible.module_utils") or name in sources:
@@ -38,7 +47,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             exec(compile(sources[module.__name__], module.__name__, "exec"), module.__dict__)
 sys.meta_path.insert(0, Finder())
 from ansible.module_utils.muster_check import run
-print({mark!r} + json.dumps(run(options)))
+run(options, lambda words: print({mark!r} + json.dumps(words), flush=True))
 """
 
 
@@ -47,6 +56,7 @@ class Answer:
     """What one host said, and how its clock stands."""
 
     survey: dict[str, Any] | None
+    reach: list[dict[str, Any]] | None
     links: list[dict[str, Any]] | None
     clock_offset: float  # seconds by which the host's clock is ahead of this machine's
     clock_error: float  # at most so far off is the offset, in seconds
@@ -57,29 +67,99 @@ def _sources() -> dict[str, str]:
     return {f"ansible.module_utils.{file.stem}": file.read_text() for file in sorted(SOURCES.glob("muster_*.py"))}
 
 
-def command(python: str, options: Mapping[str, Any]) -> str:
-    """The shell command that runs muster_check.run(options) and prints its answer after MARK."""
-    packed = base64.b64encode(zlib.compress(json.dumps([_sources(), options]).encode(), 9)).decode()
-    return shlex.join([python, "-c", _LOADER.format(packed=packed, mark=MARK)])
+def command(python: str) -> str:
+    """The shell command that runs muster_check.run on what `program` gives it."""
+    return shlex.join([python, "-c", _LOADER.format(mark=MARK)])
 
 
-def ask(machine: Machine, options: Mapping[str, Any], timeout: float) -> Answer:
-    """One host's answer.
+def program(options: Mapping[str, Any]) -> str:
+    """The first line of that command's standard input: the sources, and what the host is asked."""
+    packed = zlib.compress(json.dumps([_sources(), options]).encode(), 9)
+    return f"{MARK}{base64.b64encode(packed).decode()}\n"
 
-    Raises:
-        TimeoutError: no answer within `timeout` seconds.
-        RuntimeError: the host's Python failed; its last words.
-    """
-    sent = time.time()
-    done = machine.root(command(machine.target.python, options), timeout)
-    received = time.time()
-    lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
-    if not lines:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise RuntimeError(said[-1] if said else f"exit status {done.exited} without a word")
-    found = json.loads(lines[-1][len(MARK) :])
-    ahead, error = clock_offset(sent, found["began"], found["ended"], received)
-    return Answer(found["survey"], found["links"], ahead, error)
+
+def meetings(addresses: Mapping[str, Iterable[str]]) -> dict[str, dict[str, Any]]:
+    """The option `meeting` of each host, from its own addresses; all share a new secret word."""
+    token, ports = secrets.token_hex(16), list(clustermap.REACH_PORTS)
+    return {
+        name: {"name": name, "token": token, "addresses": list(own), "ports": ports} for name, own in addresses.items()
+    }
+
+
+class _Call:
+    """What the hosts of one call have said so far. Each host has a thread, which waits for the SSH command."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.inputs = {name: ssh.Input() for name in names}
+        self.listening: dict[str, dict[str, Any]] = {}
+        self.answers: dict[str, Answer | BaseException] = {}
+        self.pairs = 0  # that were measured
+        self.changed = threading.Condition()
+
+    def ask(self, machine: Machine, options: Mapping[str, Any], timeout: float) -> None:
+        """One host's answer, or why there is none."""
+        lines, stdin = _Lines(self, machine.name), self.inputs[machine.name]
+        stdin.send(
+            program({"survey": None, "meeting": None, "reach": None, "links": None, **options, "seconds": timeout})
+        )
+        failure: Exception
+        try:
+            done = machine.root(command(machine.target.python), timeout + END_SECONDS, lines, stdin)
+            said = (done.stderr or done.stdout).strip().splitlines()
+            failure = RuntimeError(said[-1] if said else f"exit status {done.exited} without a word")
+        except TimeoutError:
+            failure = TimeoutError(f"no answer within {timeout:.0f} s")
+        except Exception as error:
+            failure = error
+        with self.changed:
+            self.answers.setdefault(machine.name, failure)
+            self.changed.notify()
+
+    def note(self, name: str, words: dict[str, Any], sent: float) -> None:
+        """A line of JSON that a host said."""
+        received = time.time()
+        with self.changed:
+            if "listening" in words:
+                self.listening[name] = words["listening"]
+            elif "pairs" in words:
+                self.pairs += words["pairs"]
+            else:
+                ahead, error = clock_offset(sent, words["began"], words["ended"], received)
+                self.answers[name] = Answer(words["survey"], words["reach"], words["links"], ahead, error)
+            self.changed.notify()
+
+    def wait(self, for_answers: bool, timeout: float, say: Callable[[str], None]) -> None:
+        """Until every host has answered or failed, or at least said where it listens; says what is waited for."""
+        begun = told = time.monotonic()
+        with self.changed:
+            while True:
+                done = self.answers.keys() if for_answers else self.answers.keys() | self.listening.keys()
+                missing = [name for name in self.inputs if name not in done]
+                now = time.monotonic()
+                if not missing or now - begun > timeout:
+                    return
+                if now - told >= PROGRESS_SECONDS:
+                    told = now
+                    measured = f"{self.pairs} pairs measured; " if self.pairs else ""
+                    shown = ", ".join(missing[:6]) + (f" and {len(missing) - 6} more" if len(missing) > 6 else "")
+                    say(f"{measured}waiting for {shown} ({now - begun:.0f} s)")
+                self.changed.wait(1.0)
+
+
+class _Lines:
+    """Where a host's output goes: finds the lines of ours in it."""
+
+    def __init__(self, call: _Call, name: str) -> None:
+        self._call, self._name, self._rest, self._sent = call, name, "", time.time()
+
+    def write(self, text: str) -> None:
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            if line.startswith(MARK):
+                self._call.note(self._name, json.loads(line[len(MARK) :]), self._sent)
+
+    def flush(self) -> None:
+        pass
 
 
 def clock_offset(sent: float, began: float, ended: float, received: float) -> tuple[float, float]:
@@ -92,8 +172,26 @@ def clock_offset(sent: float, began: float, ended: float, received: float) -> tu
 
 
 def ask_all(
-    machines: Sequence[Machine], options: Mapping[str, Mapping[str, Any]], timeout: float
+    machines: Sequence[Machine],
+    options: Mapping[str, Mapping[str, Any]],
+    timeout: float,
+    say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Answer | BaseException]:
-    """All hosts' answers at once, by name; what went wrong stands in the place of an answer."""
-    answers = ssh.in_parallel(lambda machine: ask(machine, options[machine.name], timeout), machines)
-    return {machine.name: answer for machine, answer in zip(machines, answers, strict=True)}
+    """All hosts' answers at once, by name; what went wrong stands in the place of an answer.
+
+    options: by host those of muster_check.run but `seconds`; what is missing is not asked. say: for progress.
+    """
+    call = _Call(machine.name for machine in machines)
+    with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
+        try:
+            for machine in machines:
+                pool.submit(call.ask, machine, options[machine.name], timeout)
+            call.wait(False, MEET_SECONDS, say)
+            directory = json.dumps(call.listening) + "\n"
+            for name in call.listening.keys() - call.answers.keys():
+                call.inputs[name].send(directory)
+            call.wait(True, timeout + END_SECONDS, say)
+        finally:
+            for stdin in call.inputs.values():
+                stdin.end()
+    return {machine.name: call.answers[machine.name] for machine in machines}

@@ -44,9 +44,15 @@ class Machine:
         self._lost: HostLost | None = None
         self._say = say
 
-    def root(self, command: str, timeout: float | None = ANSWER_SECONDS, out: Any = None) -> Any:
+    def root(
+        self,
+        command: str,
+        timeout: float | None = ANSWER_SECONDS,
+        out: Any = None,
+        stdin: ssh.Input | None = None,
+    ) -> Any:
         """Run a shell command as root; returns Fabric's result."""
-        return ssh.run(self._connection, command, timeout, root_on=self.target, out=out)
+        return ssh.run(self._connection, command, timeout, root_on=self.target, stdin=stdin, out=out)
 
     def answer(self, command: str, timeout: float = ANSWER_SECONDS) -> str:
         """The standard output of a shell command that succeeds as root.

@@ -33,7 +33,7 @@ def look(target: Target, known_hosts: Path) -> list[Problem]:
     connection = ssh.connect(target, known_hosts)
     script = _SCRIPT.replace("SUDO", ssh.sudo_prefix(target).strip() or "sudo -n")
     script = script.replace("PYTHON", shlex.quote(target.python))
-    stdin = f"{target.sudo_password}\n" if target.sudo_password else None
+    stdin = ssh.Input(f"{target.sudo_password}\n") if target.sudo_password else None
     try:
         result = ssh.run(connection, f"sh -c {shlex.quote(script)}", ANSWER_SECONDS, stdin=stdin)
     except TimeoutError as error:

@@ -7,9 +7,9 @@ Not for Ansible's connections: launch.deploy hands Ansible the same known_hosts.
 from __future__ import annotations
 
 import base64
+import collections
 import contextlib
 import hashlib
-import io
 import os
 import shlex
 import socket
@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import paramiko
 from fabric import Config, Connection
-from invoke.exceptions import CommandTimedOut
+from invoke.exceptions import CommandTimedOut, ThreadException
 from paramiko.hostkeys import InvalidHostKey
 
 from launch.cli import exits
@@ -140,15 +140,41 @@ def sudo_prefix(target: Target) -> str:
     return "sudo -S -p '' " if target.sudo_password else "sudo -n "
 
 
+class Input:
+    """What a command reads from its standard input, piece by piece while it runs. Fabric polls `read`."""
+
+    def __init__(self, *pieces: str) -> None:
+        self._pieces = collections.deque(piece for piece in pieces if piece)
+
+    def send(self, text: str) -> None:
+        """Send another piece."""
+        self._pieces.append(text)
+
+    def end(self) -> None:
+        """Let the command's standard input end."""
+        self._pieces.append("")
+
+    def first(self, text: str) -> None:
+        """Send a piece before all others."""
+        self._pieces.appendleft(text)
+
+    def read(self, _: int) -> str | None:
+        """The next piece; None where there is none yet, "" at the end."""
+        return self._pieces.popleft() if self._pieces else None
+
+
 def run(
     connection: Connection,
     command: str | Sequence[str],
     timeout: float | None,
     root_on: Target | None = None,
-    stdin: str | None = None,
+    stdin: Input | None = None,
     out: Any = None,
 ) -> Any:
     """Run a command and return Fabric's result (exited, stdout, stderr); as root when `root_on` says how.
+
+    Where sudo needs a password, that is the first line of standard input; sudo leaves it to the command if it turns out
+    not to ask.
 
     Raises:
         TimeoutError: after `timeout` seconds (None: it lasts as long as the run does).
@@ -156,14 +182,18 @@ def run(
     text = command if isinstance(command, str) else shlex.join(command)
     if root_on is not None:
         text = f"{sudo_prefix(root_on)}sh -c {shlex.quote(text)}"
-        stdin = f"{root_on.sudo_password}\n" if root_on.sudo_password else stdin
+        if root_on.sudo_password:
+            stdin = stdin or Input()
+            stdin.first(f"{root_on.sudo_password}\n")
     options: dict[str, Any] = {"out_stream": out} if out is not None else {"hide": True}
-    options["in_stream"] = io.StringIO(stdin) if stdin is not None else False
+    options["in_stream"] = stdin or False
     try:
         return connection.run(text, warn=True, timeout=timeout, **options)
     except CommandTimedOut:
         where = connection.host
         raise TimeoutError(f"{where}: no answer within {timeout:g} s from `{text[:100]}`") from None
+    except ThreadException as error:  # the connection dropped while standard input was sent
+        raise error.exceptions[0].value from None
 
 
 def in_parallel(work: Callable[[T], U], items: Iterable[T]) -> list[U | BaseException]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launch.hosts import clustermap, hostcall
+from launch.hosts import hostcall
 from launch.hosts.machine import Machine
 from launch.network.links import Link
 from launch.network.schedule import rounds
@@ -27,16 +27,20 @@ class Field:
 
 
 def options(hosts: Sequence[str], fields: Sequence[Field], seconds: int) -> dict[str, dict[str, Any]]:
-    """What each host is asked (muster_links.measure); the same schedule and the same secret word for all."""
-    shared = {
-        "token": secrets.token_hex(16),
-        "networks": [{"addresses": field.addresses, "mtus": field.mtus} for field in fields],
-        "rounds": rounds(hosts),
-        "seconds": seconds,
-        "patience": PATIENCE_SECONDS,
-        "ports": list(clustermap.REACH_PORTS),
-    }
-    return {host: {"name": host, **shared} for host in hosts}
+    """What each host is asked (muster_check's `meeting` and `links`): its own pairs and the addresses that they need.
+
+    Pairs stand in the order of the rounds, network by network: so no host is in two measurements at once.
+    """
+    pairs: dict[str, list[dict[str, Any]]] = {host: [] for host in hosts}
+    for number, field in enumerate(fields):
+        for a, b in itertools.chain.from_iterable(rounds(hosts)):
+            mtus = {a: field.mtus[a], b: field.mtus[b]}
+            for own, peer in ((a, b), (b, a)):
+                ends = {"own": field.addresses[own], "theirs": field.addresses[peer]}
+                pairs[own].append({"network": number, "peer": peer, "calls": own == a, "mtus": mtus, **ends})
+    meetings = hostcall.meetings({host: [field.addresses[host] for field in fields] for host in hosts})
+    asked = {"seconds": seconds, "patience": PATIENCE_SECONDS}
+    return {host: {"meeting": meetings[host], "links": {"pairs": pairs[host], **asked}} for host in hosts}
 
 
 def expected_seconds(hosts: int, networks: int, seconds: int) -> float:
@@ -69,20 +73,10 @@ def links(
     return {field.name: [link(field.name, a, b) for a in hosts for b in hosts if a != b] for field in fields}
 
 
-def measure(machines: Sequence[Machine], fields: Sequence[Field], seconds: int) -> dict[str, list[Link]]:
-    """Network -> its links in both directions. With `seconds` 0 without bandwidth."""
+def measure(
+    machines: Sequence[Machine], fields: Sequence[Field], seconds: int, say: Callable[[str], None]
+) -> dict[str, list[Link]]:
+    """Network -> its links in both directions. With `seconds` 0 without bandwidth. say: for progress."""
     hosts = [machine.name for machine in machines]
-    asked = {host: {"survey": None, "links": asked} for host, asked in options(hosts, fields, seconds).items()}
-    answers = hostcall.ask_all(machines, asked, longest_seconds(len(hosts), len(fields), seconds))
-    return links(hosts, fields, answers)
-
-
-def faster(first: Mapping[str, Sequence[Link]], second: Mapping[str, Sequence[Link]]) -> dict[str, list[Link]]:
-    """The better of two measurements of each pair: what disturbs one makes it slower, never faster. Pure."""
-    return {
-        name: [
-            max(pair, key=lambda link: (link.error is None, link.mbits or 0.0))
-            for pair in zip(links, second[name], strict=True)
-        ]
-        for name, links in first.items()
-    }
+    limit = longest_seconds(len(hosts), len(fields), seconds)
+    return links(hosts, fields, hostcall.ask_all(machines, options(hosts, fields, seconds), limit, say))

@@ -1,7 +1,7 @@
 """Writes a text to a file on the control machine, at once whole. Arguments: dest, text. Never counts as a change.
 
-For the documents that plays hand to launch/deploy.py. ansible.builtin.copy does the same in 1.2 s (it runs modules
-as if the control machine were a far one); an action that writes by itself takes 0.1 s.
+For the document that playbooks/distribute.yml hands to `make deploy`. ansible.builtin.copy does the same in 1.2 s (it
+runs modules as if the control machine were a remote one); an action that writes the file itself takes 0.1 s.
 """
 
 from __future__ import annotations

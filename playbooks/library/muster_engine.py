@@ -84,14 +84,14 @@ PROBE_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Settings:
-    """What Podman may need to be told on a machine. Nothing, on most."""
+    """The settings that Podman may need on a machine; on most it needs none."""
 
     runtime: str | None = None
     ulimits: tuple[tuple[str, int], ...] = ()
 
 
 def candidates(hard_limits: dict[str, int], runtimes: list[str]) -> list[Settings]:
-    """Settings to try, from none to all: a machine shall not be given what it can do without.
+    """Settings to try, from none to all: a machine gets no setting that it can do without.
 
     hard_limits: hard limit by name (nofile, nproc) of this session, -1 for unlimited.
     """
@@ -121,7 +121,7 @@ def render(settings: Settings, complaint: str) -> str | None:
     return "\n".join(lines) + "\n"
 
 
-def mend(complaint: str) -> str:
+def fix(complaint: str) -> str:
     """What to do about a complaint that no setting of ours answers."""
     text = complaint.lower()
     if "overlay" in text:
@@ -190,7 +190,7 @@ def settle(check_mode: bool) -> tuple[bool, str | None]:
             plain_complaint = result.complaint
     put_drop_in(before)
     said = "; ".join(dict.fromkeys(complaints))
-    raise RuntimeError(f"Podman cannot run a container on this host. It said: {said}. Mend: {mend(said)}")
+    raise RuntimeError(f"Podman cannot run a container on this host. It said: {said}. Fix: {fix(said)}")
 
 
 def put_drop_in(text: str | None) -> None:
@@ -264,7 +264,7 @@ def remove(root: Path, check_mode: bool) -> list[str]:
                     result = run([*command, name], timeout=120.0)
                     if result.rc != 0:
                         raise RuntimeError(
-                            f"{what} {name} cannot be removed: {result.complaint}. Mend: stop what uses it, then again"
+                            f"{what} {name} cannot be removed: {result.complaint}. Fix: stop what uses it, then again"
                         )
                 removed.append(f"{what} {name}")
     ours = CDI.exists() and CDI.read_text(encoding="utf-8").startswith(CDI_HEADER)
@@ -293,11 +293,11 @@ def ensure(module: AnsibleModule) -> dict[str, Any]:
         if system["id"] != "debian" and "debian" not in system["like"]:
             raise RuntimeError(
                 f"This host runs {system['id'] or 'an unknown system'} {system['version']}, and Muster installs "
-                f"packages on Debian and Ubuntu only. Mend: install by hand what those call {names}, then make deploy"
+                f"packages on Debian and Ubuntu only. Fix: install by hand what those call {names}, then make deploy"
             )
         if module.params["strict"]:
             by_hand = f"`apt-get install {' '.join(missing)}` by hand"
-            raise RuntimeError(f"Still missing after packages were installed: {names}. Mend: {by_hand}")
+            raise RuntimeError(f"Still missing after packages were installed: {names}. Fix: {by_hand}")
         return {"changed": False, "missing": missing}
     owner = module.params["owner"] or os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
     changed, config = settle(module.check_mode)
@@ -319,7 +319,7 @@ def main() -> None:
     )
     if os.getuid() != 0:
         module.fail_json(
-            msg="The container engine needs root on this host. Mend: give the SSH user sudo (become) in the inventory"
+            msg="The container engine needs root on this host. Fix: give the SSH user sudo (become) in the inventory"
         )
     try:
         if module.params["state"] == "absent":

@@ -137,7 +137,7 @@ class Known:
     def __init__(self) -> None:
         listed = run(["podman", "images", "--no-trunc", "--format", "json"])
         if listed.rc != 0:
-            raise RuntimeError(f"`podman images` failed: {listed.complaint}. Mend: run it by hand on that host")
+            raise RuntimeError(f"`podman images` failed: {listed.complaint}. Fix: run it by hand on that host")
         self.names: dict[str, str] = {}
         self.name_count: dict[str, int] = {}
         for image in json.loads(listed.out or "[]"):
@@ -198,7 +198,7 @@ class Images:
         needs = [(str(self.pool), sent), (str(storage), to_unpack), (str(TEMPORARY), to_unpack)]
         problems = disk_problems(needs, {folder: (device(folder), disk(folder)[0]) for folder, _ in needs})
         if problems:
-            raise RuntimeError("; ".join(problems) + ". Mend: free space there (`podman system df`, `du -xsh /*`)")
+            raise RuntimeError("; ".join(problems) + ". Fix: free space there (`podman system df`, `du -xsh /*`)")
         return {**plan, "needed": "pull", "missing": missing}
 
     def bring(self, ref: str, identity: str, index: str, sizes: dict[str, int]) -> str:
@@ -225,7 +225,7 @@ class Images:
     def _pull(self, identity: str, index: str, sizes: dict[str, int]) -> None:
         missing = missing_blobs(self.pool, sizes)
         if missing:
-            raise RuntimeError(f"{len(missing)} layers did not arrive in {self.pool}. Mend: run make deploy again")
+            raise RuntimeError(f"{len(missing)} layers did not arrive in {self.pool}. Fix: run make deploy again")
         write_atomically(self.layout / "oci-layout", '{"imageLayoutVersion": "1.0.0"}')
         write_atomically(self.layout / "index.json", index)
         pulled = run(["podman", "pull", "--quiet", f"oci:{self.layout}"], timeout=PULL_SECONDS)
@@ -234,15 +234,13 @@ class Images:
             for name in damaged:
                 (self.pool / name).unlink()
             if damaged:
-                raise RuntimeError(
-                    f"{len(damaged)} damaged layers arrived and are removed. Mend: run make deploy again"
-                )
-            raise RuntimeError(f"Podman cannot read the image: {pulled.complaint}. Mend: see `podman info` there")
+                raise RuntimeError(f"{len(damaged)} damaged layers arrived and are removed. Fix: run make deploy again")
+            raise RuntimeError(f"Podman cannot read the image: {pulled.complaint}. Fix: see `podman info` there")
         got = pulled.out.split()[-1].split(":")[-1]
         # Podman names an image after the folder it was read from.
         run(["podman", "untag", got, f"localhost{self.layout}:latest"])
         if got != identity:
-            raise RuntimeError(f"Podman made image {got} out of layers of {identity}. Mend: report it")
+            raise RuntimeError(f"Podman made image {got} out of layers of {identity}. Fix: report it")
 
 
 def device(folder: str) -> int:
@@ -300,7 +298,7 @@ def main() -> None:
     sizes = blob_sizes(options["index"], options["manifest"])
     images = Images(Path(options["root"]))
     if find_command("podman") is None or not images.pool.is_dir():
-        module.fail_json(msg=f"Podman or {images.pool} is missing on this host. Mend: run make deploy")
+        module.fail_json(msg=f"Podman or {images.pool} is missing on this host. Fix: run make deploy")
     try:
         if options["state"] == "check" or module.check_mode:
             plan = images.check(options["ref"], options["id"], sizes, layer_digests(options["manifest"]))

@@ -113,7 +113,7 @@ def parse_mig(text: str) -> dict[str, list[dict[str, str]]]:
 
 
 def explain(result: Result, devices: list[str]) -> tuple[str, str] | None:
-    """Why no NVIDIA GPU can be used, as (what, mend): None if the machine simply has none.
+    """Why no NVIDIA GPU can be used, as (what, fix): None if the machine simply has none.
 
     devices: signs of NVIDIA hardware that do not depend on the driver (PCI addresses, /dev/nvidia0).
     """
@@ -139,8 +139,8 @@ def explain(result: Result, devices: list[str]) -> tuple[str, str] | None:
         16: ("a GPU has to be reset before it can be used", "nvidia-smi --gpu-reset, or reboot the host"),
         17: ("the system keeps nvidia-smi from the GPU (cgroups)", "look at the devices that this host may use"),
     }
-    what, mend = reasons.get(result.rc, ("nvidia-smi failed", "run nvidia-smi on that host by hand"))
-    return f"{what} (it said: {said or 'nothing'}; exit status {result.rc})", mend
+    what, fix = reasons.get(result.rc, ("nvidia-smi failed", "run nvidia-smi on that host by hand"))
+    return f"{what} (it said: {said or 'nothing'}; exit status {result.rc})", fix
 
 
 def explain_line(line: str, answering: int) -> dict[str, Any]:
@@ -154,15 +154,15 @@ def explain_line(line: str, answering: int) -> dict[str, Any]:
     gpu = pci_id(pci.group(0)) if pci else f"GPU {index.group(1)}" if index else None
     named = gpu if gpu is None or gpu.startswith("GPU") else f"GPU {gpu}"
     if "inforom" in line.lower():
-        what, mend = f"{named or 'a GPU'} has a corrupted infoROM", "reboot the host; if it stays, have it replaced"
-        return {"vendor": "nvidia", "gpu": gpu, "fatal": False, "what": what, "mend": mend}
+        what, fix = f"{named or 'a GPU'} has a corrupted infoROM", "reboot the host; if it stays, have it replaced"
+        return {"vendor": "nvidia", "gpu": gpu, "fatal": False, "what": what, "fix": fix}
     what = f"{named or 'a GPU'} does not answer; {answering} {'does' if answering == 1 else 'do'} ({line})"
-    mend = "look for its Xid in dmesg and reboot the host; or name the other GPUs with `gpus` in the inventory"
-    return {"vendor": "nvidia", "gpu": gpu, "fatal": True, "what": what, "mend": mend}
+    fix = "look for its Xid in dmesg and reboot the host; or name the other GPUs with `gpus` in the inventory"
+    return {"vendor": "nvidia", "gpu": gpu, "fatal": True, "what": what, "fix": fix}
 
 
 def cdi_problem(gpus: list[dict[str, Any]], specifications: list[str]) -> tuple[str, str] | None:
-    """A container gets GPUs through a CDI specification: (what, mend) where there is none."""
+    """A container gets GPUs through a CDI specification: (what, fix) where there is none."""
     if not any(gpu["usable"] for gpu in gpus) or specifications:
         return None
     what = "containers cannot use the GPUs: no CDI specification in /etc/cdi"
@@ -260,20 +260,20 @@ def _amd_gpu(index: int | None, name: str, uuid: str, memory: int | None, driver
 
 
 def explain_amd(results: list[Result], devices: list[str], driver_loaded: bool) -> dict[str, Any]:
-    """Why AMD GPUs that are there are not told apart, as an entry of gpu_problems.
+    """Why nothing is known of AMD GPUs that are there, as an entry of gpu_problems.
 
-    results: what amd-smi and rocm-smi said; driver_loaded: /dev/kfd is there. Nothing is trained on them: it matters
-    to who wonders where they are.
+    results: what amd-smi and rocm-smi said; driver_loaded: /dev/kfd is there. No rank runs on them, but their owner
+    may wonder where they are.
     """
     there = ", ".join(devices)
     if not driver_loaded:
-        what, mend = f"AMD GPUs ({there}), but amdgpu's compute driver is not loaded (no /dev/kfd)", "modprobe amdgpu"
+        what, fix = f"AMD GPUs ({there}), but amdgpu's compute driver is not loaded (no /dev/kfd)", "modprobe amdgpu"
     elif all(result.rc == 127 for result in results):
-        what, mend = f"AMD GPUs ({there}), but neither amd-smi nor rocm-smi", "install amd-smi-lib to see them named"
+        what, fix = f"AMD GPUs ({there}), but neither amd-smi nor rocm-smi", "install amd-smi-lib to see them named"
     else:
         said = "; ".join(f"exit status {result.rc}: {result.complaint}" for result in results if result.rc != 127)
-        what, mend = f"AMD GPUs ({there}), but their tools fail ({said})", "run amd-smi on that host by hand"
-    return {"vendor": "amd", "gpu": None, "fatal": False, "what": what, "mend": mend}
+        what, fix = f"AMD GPUs ({there}), but their tools fail ({said})", "run amd-smi on that host by hand"
+    return {"vendor": "amd", "gpu": None, "fatal": False, "what": what, "fix": fix}
 
 
 def pci_devices(vendor: str, classes: tuple[str, ...], pci: Path = Path("/sys/bus/pci/devices")) -> list[str]:
@@ -323,7 +323,7 @@ def find_gpus(command: Callable[[list[str]], Result] = _patient) -> dict[str, An
     machine's), "driver", "compute_capability", "pci_bus_id" (0000:3b:00), "ecc_uncorrected" (None: no ECC), "mig",
     "mig_instances" [{"name", "uuid"}], "usable" (for a rank), "unusable_reason"}].
     gpu_problems: [{"vendor", "gpu" (its PCI address, or "GPU 1"; None: all of them), "fatal" (no rank can use it),
-    "what", "mend"}].
+    "what", "fix"}].
     No GPU and nothing wrong is a normal answer.
     """
     gpus, problems, rows = _find_nvidia(nvidia_devices(), command)
@@ -354,8 +354,8 @@ def _find_nvidia(
     return gpus, problems + ([_whole(*missing)] if missing else []), rows
 
 
-def _whole(what: str, mend: str) -> dict[str, Any]:
-    return {"vendor": "nvidia", "gpu": None, "fatal": True, "what": what, "mend": mend}
+def _whole(what: str, fix: str) -> dict[str, Any]:
+    return {"vendor": "nvidia", "gpu": None, "fatal": True, "what": what, "fix": fix}
 
 
 def _find_amd(
@@ -380,5 +380,5 @@ def _find_amd(
 
 
 def in_words(problems: list[dict[str, Any]]) -> str | None:
-    """What stands in the way of training on NVIDIA GPUs, in one text with the mends; None: nothing."""
-    return "; ".join(f"{problem['what']}. Mend: {problem['mend']}" for problem in problems if problem["fatal"]) or None
+    """What stands in the way of training on NVIDIA GPUs, in one text with the fixes; None: nothing."""
+    return "; ".join(f"{problem['what']}. Fix: {problem['fix']}" for problem in problems if problem["fatal"]) or None

@@ -1,8 +1,8 @@
 """The state of NVIDIA GPUs beyond their presence: temperature, throttling, memory errors, who uses them, Xid lines.
 
-Pure parsers first, readers last; what is graver than what is judged elsewhere (launch/hostchecks.py). Runs on bare
-hosts: standard library alone, Python 3.8 and later. Written from documentation and recorded output: not verified on
-a machine with a GPU.
+Pure parsers first, readers last. How grave each finding is, the control machine decides. Runs on bare hosts:
+standard library alone, Python 3.8 and later. Written from documentation and recorded output: not verified on a
+machine with a GPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F]+:[0-9a-fA-F]{2}:[0-9a-fA-F]
 
 
 def parse_throttle(text: str | None) -> list[str] | None:
-    """Why a GPU runs slower than it could, in words, from 0x0000000000000044; None where it is not told."""
+    """Why a GPU runs slower than it could, in words, from 0x0000000000000044; None where the GPU does not say."""
     try:
         bits = int(text or "", 16)
     except ValueError:
@@ -66,8 +66,8 @@ def gpu_health(rows: list[dict[str, str]], processes: dict[str, list[dict[str, A
     """NVIDIA GPUs as [{"index", "pci_bus_id", "uuid", "temperature_c", "throttle", "ecc_uncorrected",
     "repair_pending", "repair_failed", "processes"}] from the rows of muster_gpus.find_gpus.
 
-    throttle: words, or None where it is not told. repair_pending: pages or rows wait for a reset or reboot to be
-    replaced; repair_failed: none are left to replace them with. None where the GPU does not tell.
+    throttle: words, or None where the GPU does not say. repair_pending: pages or rows wait for a reset or reboot to be
+    replaced; repair_failed: none are left to replace them with. None where the GPU does not say.
     """
     return [
         {

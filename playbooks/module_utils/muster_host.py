@@ -27,7 +27,7 @@ class Result:
 
     @property
     def complaint(self) -> str:
-        """The last line of what it said in anger, for messages."""
+        """The last line of its error output, for messages."""
         lines = [line.strip() for line in (self.err or self.out).splitlines() if line.strip()]
         return lines[-1] if lines else f"exit status {self.rc}"
 
@@ -183,8 +183,8 @@ def available_memory() -> int | None:
 
 def disk(path: str | Path) -> tuple[int, int]:
     """(free, total) bytes of the file system that holds a path, or would hold it: the nearest parent that exists."""
-    existing = Path(path)
-    while not existing.exists():
-        existing = existing.parent
+    existing = os.path.abspath(path)
+    while not os.path.exists(existing):  # false also below a folder that this user may not enter
+        existing = os.path.dirname(existing)
     state = os.statvfs(existing)
     return state.f_bavail * state.f_frsize, state.f_blocks * state.f_frsize

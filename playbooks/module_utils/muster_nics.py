@@ -1,7 +1,7 @@
 """Reads the machine's network interfaces and says which of them can never carry training traffic, and why.
 
 Pure functions over the output of `ip -j -d addr show` and what /sys/class/net says; the two readers stand last.
-Which of the remaining addresses is used is decided elsewhere, by measurement between all hosts (muster_reach).
+Which of the remaining addresses is used the control machine decides, when all hosts have tried and measured them.
 Runs on bare hosts: standard library alone, Python 3.8 and later. Not verified on hardware: InfiniBand, bonds.
 """
 
@@ -240,17 +240,11 @@ def in_network(address: str, network: str) -> bool:
     return ipaddress.ip_address(address) in ipaddress.ip_network(network, strict=False)
 
 
-def candidates(nics: list[dict[str, Any]]) -> list[str]:
-    """Addresses to be tried between hosts: of the NICs that are not refused, those that are not link-local."""
-    usable = [nic for nic in nics if nic["refused"] is None]
-    return [entry["address"] for nic in usable for entry in nic["addresses"] if entry["scope"] == "global"]
-
-
 def read_nics(train_interface: str | None, train_network: str | None) -> list[dict[str, Any]]:
     """The NICs of this machine. Raises RuntimeError if `ip` does not answer."""
     result = run(["ip", "-j", "-d", "addr", "show"])
     if result.rc != 0:
-        raise RuntimeError(f"`ip -j -d addr show` failed: {result.complaint}. Mend: install iproute2 on that host")
+        raise RuntimeError(f"`ip -j -d addr show` failed: {result.complaint}. Fix: install iproute2 on that host")
     links = parse_links(result.out)
     speeds = read_speeds(link["ifname"] for link in links if kind_of(link) in KINDS_WITH_SPEED)
     return describe_nics(links, speeds, train_interface, train_network)

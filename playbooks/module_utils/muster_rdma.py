@@ -30,8 +30,8 @@ def parse_rate(text: str | None) -> float | None:
 def read_rdma(root: Path = Path("/sys/class/infiniband")) -> list[dict[str, Any]]:
     """Ports as [{"device", "port", "state", "rate_gbits", "link_layer", "nics", "soft"}], by device and port.
 
-    rate_gbits is None where it is not told. nics: names of the network interfaces of that port. soft: RDMA made in
-    software over an ordinary NIC (rxe, siw), which is slower than TCP. An empty list where there is no RDMA.
+    rate_gbits is None where the port does not say. nics: names of the network interfaces of that port. soft: RDMA made
+    in software over an ordinary NIC (rxe, siw), which is slower than TCP. An empty list where there is no RDMA.
     """
     if not root.is_dir():
         return []

@@ -1,8 +1,7 @@
-"""Everything Muster wants to know of a host, in one call: `survey`. It only looks and changes nothing.
+"""Everything Muster wants to know of a host, in one call: `survey`. It reads and changes nothing.
 
-Used by the Ansible module (library/muster_facts.py) and, over one SSH call, by `make check`: then this file's `main`
-reads the options as JSON from standard input and prints the facts as JSON. Needs root for Podman's containers and the
-kernel's log. Not for the network between hosts: that is muster_reach.
+Part of what muster_check does on a host. Needs root for Podman's containers and the kernel's log. Not for the network
+between hosts: that is muster_meeting and muster_links.
 Runs on bare hosts: standard library alone, Python 3.8 and later.
 """
 
@@ -15,7 +14,6 @@ import platform
 import re
 import resource
 import socket
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,7 +32,7 @@ from ansible.module_utils.muster_host import (
     usable_cores,
     usable_memory,
 )
-from ansible.module_utils.muster_nics import candidates, read_nics
+from ansible.module_utils.muster_nics import read_nics
 from ansible.module_utils.muster_rdma import fill_speeds, read_rdma
 
 ROOT = "/var/lib/muster"
@@ -90,7 +88,7 @@ def parse_runs(containers: Result, now: float) -> list[dict[str, Any]] | None:
     """Containers of runs from `podman ps --all --filter label=muster.run --format json`, ended ones too.
 
     [{"run", "container", "state", "owner", "created" (unix seconds), "age_seconds"}]; the times are None where Podman
-    does not tell. None, in the place of the list, if Podman is there and does not answer.
+    does not say. None, in the place of the list, if Podman is there and does not answer.
     """
     answer = _answer(containers)
     if answer is None:
@@ -272,13 +270,32 @@ def _not_asked(*words: str) -> Result:
 
 
 def survey(options: dict[str, Any]) -> dict[str, Any]:
-    """The facts of this host; the schema is RETURN in library/muster_facts.py.
+    """The facts of this host.
 
-    options, all of them optional: root (Muster's folder), train_interface, train_network, data_dir (absolute path),
-    full (bool: also how busy the processors are, watched for 0.3 s before all else, the engine's runtime and storage
-    driver, and the fingerprint of data_dir, for at most 8 s more),
-    podman (bool, true by default: else engine, images and runs are null, which saves its three commands).
-    The commands run side by side. Raises RuntimeError if `ip` does not answer, ValueError if Podman talks nonsense.
+    options, all of them optional: root (Muster's folder), train_interface and train_network (what the user chose for
+    this host: NICs that it names are not refused for their kind), data_dir (absolute path), full (bool: also how busy
+    the processors are, watched for 0.3 s before all else, the engine's runtime and storage driver, and the fingerprint
+    of data_dir, for at most 8 s more), podman (bool, true by default: else engine, images and runs are null, which
+    saves its three commands). The commands run side by side.
+
+    Raises RuntimeError if `ip` does not answer, ValueError if Podman's answer cannot be read. Returns:
+    began, ended, time (unix seconds; time is began), hostname, machine_id, kernel, arch, os {id, version}, python,
+    cpus (usable), machine_cpus, cpu_model, cpu_flags [those that change numerics],
+    busy (share of the machine's processor time in use when the survey began, 0.0 to 1.0; null unless full),
+    limits {nofile, nofile_hard, memlock_bytes, nproc, core_bytes} (-1 is none), memory_bytes, memory_free_bytes,
+    disk_free_bytes and disk_total_bytes (of Podman's storage), muster_disk_free_bytes, shm_bytes, shm_free_bytes,
+    engine {name, version, runtime, storage_driver; the last two null unless full} or null,
+    nics [{name, kind, up, carrier, mtu, mac, speed_mbits, master, parent (what a VLAN is on),
+    addresses [{address, prefix, family, scope}], refused (why, or null)}],
+    rdma [{device, port, state, rate_gbits, link_layer, nics [name], soft}],
+    gpus [{vendor, index, name, uuid, memory_mib, driver, compute_capability, pci_bus_id, ecc_uncorrected, mig,
+    mig_instances [{name, uuid}], usable, unusable_reason}],
+    gpu_problems [{vendor, gpu (PCI address, or "GPU 1"; null is all of them), fatal, what, fix}], gpu_problem (the
+    fatal ones in words, or null), gpu_health [{index, pci_bus_id, uuid, temperature_c, throttle [words],
+    ecc_uncorrected, repair_pending, repair_failed, processes [{pid, user, name, memory_mib}]}] (NVIDIA's),
+    xid [{pci, xid, when, count, line}] or null with xid_problem (why the kernel's log cannot be read),
+    images {ref, id} or null, runs [{run, container, state, owner, created, age_seconds}] or null (Podman fails),
+    data {path, present} or null (no data_dir); if full also {complete, files, bytes, sha256, sampled, seconds}
     """
     began, full = time.time(), bool(options.get("full"))
     busy = watch_processors() if full else None  # before the commands below keep them busy
@@ -314,7 +331,6 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
             "machine_cpus": os.cpu_count(),
             "cpu_model": parse_cpu_model(cpuinfo),
             "cpu_flags": parse_cpu_flags(cpuinfo),
-            "load_average": [round(load, 2) for load in os.getloadavg()],
             "busy": busy,
             "limits": limits(),
             "memory_bytes": usable_memory(),
@@ -326,7 +342,6 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
             "shm_free_bytes": shm_free,
             "engine": engine,
             "nics": nics,
-            "candidates": candidates(nics),
             "rdma": rdma,
             "gpus": gpus["gpus"],
             "gpu_problems": gpus["gpu_problems"],
@@ -340,16 +355,3 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
         }
     facts["ended"] = time.time()
     return facts
-
-
-def main() -> None:
-    """Options as JSON on standard input, facts as JSON on standard output; what went wrong on standard error."""
-    try:
-        facts = survey(json.loads(sys.stdin.read() or "{}"))
-    except (RuntimeError, ValueError, KeyError) as error:
-        sys.exit(f"muster_survey: {error}")
-    json.dump(facts, sys.stdout)
-
-
-if __name__ == "__main__":
-    main()

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import yaml
-from launch.network.choice import Choice
 from rich.console import Console
 
 from launch.cli.refusal import Refusal
 from launch.deploy import detect
 from launch.hosts import inventory
+from launch.network.choose import Choice
 from tests.lab.conftest import HOSTS, Lab, summary_of
 from tests.lab.scenarios import BASE, SCENARIOS, SHAPE, Scenario, Step
 
@@ -94,7 +94,8 @@ def write_inventory(folder: Path, lab: Lab, names: Names, scenario: Scenario) ->
 
 
 def detected(inv: inventory.Inventory) -> Choice:
-    return detect.choose_network(inv, detect.gather_facts(inv), None, Console(stderr=True))[0]
+    console = Console(stderr=True)
+    return detect.choose_network(inv, detect.gather_facts(inv, console), None, console)[0]
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name.replace(" ", "-"))

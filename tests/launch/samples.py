@@ -11,7 +11,7 @@ from launch.hosts.clustermap import ClusterMap, MapHost, MapImage, Network
 def nic(
     name: str, *addresses: str, refused: str | None = None, speed: int | None = None, mac: str = ""
 ) -> dict[str, Any]:
-    """A NIC as muster_facts reports it; addresses as `10.0.0.1/24`."""
+    """A NIC as muster_survey reports it; addresses as `10.0.0.1/24`."""
     return {
         "name": name,
         "kind": "physical",
@@ -31,7 +31,7 @@ def facts(*nics: dict[str, Any], gpus: int = 0, problem: str | None = None) -> d
         "nics": list(nics),
         "gpus": [{"index": i, "name": "NVIDIA H200"} for i in range(gpus)],
         "gpu_problem": problem,
-        "gpu_problems": [{"vendor": "nvidia", "gpu": None, "fatal": True, "what": problem, "mend": "fix it"}]
+        "gpu_problems": [{"vendor": "nvidia", "gpu": None, "fatal": True, "what": problem, "fix": "fix it"}]
         if problem
         else [],
         "cpus": 4,
@@ -82,8 +82,7 @@ def cluster(*nprocs: int, gpus: bool = False) -> ClusterMap:
             for i, nproc in enumerate(nprocs)
         ],
         network=Network("10.78.0.0/24", "all pairs connect", []),
-        image=MapImage("localhost/muster/train:latest", "ab" * 32, 1, "cd" * 32),
-        reach={},
+        image=MapImage("localhost/muster/train:latest", "ab" * 32, 1),
         measured={},
         measured_at="2026-01-01T00:00:00+00:00",
         measured_key="",

@@ -42,8 +42,8 @@ def test_the_file_says_why_it_is_there_and_sets_no_more_than_needed() -> None:
         ("something else", "by hand"),
     ],
 )
-def test_what_podman_says_comes_with_a_mend(complaint: str, words: str) -> None:
-    assert words in muster_engine.mend(complaint)
+def test_what_podman_says_comes_with_a_fix(complaint: str, words: str) -> None:
+    assert words in muster_engine.fix(complaint)
 
 
 def test_the_probes_tree_follows_the_machines_own_layout(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ MISMATCH = Result(18, "Failed to initialize NVML: Driver/library version mismatc
 
 
 @pytest.mark.parametrize(
-    ("result", "mend"),
+    ("result", "fix"),
     [
         (FAILED_9, "modprobe nvidia"),
         (MISMATCH, "reboot"),
@@ -107,11 +107,11 @@ MISMATCH = Result(18, "Failed to initialize NVML: Driver/library version mismatc
         (Result(255, "Unknown Error\n", ""), "by hand"),
     ],
 )
-def test_a_gpu_that_cannot_be_used_is_a_problem_with_a_mend_not_a_missing_gpu(result: Result, mend: str) -> None:
+def test_a_gpu_that_cannot_be_used_is_a_problem_with_a_fix_not_a_missing_gpu(result: Result, fix: str) -> None:
     gpus, problems, _ = nvidia(result.out, result.rc, result.err)
     assert gpus == [] and len(problems) == 1
-    assert problems[0]["gpu"] is None and mend in problems[0]["mend"]
-    assert mend in (muster_gpus.in_words(problems) or "").partition("Mend: ")[2]
+    assert problems[0]["gpu"] is None and fix in problems[0]["fix"]
+    assert fix in (muster_gpus.in_words(problems) or "").partition("Fix: ")[2]
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_rocm_smi_answers_where_amd_smi_does_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answers", "loaded", "mend"),
+    ("answers", "loaded", "fix"),
     [
         ({}, False, "modprobe amdgpu"),
         ({}, True, "install amd-smi-lib"),
@@ -279,9 +279,9 @@ def test_rocm_smi_answers_where_amd_smi_does_not() -> None:
     ],
 )
 def test_amd_gpus_that_cannot_be_told_apart_are_a_problem_of_their_own(
-    answers: dict[str, Result], loaded: bool, mend: str
+    answers: dict[str, Result], loaded: bool, fix: str
 ) -> None:
     gpus, problem = muster_gpus._find_amd(["0000:83:00.0"], loaded, machine(answers))
     assert gpus == [] and problem is not None
-    assert mend in problem["mend"] and "0000:83:00.0" in problem["what"]
+    assert fix in problem["fix"] and "0000:83:00.0" in problem["what"]
     assert muster_gpus.in_words([problem]) is None  # it keeps nobody from training on the CPU

@@ -23,7 +23,7 @@ IMAGE = "ab" * 32
 
 def answer(**facts: Any) -> Answer:
     known: dict[str, Any] = {"images": {"localhost/muster/train:latest": IMAGE}, "runs": []}
-    return Answer(known | facts, [], 0.01, 0.05)
+    return Answer(known | facts, None, [], 0.01, 0.05)
 
 
 def seen(*answers: Answer | BaseException, links: list[Link] | None = None) -> Survey:
@@ -166,7 +166,7 @@ class Host:
 def test_links_are_not_loaded_while_a_run_is_in_progress(monkeypatch: pytest.MonkeyPatch, containers: str) -> None:
     asked = []
 
-    def ask_hosts(hosts: Any, machines: Any, bandwidth_seconds: int, full: bool) -> Survey:
+    def ask_hosts(hosts: Any, machines: Any, bandwidth_seconds: int, full: bool, say: Any) -> Survey:
         asked.append(bandwidth_seconds)
         busy = [{"run": "r", "state": "running", "owner": "ann", "age_seconds": 5, "container": "c"}] * bool(containers)
         return seen(answer(), answer(runs=busy), links=[link(940.0)])

@@ -5,15 +5,12 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launch.deploy import detect
-from launch.hosts import hostcall
 from launch.hosts.hostcall import Answer
 from launch.network import choose, measure
 from launch.network.links import Link
@@ -29,7 +26,7 @@ def entry(source: str, target: str, **more: Any) -> dict[str, Any]:
 
 
 def answer(*links: dict[str, Any]) -> Answer:
-    return Answer(None, list(links), 0.0, 0.0)
+    return Answer(None, None, list(links), 0.0, 0.0)
 
 
 def test_every_ordered_pair_is_there_once_and_silence_has_a_reason() -> None:
@@ -62,50 +59,51 @@ def test_a_pair_on_which_a_host_cannot_measure_works_and_names_it_in_memory_alon
     assert not known["h1", "h2"].problems and known["h2", "h3"].error == "stalls"
 
 
-def test_all_hosts_are_asked_the_same_but_for_their_names() -> None:
-    asked = measure.options(HOSTS, FIELDS, 1)
-    assert [one.pop("name") for one in asked.values()] == HOSTS
-    assert asked["h1"] == asked["h2"] == asked["h3"]
-    assert measure.options(HOSTS, FIELDS, 1)["h1"]["token"] != asked["h1"]["token"]
+def test_each_host_is_asked_for_its_own_pairs_and_both_ends_agree() -> None:
+    fields = [
+        *FIELDS,
+        Field("mgmt", {host: f"10.1.0.{host[1]}" for host in HOSTS}, {"h1": 9000, "h2": 1500, "h3": 1500}),
+    ]
+    asked = measure.options(HOSTS, fields, 1)
+    assert len({one["meeting"]["token"] for one in asked.values()}) == 1
+    assert measure.options(HOSTS, FIELDS, 1)["h1"]["meeting"]["token"] != asked["h1"]["meeting"]["token"]
+    assert asked["h1"]["meeting"]["addresses"] == ["10.0.0.1", "10.1.0.1"]
+    for host, one in asked.items():
+        assert [pair["network"] for pair in one["links"]["pairs"]] == [0, 0, 1, 1]
+        for pair in one["links"]["pairs"]:
+            name = fields[pair["network"]].name
+            (other,) = (
+                p for p in asked[pair["peer"]]["links"]["pairs"] if (p["network"], p["peer"]) == (pair["network"], host)
+            )
+            assert (other["own"], other["theirs"], other["mtus"]) == (pair["theirs"], pair["own"], pair["mtus"]), name
+            assert other["calls"] != pair["calls"]
 
 
-def test_a_hosts_own_python_runs_what_a_call_sends() -> None:
-    """The command of one SSH call, run here as the host's shell would: no file of ours is on its path."""
-    words = hostcall.command(sys.executable, {"survey": None, "links": None})
-    assert len(words) < 100_000  # the kernel takes 128 KiB for one word of a command
-    done = subprocess.run(["sh", "-c", words], capture_output=True, text=True, timeout=60, check=True, cwd="/")
-    line = done.stdout.splitlines()[-1]
-    assert line.startswith(hostcall.MARK)
-    found = json.loads(line.removeprefix(hostcall.MARK))
-    assert found["survey"] is None and 0 <= found["ended"] - found["began"] < 60
-
-
-class Connection:
-    """A machine that says what it is told to."""
-
-    class target:
-        python = "python3"
-
-    def __init__(self, stdout: str, stderr: str = "", exited: int = 0) -> None:
-        self.answer = type("Result", (), {"stdout": stdout, "stderr": stderr, "exited": exited})
-
-    def root(self, command: str, timeout: float) -> Any:
-        return self.answer
-
-
-def test_an_answer_is_found_behind_what_a_shell_prints() -> None:
-    said = {"began": 100.0, "ended": 101.0, "survey": {"cpus": 2}, "links": []}
-    machine: Any = Connection(f"Welcome!\n{hostcall.MARK}{json.dumps(said)}\n")
-    found = hostcall.ask(machine, {}, 1)
-    assert found.survey == {"cpus": 2} and found.clock_offset < -1e9  # 1970 there
-    silent: Any = Connection("", "Traceback\nImportError: no module", 1)
-    with pytest.raises(RuntimeError, match="ImportError: no module"):
-        hostcall.ask(silent, {}, 1)
+@pytest.mark.parametrize("count", [2, 5, 8])
+def test_hosts_come_to_their_pairs_in_an_order_that_holds_nobody_up(count: int) -> None:
+    """Played through: as long as pairs are left, some two hosts are both at their pair with each other."""
+    hosts = [f"h{n}" for n in range(count)]
+    field = Field("data", dict.fromkeys(hosts, "10.0.0.1"), dict.fromkeys(hosts, 1500))
+    left = {
+        host: [p["peer"] for p in one["links"]["pairs"]] for host, one in measure.options(hosts, [field], 0).items()
+    }
+    rounds = 0
+    while any(left.values()):
+        ready = [host for host, peers in left.items() if peers and left[peers[0]][:1] == [host]]
+        assert ready
+        for host in ready:
+            left[host].pop(0)
+        rounds += 1
+    assert rounds == count - 1 + count % 2
 
 
 def known_map(path: Path, **more: Any) -> Path:
     links = [{"source": "h1", "target": "h2", "mbits": 940.0, "rtt_ms": 0.1, "path_mtu": 1500, "error": None}]
-    document = {"measured_at": "2026-11-21T10:00:00+00:00", "measured_key": "key", "measured": {"data": links}}
+    document = {
+        "measured_at": "2026-11-21T10:00:00+00:00",
+        "measured_key": "key",
+        "measured": {"links": {"data": links}, "speeds": {"data": [940.0]}, "hot": []},
+    }
     path.write_text(json.dumps(document | more))
     return path
 
@@ -117,7 +115,7 @@ def known_map(path: Path, **more: Any) -> Path:
         ("another", 1.0, {}, False),
         ("key", 13.0, {}, False),
         ("key", -1.0, {}, False),
-        ("key", 1.0, {"measured": {"data": [{"source": "h1"}]}}, False),
+        ("key", 1.0, {"measured": {"links": {"data": [{"source": "h1"}]}}}, False),
         ("key", 1.0, {"measured_at": "yesterday"}, False),
     ],
 )
@@ -132,25 +130,17 @@ def test_figures_are_taken_from_the_last_map_only_where_they_hold(
 
 def test_broken_links_are_measured_again(tmp_path: Path) -> None:
     broken = {"source": "h1", "target": "h2", "mbits": None, "rtt_ms": None, "path_mtu": None, "error": "stalls"}
-    path = known_map(tmp_path / "cluster.json", measured={"data": [broken]})
+    path = known_map(
+        tmp_path / "cluster.json", measured={"links": {"data": [broken]}, "speeds": {"data": [0.0]}, "hot": []}
+    )
     now = datetime.datetime.fromisoformat("2026-11-21T10:30:00+00:00")
     assert detect.recall(path, "key", now) is None
 
 
-def test_the_better_of_two_measurements_counts() -> None:
+def test_the_better_of_two_measurements_of_a_pair_counts() -> None:
     def links(*mbits: float | None) -> dict[str, list[Link]]:
         return {"data": [Link("h1", f"h{n}", m, 0.1, 1500, None if m else "stalls") for n, m in enumerate(mbits, 2)]}
 
-    found = measure.faster(links(3000.0, 9000.0, None), links(7000.0, 8000.0, 10.0))["data"]
-    assert [link.mbits for link in found] == [7000.0, 9000.0, 10.0] and found[2].error is None
-
-
-@pytest.mark.parametrize(
-    ("slowest", "wanted"),
-    [((3050.0, 6910.0), True), ((6910.0, 7500.0), False), ((94.0, 9000.0), False), ((9000.0,), False)],
-)
-def test_fast_networks_that_differ_are_measured_again(slowest: tuple[float, ...], wanted: bool) -> None:
-    links = {str(n): [Link("h1", "h2", mbits, 0.1, 1500, None)] for n, mbits in enumerate(slowest)}
-    assert choose.contested(links) == wanted
-    links["broken"] = [Link("h1", "h2", None, None, None, "stalls")]
-    assert choose.contested(links) == wanted
+    both = choose.Measurements().with_round(links(3000.0, 9000.0, None)).with_round(links(7000.0, 8000.0, 10.0))
+    assert [link.mbits for link in both.links["data"]] == [7000.0, 9000.0, 10.0]
+    assert both.speeds == {"data": [3000.0, 10.0]} and both.links["data"][2].error is None
