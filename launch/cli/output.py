@@ -6,10 +6,10 @@ import contextlib
 import errno
 import os
 import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from threading import Event, Thread
 from typing import Any, TextIO, cast
 
 from rich.console import Console
@@ -47,7 +47,7 @@ class Phases:
     @contextmanager
     def _progress(self, begun: float, expected_seconds: float) -> Iterator[None]:
         """Show how long a phase has lasted: on a terminal each second in one line, else in a few lines."""
-        ended = threading.Event()
+        ended = Event()
         lasted = Status("", console=self.console) if self.console.is_terminal else None
         interval_seconds = 1.0 if lasted else max(10.0, expected_seconds / 4)
 
@@ -59,7 +59,7 @@ class Phases:
                 else:
                     self.say(words)
 
-        reporter = threading.Thread(target=report, daemon=True)
+        reporter = Thread(target=report, daemon=True)
         with lasted or contextlib.nullcontext():
             reporter.start()
             try:
