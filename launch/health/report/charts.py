@@ -1,4 +1,4 @@
-"""The pictures of a check: the heat map of the links for a mail, and the chart of the forecast. SVG without scripts."""
+"""The pictures of a check as SVG: the heat map of the links, which can be sent by mail, and the forecast's chart."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def bandwidth_class(mbits: float, usual: float) -> str:
 
 
 def heatmap_svg(document: Document) -> str | None:
-    """The bandwidth heat map as a picture by itself, on white, for a mail; None without bandwidths."""
+    """The bandwidth heat map as a picture by itself on white; None without bandwidths."""
     links, hosts = links_of(document), document["hosts"]
     values, found = bandwidths(links), slow(links)
     usual = found.typical
@@ -138,7 +138,7 @@ def forecast_svg(rows: Iterable[Mapping[str, Any]]) -> str:
     top = max(top, one * last)
     step = nice_step(top)
     top = step * math.ceil(top / step - 1e-9)
-    left, right, above, below, wide, high = 70, 190, 30, 40, 440, 240
+    left, right, above, below, wide, high = 70, 250, 30, 40, 440, 240
 
     def x(nodes: float) -> float:
         return round(left + wide * (nodes - first) / (last - first), 1)
@@ -172,7 +172,7 @@ def forecast_svg(rows: Iterable[Mapping[str, Any]]) -> str:
     for n, (option, style) in enumerate(key):
         at = above + 10 + 20 * n
         parts.append(f'<line {style} x1="{left + wide + 14}" y1="{at}" x2="{left + wide + 44}" y2="{at}"/>')
-        parts.append(_svg_text(left + wide + 50, at + 4, brief(option, 20)))
+        parts.append(_svg_text(left + wide + 50, at + 4, brief(option, 32)))
     width, height = left + wide + right, max(above + high + below, above + 20 * len(key) + 10)
     inside = "\n".join(parts)
     return (

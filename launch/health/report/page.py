@@ -16,28 +16,14 @@ from launch.cli.units import gbits, milliseconds, number, rate
 from launch.files import write_whole
 from launch.health.link_statistics import Pair, arrow, bandwidths, high_latency_pairs, round_trips, slow, typical
 from launch.health.records import links_of
+from launch.health.report import contents
 from launch.health.report.charts import BANDWIDTH_WORDS, LINES, SCALE, bandwidth_class, forecast_svg, heatmap_svg
-from launch.health.report.contents import (
-    ALL_REDUCE_COLUMNS,
-    FORECAST_COLUMNS,
-    LEFT_OUT,
-    SIGNS,
-    Document,
-    about,
-    all_reduce_cells,
-    brief,
-    by_gravity,
-    describe,
-    ends,
-    forecast_cells,
-    level_of,
-    title_of,
-)
+from launch.health.report.contents import Document
 from launch.health.verdicts import HEALTHY
 from launch.network.links import Link
 
 LATENCY_WORDS = ("above 10 x the median", "above 3 x", "above 1.5 x", "about the median", "below 2/3", "broken")
-#: With more hosts than this the names over columns are upright.
+#: With more hosts than this the names above columns are vertical.
 UPRIGHT_HOSTS = 12
 
 
@@ -63,8 +49,8 @@ def write_html(path: Path, document: Document) -> list[Path]:
 
 def page(document: Document) -> str:
     """The whole page."""
-    level = level_of(document)
-    title = title_of(document)
+    level = contents.level_of(document)
+    title = contents.title_of(document)
     sections = [
         ("What is wrong", _problems_html(document)),
         ("What is right", _healthy_html(document)),
@@ -89,7 +75,7 @@ def page(document: Document) -> str:
 <body>
 <header>
 <h1>{escape(title)} {_badge(level)}</h1>
-<p class="quiet">{escape(about(document, " · "))}</p>
+<p class="quiet">{escape(contents.about(document, " · "))}</p>
 </header>
 {body}
 </body>
@@ -129,6 +115,7 @@ thead th {{ position: sticky; top: 0; z-index: 2; vertical-align: bottom; }}
 tbody th, thead th:first-child {{ position: sticky; left: 0; z-index: 1; white-space: nowrap; }}
 thead th:first-child {{ z-index: 3; }}
 .figures td, .figures thead th {{ text-align: right; }}
+.scroll .figures :is(td, th):nth-child(2) {{ text-align: left; }}
 .where {{ white-space: nowrap; }}
 .fix {{ display: block; color: var(--quiet); }}
 .heat td {{ text-align: right; min-width: 2.6em; padding: .25rem .35rem; border-right: 1px solid var(--page); }}
@@ -150,7 +137,7 @@ svg .axis {{ stroke: var(--line); }} svg .ideal {{ stroke: var(--quiet); }} svg 
 
 
 def _badge(level: str) -> str:
-    return f'<span class="badge {escape(level)}">{SIGNS[level][0]} {escape(level)}</span>'
+    return f'<span class="badge {escape(level)}">{contents.SIGNS[level][0]} {escape(level)}</span>'
 
 
 def _part(document: Document, key: str, show: Callable[[Mapping[str, Any]], str]) -> str:
@@ -159,11 +146,11 @@ def _part(document: Document, key: str, show: Callable[[Mapping[str, Any]], str]
 
 
 def _left_out(key: str) -> str:
-    return f'<p class="quiet">{_with_code(LEFT_OUT[key])}</p>'
+    return f'<p class="quiet">{_with_code(contents.LEFT_OUT[key])}</p>'
 
 
 def _with_code(words: str) -> str:
-    """Escaped, with what stands between backticks set as code."""
+    """Escaped for HTML; text between backticks becomes code."""
     pieces = escape(words).split("`")
     if len(pieces) % 2 == 0:
         return escape(words)
@@ -176,7 +163,7 @@ def _note(part: Mapping[str, Any]) -> str:
 
 def _problems_html(document: Document) -> str:
     rows = []
-    for entry in by_gravity(document):
+    for entry in contents.by_gravity(document):
         if entry["level"] != HEALTHY:
             where = escape(entry["where"]).replace(", ", "<br>")
             cells = f'<td>{escape(entry["check"])}</td><td class="where">{where}</td>'
@@ -259,7 +246,7 @@ def _heat(
     links: Sequence[Link], hosts: Sequence[str], cells: Mapping[Pair, tuple[str, str]], bad: Collection[Pair]
 ) -> str:
     """A heat map as a table whose headers stay in sight; `cells`: figure and colour class of the pairs that work."""
-    known = {ends(link): link for link in links}
+    known = {contents.ends(link): link for link in links}
     upright = ' class="upright"' if len(hosts) > UPRIGHT_HOSTS else ""
     head = "".join(f"<th><span{upright}>{escape(host)}</span></th>" for host in hosts)
     rows = []
@@ -274,7 +261,9 @@ def _heat(
             else:
                 text, colour = cells.get(pair, ("broken", "qx") if known[pair].error is not None else ("?", ""))
                 classes = f"{colour} bad" if pair in bad else colour
-                row.append(f'<td class="{classes}" title="{escape(describe(known[pair]))}">{escape(text)}</td>')
+                row.append(
+                    f'<td class="{classes}" title="{escape(contents.describe(known[pair]))}">{escape(text)}</td>'
+                )
         rows.append(f"<tr><th>{escape(source)}</th>{''.join(row)}</tr>")
     many = " many" if upright else ""
     return (
@@ -294,12 +283,12 @@ def _sameness_html(part: Mapping[str, Any]) -> str:
         for host, value in zip(hosts, row["values"], strict=False):
             title = f'title="{escape(f"{host}: {value}")}"'
             if host in row["odd"]:
-                cells.append(f'<td class="odd {row["level"]}" {title}>≠ {escape(brief(value))}</td>')
+                cells.append(f'<td class="odd {row["level"]}" {title}>≠ {escape(contents.brief(value))}</td>')
             elif value == row["majority"]:
                 cells.append(f'<td class="same" {title}>=</td>')
             else:
-                cells.append(f"<td {title}>{escape(brief(value))}</td>")
-        most = f'<td title="{escape(str(row["majority"]))}">{escape(brief(row["majority"]))}</td>'
+                cells.append(f"<td {title}>{escape(contents.brief(value))}</td>")
+        most = f'<td title="{escape(str(row["majority"]))}">{escape(contents.brief(row["majority"]))}</td>'
         rows.append(f"<tr><th>{escape(row['property'])}</th>{most}{''.join(cells)}</tr>")
     table = (
         f"<table><thead><tr><th>property</th><th>most hosts</th>{head}</tr></thead>"
@@ -314,7 +303,7 @@ def _figures(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _all_reduce_html(part: Mapping[str, Any]) -> str:
-    table = _figures(ALL_REDUCE_COLUMNS, map(all_reduce_cells, part["rows"])) if part["rows"] else ""
+    table = _figures(contents.ALL_REDUCE_COLUMNS, map(contents.all_reduce_cells, part["rows"])) if part["rows"] else ""
     return table + _note(part)
 
 
@@ -322,5 +311,5 @@ def _forecast_html(part: Mapping[str, Any]) -> str:
     words = f'<p class="advice">{escape(part["recommendation"])}</p>'
     if not part["rows"]:
         return words
-    table = _figures(FORECAST_COLUMNS, map(forecast_cells, part["rows"]))
+    table = _figures(contents.FORECAST_COLUMNS, map(contents.forecast_cells, part["rows"]))
     return f'{words}{forecast_svg(part["rows"])}<div class="scroll">{table}</div>{_note(part)}'

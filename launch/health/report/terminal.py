@@ -28,19 +28,8 @@ from launch.health.link_statistics import (
     typical,
 )
 from launch.health.records import links_of
-from launch.health.report.contents import (
-    FORECAST_COLUMNS,
-    LEFT_OUT,
-    SIGNS,
-    Document,
-    about,
-    brief,
-    by_gravity,
-    ends,
-    forecast_cells,
-    level_of,
-    title_of,
-)
+from launch.health.report import contents
+from launch.health.report.contents import Document
 from launch.health.verdicts import HEALTHY
 from launch.network.links import Link
 
@@ -52,7 +41,12 @@ SHOWN = 3
 
 def show(document: Document, console: Console) -> None:
     """Print the document."""
-    console.print(Text(f"{title_of(document)}, {about(document, ', ')}: {level_of(document)}", style="bold"))
+    console.print(
+        Text(
+            f"{contents.title_of(document)}, {contents.about(document, ', ')}: {contents.level_of(document)}",
+            style="bold",
+        )
+    )
     console.print(_problems(document))
     for line in _healthy(document):
         console.print(Text.assemble(("✓ ", "green"), line))
@@ -62,7 +56,7 @@ def show(document: Document, console: Console) -> None:
     for key, title in (("allreduce", "All-reduce"), ("forecast", "Forecast")):
         part = document[key]
         if part is None:
-            console.print(Text(f"{title}: {LEFT_OUT[key]}", style="dim"))
+            console.print(Text(f"{title}: {contents.LEFT_OUT[key]}", style="dim"))
         elif not part["rows"]:
             console.print(Text(f"{title}: {part.get('note') or part.get('recommendation')}"))
     if (forecast := document["forecast"]) and forecast["rows"]:
@@ -74,7 +68,7 @@ def show(document: Document, console: Console) -> None:
 def _problems(document: Document) -> Table:
     """Errors, incomplete checks and warnings. Those of several hosts, or pairs, with the same fix stand together."""
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for entry in by_gravity(document):
+    for entry in contents.by_gravity(document):
         if entry["level"] != HEALTHY:
             groups.setdefault((entry["level"], entry["check"], _fix_of_anyone(entry)), []).append(entry)
     table = Table.grid(padding=(0, 2, 0, 0), expand=True)
@@ -82,7 +76,7 @@ def _problems(document: Document) -> Table:
     table.add_column(overflow="fold", ratio=1)
     for entries in groups.values():
         first = entries[0]
-        sign, style = SIGNS[first["level"]]
+        sign, style = contents.SIGNS[first["level"]]
         where, lines = first["where"], [first["what"]]
         if len(entries) > 1:
             names = [entry["where"].removeprefix("host ") for entry in entries]
@@ -131,10 +125,10 @@ def _differences(sameness: Mapping[str, Any] | None) -> Iterator[str]:
         values: dict[str, list[str]] = {}
         for host, value in zip(sameness["hosts"] if sameness else [], row["values"], strict=True):
             if host in row["odd"]:
-                values.setdefault(brief(value), []).append(host)
+                values.setdefault(contents.brief(value), []).append(host)
         if values:
             odd = "; ".join(f"{value} on {_first(hosts, SHOWN)}" for value, hosts in values.items())
-            yield f"differs: {row['property']}: {odd}; {brief(row['majority'])} on the other hosts"
+            yield f"differs: {row['property']}: {odd}; {contents.brief(row['majority'])} on the other hosts"
 
 
 def _show_links(document: Document, console: Console) -> None:
@@ -144,7 +138,7 @@ def _show_links(document: Document, console: Console) -> None:
         return
     speeds, trips, found = bandwidths(links), round_trips(links), slow(links)
     if found.typical is None:
-        console.print(Text(f"Bandwidth: {LEFT_OUT['bandwidth']}", style="dim"))
+        console.print(Text(f"Bandwidth: {contents.LEFT_OUT['bandwidth']}", style="dim"))
     else:
         title = f"Bandwidth in Gbit/s from row to column, median {gbits(found.typical)} (* slow)"
         table = link_table(links, hosts, speeds, set(found.pairs), gbits)
@@ -187,7 +181,7 @@ def link_table(
     write: Callable[[float], str],
 ) -> Table:
     """All pairs' figures, from the row's host to the column's; marked ones with a star as well as by colour."""
-    errors = {ends(link) for link in links if link.error is not None}
+    errors = {contents.ends(link) for link in links if link.error is not None}
 
     def cell(pair: Pair) -> Text:
         if pair in values:
@@ -209,14 +203,14 @@ def _forecast_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The option asked for on 1, 2, 4, ... and all hosts, and the other options on all hosts."""
     most, asked = max(row["nodes"] for row in rows), rows[0]["option"].removesuffix(" *")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in FORECAST_COLUMNS:
+    for name in contents.FORECAST_COLUMNS:
         table.add_column(name, justify="left" if name == "option" else "right")
     counts = sorted({row["nodes"] for row in rows})
     if len(counts) > SHOWN:
         counts = [n for n in counts if n & (n - 1) == 0 or n == most]
     for row in rows:
         if row["nodes"] == most or (row["nodes"] in counts and row["option"].removesuffix(" *") == asked):
-            table.add_row(*map(Text, forecast_cells(row)))
+            table.add_row(*map(Text, contents.forecast_cells(row)))
     return table
 
 
