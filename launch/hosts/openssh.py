@@ -102,10 +102,14 @@ def proxy_words(target: Target, host: str, known_hosts: Path) -> list[str]:
     return []
 
 
+#: What ssh prints beside the reason, or only because of it.
+_NO_REASON = ("Permanently added", "UNKNOWN port", "stdio forwarding failed", "kex_exchange_identification")
+
+
 def reason(said: str) -> str:
-    """Why ssh failed, from what it printed: without the lines in which it only says that it failed. Pure."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    return "; ".join([line for line in lines if "UNKNOWN port" not in line and "stdio forwarding" not in line] or lines)
+    """Why ssh failed, from what it printed, in one line. Pure."""
+    lines = [line.strip().rstrip(".") for line in said.splitlines() if line.strip()]
+    return "; ".join([line for line in lines if not any(text in line for text in _NO_REASON)] or lines)
 
 
 def rsync_shell(target: Target, known_hosts: Path) -> str:
