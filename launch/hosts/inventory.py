@@ -1,6 +1,6 @@
 """The user's inventory, read through ansible-inventory and validated whole. Not for facts learned from hosts.
 
-Nothing here touches a host. Every problem found is reported, not only the first.
+Nothing here connects to a host. Every problem found is reported, not only the first.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ VAULT_FIX = "name the file that holds the vault's password: `export ANSIBLE_VAUL
 
 @dataclass(frozen=True)
 class Target:
-    """How to reach one host over SSH, as the inventory says."""
+    """How to reach one host over SSH: as the inventory says, and where it says nothing, as OpenSSH would."""
 
     name: str
     address: str
@@ -235,7 +235,7 @@ def _ansible(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
 
 
 def _syntax_problem(path: Path, stderr: str) -> Problem:
-    """Ansible's account of a parse error, cut down to the one line that counts."""
+    """What Ansible prints about an inventory that it cannot read, as one problem."""
     where, what = str(path), "Ansible cannot read this inventory"
     origin = re.search(r"Origin: (/[^\n]+?):(\d+)(?::(\d+))?\n", stderr)
     if origin:
@@ -301,7 +301,7 @@ def _misspelt(key: str) -> str | None:
 
 
 def check_variables(path: str, host: str, variables: dict[str, Any]) -> list[Problem]:
-    """Unknown variables, and known ones with a bad value. Pure."""
+    """Unknown and misspelt variables, and known ones with a bad value. Pure."""
     where, problems = f"{path}, host {host}", []
     for key, value in variables.items():
         if key.startswith("ansible_"):

@@ -66,6 +66,7 @@ def _config(known_hosts: Path) -> tuple[Path, dict[str, object]]:
         "StrictHostKeyChecking": "yes",
         "ConnectTimeout": CONNECT_SECONDS,
         "BatchMode": "yes",
+        "LogLevel": "ERROR",  # not the banner of a jump host, which would be taken for the reason of a failure
         "ServerAliveInterval": 5,
         "ServerAliveCountMax": 3,
     }
@@ -103,7 +104,7 @@ def proxy_words(target: Target, host: str, known_hosts: Path) -> list[str]:
 
 
 #: What ssh prints beside the reason, or only because of it.
-_NO_REASON = ("Permanently added", "UNKNOWN port", "stdio forwarding failed", "kex_exchange_identification")
+_NO_REASON = ("UNKNOWN port", "stdio forwarding failed", "kex_exchange_identification")
 
 
 def reason(said: str) -> str:

@@ -19,9 +19,8 @@ OLDEST_PYTHON = (3, 8)  # what ansible-core's modules run on
 #: Prints `key=value` lines. With a sudo password, that comes on standard input (sudo -S reads it there).
 _SCRIPT = """
 echo "python=$(PYTHON -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)"
-if [ "$(id -u)" = 0 ]; then echo root=yes
+if reason=$(SUDO true 2>&1); then echo root=yes
 elif ! command -v sudo >/dev/null; then echo root=sudo is not installed
-elif reason=$(SUDO true 2>&1); then echo root=yes
 else echo "root=$(echo "$reason" | tail -n 1)"; fi
 """
 
@@ -33,7 +32,7 @@ def check_host(target: Target, known_hosts: Path) -> list[Problem]:
         Unreachable: when there is no login.
     """
     connection = ssh.connect(target, known_hosts)
-    script = _SCRIPT.replace("SUDO", ssh.sudo_prefix(target).strip() or "sudo -n")
+    script = _SCRIPT.replace("SUDO ", ssh.sudo_prefix(target))
     script = script.replace("PYTHON", shlex.quote(target.python))
     stdin = f"{target.sudo_password}\n" if target.sudo_password else None
     try:

@@ -138,7 +138,7 @@ class _ProxySocket(socket.socket):
         self._process.wait()
 
     def last_words(self) -> str:
-        """What the program said when it ended, "" if it still runs; closes the socket."""
+        """What the program printed until its end, which is awaited for a second; closes the socket."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1)
         self.close()

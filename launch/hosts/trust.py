@@ -1,6 +1,6 @@
-"""`make trust`: collect host keys, show fingerprints, ask, write the inventory's known_hosts.
+"""`make trust`: collect the keys of hosts and jump hosts, show fingerprints, ask, write the inventory's known_hosts.
 
-From then on Ansible and Fabric both refuse unknown and changed keys. Nothing else writes that file.
+From then on Ansible, rsync and Fabric refuse unknown and changed keys. Nothing else writes that file.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ def collect_keys(target: Target) -> list[str]:
         jumps, file = Path(folder) / "jumps", Path(folder) / "host"
         options = {
             "BatchMode": "yes",
+            "LogLevel": "ERROR",
             "StrictHostKeyChecking": "accept-new",  # into these throw-away files only: the user decides below
             "UserKnownHostsFile": jumps,
             "GlobalKnownHostsFile": "/dev/null",
@@ -101,7 +102,7 @@ def sort_keys(known: list[str], offered: dict[str, str]) -> tuple[dict[str, str]
 
 
 def trust(path: Path, assume_yes: bool, console: Console) -> int:
-    """Collect, show, ask, write.
+    """Collect all host keys, show them, ask the user, and write the inventory's known_hosts.
 
     Raises:
         Refusal: for a bad inventory, unreachable hosts, or a changed key under YES=1.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import socket
 import subprocess
 import threading
@@ -31,6 +34,7 @@ class Sshd:
         self._logins = 0
         self._lock = threading.Lock()
         self._transports: list[paramiko.Transport] = []
+        self.programs: list[subprocess.Popen[bytes]] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._serve, daemon=True).start()
@@ -43,6 +47,9 @@ class Sshd:
         self._listener.close()
         for transport in self._transports:
             transport.close()
+        for program in self.programs:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(program.pid, signal.SIGKILL)
 
     def count_login(self, change: int) -> None:
         with self._lock:
@@ -85,7 +92,10 @@ class _Session(paramiko.ServerInterface):
         return OPEN_SUCCEEDED
 
     def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
-        program = subprocess.Popen(["sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        program = subprocess.Popen(
+            ["sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, start_new_session=True
+        )
+        self.server.programs.append(program)
         threading.Thread(target=_copy, args=(channel.recv, program.stdin), daemon=True).start()
         threading.Thread(target=_answer, args=(program, channel), daemon=True).start()
         return True
@@ -109,20 +119,19 @@ class _Session(paramiko.ServerInterface):
 
 
 def _copy(receive: Any, into: Any) -> None:
-    try:
+    with contextlib.suppress(OSError):  # the other end has gone
         while data := receive(65536):
             into.write(data)
         into.close()
-    except OSError:
-        pass  # the other end has gone
 
 
 def _answer(program: subprocess.Popen[bytes], channel: paramiko.Channel) -> None:
     assert program.stdout is not None
-    while data := program.stdout.read(65536):
-        channel.sendall(data)
-    channel.send_exit_status(program.wait())
-    channel.close()
+    with contextlib.suppress(OSError):  # the client has gone
+        while data := program.stdout.read(65536):
+            channel.sendall(data)
+        channel.send_exit_status(program.wait() % 256)
+        channel.close()
 
 
 def user_key(folder: Path) -> Path:
