@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launch.hosts import ssh
+from launch.hosts import openssh
 from launch.hosts.machine import Machine
 from launch.job import container
 from launch.job.plan import HostPlan
@@ -26,7 +26,7 @@ def gather(machine: Machine, host_plan: HostPlan, folder: Path) -> dict[str, Any
     finished = container.finish(machine, host_plan)
     logs = folder / "logs" / host_plan.host
     logs.mkdir(parents=True, exist_ok=True)
-    shell = ssh.rsync_shell(machine.target, Path(machine.known_hosts))
+    shell = openssh.rsync_shell(machine.target, Path(machine.known_hosts))
     left = [f"{host_plan.run_dir}/{name}" for name in ("logs/", "failure.json", "stopped")]
     rsync(shell, machine, left, logs, [])
     if host_plan.node_rank == 0:
@@ -38,14 +38,15 @@ def gather(machine: Machine, host_plan: HostPlan, folder: Path) -> dict[str, Any
 def rsync(shell: str, machine: Machine, sources: Sequence[str], into: Path, options: Sequence[str]) -> None:
     """Copy from a host. A missing source is no error: not every run leaves everything."""
     words = ["rsync", "-rlt", "--ignore-missing-args", *options, "-e", shell]
-    done = subprocess.run(
-        [*words, *(ssh.rsync_source(machine.target, source) for source in sources), f"{into}/"],
-        capture_output=True,
-        text=True,
-        timeout=GATHER_SECONDS,
-        check=False,
-        start_new_session=True,  # Ctrl-C goes to the whole process group of a terminal: this ends in its own time
-    )
+    with openssh.login_slot(machine.target):
+        done = subprocess.run(
+            [*words, *(openssh.rsync_source(machine.target, source) for source in sources), f"{into}/"],
+            capture_output=True,
+            text=True,
+            timeout=GATHER_SECONDS,
+            check=False,
+            start_new_session=True,  # Ctrl-C goes to the whole process group of a terminal: this ends in its own time
+        )
     if done.returncode not in (0, 23, 24):
         raise RuntimeError(f"rsync ended with {done.returncode}: {done.stderr.strip()[-300:]}")
 

@@ -79,6 +79,6 @@ def test_new_known_and_changed_keys_are_told_apart() -> None:
     ],
 )
 def test_what_a_host_answers_at_first_sight(answer: str, said: list[str]) -> None:
-    problems = preflight.judge(Target("h1", "192.0.2.1", user="me"), answer)
+    problems = preflight.problems_in(Target("h1", "192.0.2.1", user="me"), answer)
     assert len(problems) == len(said)
     assert all(text in problem.what for text, problem in zip(said, problems, strict=True))
