@@ -158,7 +158,7 @@ def interrupted():
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(5)
-fabfile._end(interrupted, fabfile.Path("inventory/lab"), fabfile.LOOK)
+fabfile._end(interrupted, fabfile.Path("inventory/lab"), fabfile.RUNS_GO_ON)
 """
 
 

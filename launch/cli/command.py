@@ -1,0 +1,33 @@
+"""One command from its start to its exit status: a refusal, or an interrupt, becomes one message."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from launch.cli.make_variables import name_inventory, refuse_unknown_variables
+from launch.cli.output import patient_output
+from launch.cli.refusal import Refusal
+from launch.cli.signals import interrupts_as_exceptions, leave
+
+
+def run(command: Callable[[], int], inventory: Path | None = None, after_interrupt: str = "") -> int:
+    """Run a command and return its exit status.
+
+    Args:
+        inventory: the one that the command works on; the commands in a message then name it.
+        after_interrupt: what the user has to know after an interrupt about which the command itself says nothing.
+    """
+    with patient_output():
+        try:
+            refuse_unknown_variables(os.environ.get("MAKEFLAGS", ""))
+            with interrupts_as_exceptions():
+                return command()
+        except Refusal as refusal:
+            print(f"muster: refused:\n{name_inventory(str(refusal), inventory)}", file=sys.stderr, flush=True)
+            return refusal.status
+        except KeyboardInterrupt as interrupt:
+            words = str(interrupt) or "; ".join(filter(None, ("interrupted", after_interrupt)))
+            leave(f"muster: {name_inventory(words, inventory)}")
