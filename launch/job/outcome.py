@@ -10,7 +10,6 @@ from typing import Any
 
 from launch.cli import exits
 from launch.files import read_json
-from launch.job.plan import Plan
 
 #: 128 + SIGTERM: torchrun was told to stop, and its ranks with it.
 TERMINATED = 143
@@ -85,42 +84,61 @@ def refused_its_settings(reports: Mapping[str, Mapping[str, Any]], folder: Path)
     return exits.REFUSED in codes and not (folder / "metrics.jsonl").exists()
 
 
-def describe_end(status: int | None, state: Mapping[str, Any], reason: str = "") -> str:
-    """How a container ended, where no rank has left word."""
+def describe_end(status: int | None, state: Mapping[str, Any], reason: str = "", what: str = "the container") -> str:
+    """How a container (or `what` else held the ranks) ended, where no rank has left word.
+
+    Args:
+        status: its exit status, 128 + the number of a signal that killed it; None: the host was lost.
+        state: Podman's of the container, or {}.
+        reason: why the host counts as lost.
+    """
     if status is None:
         return f"lost: {reason}"
     if state.get("OOMKilled"):
         return "out of memory: the kernel killed the container (exit 137)"
     if status > 128:
         try:
-            return f"the container was killed by {signal.Signals(status - 128).name}"
+            return f"{what} was killed by {signal.Signals(status - 128).name}"
         except ValueError:
             pass
-    return f"the container ended with exit status {status}" if status >= 0 else "the container is gone"
+    return f"{what} ended with exit status {status}" if status >= 0 else f"{what} is gone"
 
 
 def summary(
-    plan: Plan,
+    run: str,
+    nodes: int,
+    world_size: int,
+    master_addr: str,
     status: str,
-    failure: Failure | None,
-    result: Mapping[str, Any],
-    exit_status: int | None = None,
+    failure: Failure | None = None,
+    result: Mapping[str, Any] | None = None,
+    refused: bool = False,
+    reason: str | None = None,
 ) -> dict[str, Any]:
-    """runs/<id>/summary.json; `result` is what the trainer left in result.json, or empty."""
+    """runs/<id>/summary.json.
+
+    Args:
+        status: "succeeded", "stopped" or "failed".
+        failure: what failed first, of a run that failed.
+        result: what the trainer left in result.json, of a run that succeeded.
+        refused: whether the trainer refused its settings.
+        reason: why a run was stopped.
+    """
     codes = {"succeeded": exits.SUCCEEDED, "failed": exits.FAILED, "stopped": exits.INTERRUPTED}
+    known = result or {}
     return {
-        "run": plan.run,
+        "run": run,
         "status": status,
-        "exit_status": codes[status] if exit_status is None else exit_status,
-        "nodes": len(plan.hosts),
-        "world_size": plan.world_size,
-        "master_addr": plan.master_addr,
-        "test_accuracy": result.get("test_accuracy"),
-        "images_per_second": result.get("images_per_second"),
-        "train_seconds": result.get("train_seconds"),
+        "exit_status": exits.REFUSED if refused else codes[status],
+        "nodes": nodes,
+        "world_size": world_size,
+        "master_addr": master_addr,
+        "test_accuracy": known.get("test_accuracy"),
+        "images_per_second": known.get("images_per_second"),
+        "train_seconds": known.get("train_seconds"),
         "failed_rank": failure.rank if failure else None,
         "failed_host": failure.host if failure else None,
-        "reason": failure.reason if failure else None,
+        "reason": failure.reason if failure else reason,
     }
 
 

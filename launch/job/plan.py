@@ -28,10 +28,11 @@ CONTAINER_DATA_DIR = "/data"
 #: Hosts start within seconds of each other; torchrun's own patience is a quarter of an hour.
 RENDEZVOUS_SECONDS = 120
 
-#: From SIGTERM to SIGKILL for the ranks of a run that is stopped: to finish a step and write a checkpoint.
+#: GRACE where the user gives none: the time from SIGTERM to SIGKILL that ranks of a stopped run have to finish a step
+#: and write a checkpoint.
 GRACE_SECONDS = 30
-#: What the container gets beyond that, for torchrun to end after its ranks.
-ENGINE_MARGIN_SECONDS = 10
+#: What torchrun gets beyond that, to end after its ranks.
+TORCHRUN_MARGIN_SECONDS = 10
 
 #: torchrun puts this before each line of a rank; launch.run.follow cuts it off again and writes host and rank.
 LINE_PREFIX = "[rank${rank}]:"
@@ -135,7 +136,7 @@ def parse_grace(text: str) -> int:
 
 
 def new_run_id() -> str:
-    """A run id that sorts by time and is unique: 20261121-143005-3fa2."""
+    """A run id that sorts by time and that no other run has, on whatever machine: 20261121-143005-3fa2."""
     return f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
@@ -145,8 +146,8 @@ def run_dir_on_host(run: str) -> str:
 
 
 def stop_seconds(grace: int) -> int:
-    """From SIGTERM to SIGKILL for the container whose ranks get `grace` seconds."""
-    return grace + ENGINE_MARGIN_SECONDS
+    """The time from SIGTERM to SIGKILL for the torchrun, or the container, whose ranks get `grace` seconds."""
+    return grace + TORCHRUN_MARGIN_SECONDS
 
 
 def make_plan(cluster: ClusterMap, options: Options, run: str, master_port: int, owner: str, created: str) -> Plan:

@@ -50,17 +50,6 @@ def rsync(shell: str, machine: Machine, sources: Sequence[str], into: Path, opti
         raise RuntimeError(f"rsync ended with {done.returncode}: {done.stderr.strip()[-300:]}")
 
 
-def flatten_logs(logs: Path, host_plans: Sequence[HostPlan]) -> None:
-    """torchrun's <id>/attempt_0/<local_rank>/stdout.log as rank-<rank>.out and rank-<rank>.err of the host's folder."""
-    for host_plan in host_plans:
-        for kind, suffix in (("stdout.log", "out"), ("stderr.log", "err")):
-            for file in sorted((logs / host_plan.host).glob(f"*/attempt_*/*/{kind}")):
-                file.rename(logs / host_plan.host / f"rank-{host_plan.ranks[int(file.parent.name)]}.{suffix}")
-        for folder in sorted((logs / host_plan.host).rglob("*/"), reverse=True):
-            if folder.is_dir() and not any(folder.iterdir()):
-                folder.rmdir()
-
-
 def stopped_elsewhere(logs: Path, host_plans: Sequence[HostPlan]) -> str | None:
     """The note that `make stop` leaves on each host, if somebody stopped this run."""
     for host_plan in host_plans:

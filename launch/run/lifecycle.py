@@ -21,7 +21,7 @@ from launch.cli.refusal import Problem, Refusal
 from launch.cli.signals import undisturbed
 from launch.hosts import ssh
 from launch.hosts.machine import Machine
-from launch.job import container, outcome
+from launch.job import container, outcome, rank_logs
 from launch.job import plan as plans
 from launch.job.plan import HostPlan, Plan
 from launch.run import gather
@@ -77,7 +77,7 @@ class Run:
             with undisturbed(self._last_words):
                 self._finish_everywhere()
             failure = outcome.Failure(refusal.problems[0].where, None, refusal.problems[0].what)
-            files.write_json(self.folder / "summary.json", outcome.summary(plan, "failed", failure, {}))
+            files.write_json(self.folder / "summary.json", self._summary("failed", failure))
             raise
         with undisturbed(self._last_words):
             if follower:
@@ -145,7 +145,8 @@ class Run:
     def _sum_up(self, status: str) -> int:
         states = self._finish_everywhere()
         logs, plan = self.folder / "logs", self.plan
-        gather.flatten_logs(logs, plan.hosts)
+        for host_plan in plan.hosts:
+            rank_logs.flatten(logs / host_plan.host, host_plan.ranks)
         stopped_by = gather.stopped_elsewhere(logs, plan.hosts)
         if status == "failed" and stopped_by:
             status = "stopped"
@@ -158,13 +159,19 @@ class Run:
         failure = outcome.root_failure(reports, bad) if status == "failed" else None
         result = files.read_json(self.folder / "result.json") if status == "succeeded" else {}
         refused = failure is not None and plan.script is None and outcome.refused_its_settings(reports, self.folder)
-        summary = outcome.summary(plan, status, failure, result, exits.REFUSED if refused else None)
+        reason = None
         if status == "stopped":
-            told = [host for host, ended in self.ends.items() if ended.status == outcome.TERMINATED]
-            summary["reason"] = stopped_by or ("Ctrl-C" if self.interrupted else outcome.stopped_reason(told))
+            signalled = [host for host, ended in self.ends.items() if ended.status == outcome.TERMINATED]
+            reason = stopped_by or ("Ctrl-C" if self.interrupted else outcome.stopped_reason(signalled))
+        summary = self._summary(status, failure, result, refused, reason)
         files.write_json(self.folder / "summary.json", summary)
         self._close(summary, failure)
         return int(summary["exit_status"])
+
+    def _summary(self, status: str, failure: outcome.Failure | None, *more: Any) -> dict[str, Any]:
+        plan = self.plan
+        where = (plan.run, len(plan.hosts), plan.world_size, plan.master_addr)
+        return outcome.summary(*where, status, failure, *more)
 
     def _close(self, summary: dict[str, Any], failure: outcome.Failure | None) -> None:
         run = self.plan.run
