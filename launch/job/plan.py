@@ -286,6 +286,8 @@ def _engine_arguments(
         *(word for key, value in labels.items() for word in ("--label", f"{key}={value}")),
         # The host's network: ranks bind to the NIC itself. The host's /dev/shm: data workers and NCCL need room.
         *("--network", "host", "--ipc", "host", "--log-driver", "k8s-file"),
+        # Podman's limit of 2,048 threads and processes is too few for 8 ranks with data workers.
+        *("--pids-limit", "-1"),
         *("--stop-timeout", str(stop_seconds(options.grace))),
         *(word for gpu in host.gpus for word in ("--device", f"nvidia.com/gpu={gpu}")),
         *(word for mount in mounts for word in ("--volume", mount)),
@@ -303,9 +305,9 @@ def _torchrun_arguments(nnodes: int, node_rank: int, host: MapHost, master_addr:
     ]
 
 
-def folders(host_plan: HostPlan) -> list[str]:
-    """What has to exist on a host before its container starts: Podman mounts no folder that is not there."""
-    return [host_plan.run_dir, *([host_plan.resume_dir] if host_plan.resume_dir else [])]
+def folders(host_plan: HostPlan) -> str:
+    """What has to exist on a host before its container starts, quoted: Podman mounts no folder that is not there."""
+    return shlex.join([host_plan.run_dir, *([host_plan.resume_dir] if host_plan.resume_dir else [])])
 
 
 def describe(plan: Plan) -> str:
@@ -319,5 +321,5 @@ def describe(plan: Plan) -> str:
         place = f"{host_plan.interface} {host_plan.address}"
         lines.append(f"\n{host_plan.host} (node rank {host_plan.node_rank}, ranks {ranks}, {place})")
         lines += [f"  {key}={value}" for key, value in host_plan.environment.items()]
-        lines.append(f"  $ sudo mkdir -p {shlex.join(folders(host_plan))} && sudo {shlex.join(host_plan.command)}")
+        lines.append(f"  $ sudo mkdir -p -m 700 {folders(host_plan)} && sudo {shlex.join(host_plan.command)}")
     return "\n".join(lines)

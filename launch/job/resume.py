@@ -100,7 +100,7 @@ def has_checkpoint_command(earlier: Earlier) -> str:
 
 
 def refusal_of_nothing(earlier: Earlier, asked: Sequence[str]) -> Refusal:
-    """No host of the new run holds a checkpoint of the earlier one."""
+    """No host of the new run holds a checkpoint of the earlier one: it wrote none, or hosts have removed it as old."""
     what = f"run {earlier.run} left no checkpoint on {', '.join(asked)}; it ran on {', '.join(earlier.hosts)}"
     missed = [host for host in earlier.hosts if host not in asked]
     ways = [f"let one of {', '.join(missed)} take part (NODES)"] if missed else []

@@ -13,10 +13,15 @@ from launch.job import container
 from launch.job.plan import HostPlan
 
 GATHER_SECONDS = 600  # for one copy from one host
+#: Names in runs/<id>/ that are Muster's own: what a script gave such a name stays on its host.
+OURS = ("plan.json", "summary.json", "logs")
+NOTES = ("failure.json", "stopped")  # of one host: they go beside its logs
 
 
 def gather(machine: Machine, host_plan: HostPlan, folder: Path) -> dict[str, Any]:
     """Remove a host's container and bring its logs here; from the first host everything else too.
+
+    Nothing of it can replace or lead to a file outside: links that point out of the folder are left there.
 
     Returns what `container.finish` does.
 
@@ -27,17 +32,16 @@ def gather(machine: Machine, host_plan: HostPlan, folder: Path) -> dict[str, Any
     logs = folder / "logs" / host_plan.host
     logs.mkdir(parents=True, exist_ok=True)
     shell = ssh.rsync_shell(machine.target, Path(machine.known_hosts))
-    left = [f"{host_plan.run_dir}/{name}" for name in ("logs/", "failure.json", "stopped")]
-    rsync(shell, machine, left, logs, [])
+    rsync(shell, machine, [f"{host_plan.run_dir}/{name}" for name in ("logs/", *NOTES)], logs, [])
     if host_plan.node_rank == 0:
-        keep_out = ["--exclude=__pycache__", *(f"--exclude=/{name}" for name in ("logs", "failure.json", "stopped"))]
-        rsync(shell, machine, [f"{host_plan.run_dir}/"], folder, keep_out)
+        left_out = ["--exclude=__pycache__", *(f"--exclude=/{name}" for name in (*OURS, *NOTES))]
+        rsync(shell, machine, [f"{host_plan.run_dir}/"], folder, left_out)
     return finished
 
 
 def rsync(shell: str, machine: Machine, sources: Sequence[str], into: Path, options: Sequence[str]) -> None:
     """Copy from a host. A missing source is no error: not every run leaves everything."""
-    words = ["rsync", "-rlt", "--ignore-missing-args", *options, "-e", shell]
+    words = ["rsync", "-rlt", "--safe-links", "--ignore-missing-args", *options, "-e", shell]
     done = subprocess.run(
         [*words, *(ssh.rsync_source(machine.target, source) for source in sources), f"{into}/"],
         capture_output=True,
