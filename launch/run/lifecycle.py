@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from launch import files
-from launch.cli import exits, make_variables
+from launch.cli import exits
+from launch.cli.make_variables import name_inventory
 from launch.cli.output import say
 from launch.cli.refusal import Problem, Refusal
 from launch.cli.signals import undisturbed
@@ -40,10 +41,9 @@ class Run:
         self.ends: dict[str, Ended] = {}
         self.interrupted = False
         # Of a user who does not wait for the end.
-        self._last_words = make_variables.name_inventory(
-            f"muster: left at once: run {plan.run} may still be running on the hosts; `make stop RUN={plan.run}` "
-            "ends it and removes what is left of it",
-            Path(plan.inventory),
+        self._last_words = (
+            f"muster: left at once: run {plan.run} may still be running on the hosts; {self._command('stop')} "
+            "ends it and removes what is left of it"
         )
 
     def run(self) -> int:
@@ -83,6 +83,10 @@ class Run:
             if follower:
                 follower.drain()
             return self._sum_up(status)
+
+    def _command(self, target: str, variable: str = "RUN") -> str:
+        """What to type for this run."""
+        return name_inventory(f"`make {target} {variable}={self.plan.run}`", Path(self.plan.inventory))
 
     def _start(self) -> None:
         results = ssh.in_parallel(lambda pair: container.start(*pair), self.pairs)
@@ -126,7 +130,7 @@ class Run:
             results = ssh.in_parallel(lambda pair: container.stop(pair[0], self.plan.run, why, seconds), self.pairs)
         for (machine, _), result in zip(self.pairs, results, strict=True):
             if isinstance(result, BaseException):
-                say(f"{machine.name}: could not stop: {result}; `make stop RUN={self.plan.run}` when it is back")
+                say(f"{machine.name}: could not stop: {result}; {self._command('stop')} when it answers again")
 
     def _finish_everywhere(self) -> dict[str, dict[str, Any]]:
         """Remove the containers, audit what is left, bring logs and results here. host -> container state."""
@@ -139,7 +143,8 @@ class Run:
             else:
                 states[machine.name] = result["state"]
                 if result["left"]:
-                    say(f"{machine.name}: containers left: {' '.join(result['left'])}; `make stop` removes them")
+                    left = " ".join(result["left"])
+                    say(f"{machine.name}: containers left: {left}; {self._command('stop')} removes them")
         return states
 
     def _sum_up(self, status: str) -> int:
@@ -189,8 +194,7 @@ class Run:
             wrote = f"; what the script wrote: {files.shown(written)}" if written.exists() else ""
             say(f"logs: {files.shown(logs)}{wrote}")
         if summary["status"] != "succeeded" and any((self.folder / "checkpoints").glob("step-*.json")):
-            go_on = make_variables.name_inventory(f"`make train RESUME={run}`", Path(self.plan.inventory))
-            say(f"it continues from its last checkpoint with {go_on}")
+            say(f"it continues from its last checkpoint with {self._command('train', 'RESUME')}")
         if failure:
             say(f"run {run} FAILED: {failure}")
         else:

@@ -55,19 +55,22 @@ def logs(path: Path, run: str, console: Console) -> int:
         if not shown:
             raise
         raise KeyboardInterrupt(f"left the view; run {run} goes on, `make stop RUN={run}` ends it") from None
+    failed = cluster_hosts.report_failed(answers, path)
     if not any(isinstance(answer, int) and answer for answer in answers.values()):
-        silent = cluster_hosts.report_silent(answers)
-        raise _nothing_to_show(run, silent)
-    return cluster_hosts.report_silent(answers)
+        raise _nothing_to_show(run, failed)
+    return failed
 
 
-def _nothing_to_show(run: str, silent: int) -> Refusal:
-    """Why there is no output of a run without a summary and without containers; `silent`: of hosts, or 0."""
-    status = silent or exits.REFUSED
-    heard = "no host that answered" if silent else "no host"
+def _nothing_to_show(run: str, failed: int) -> Refusal:
+    """Why there is no output of a run without a summary and without containers.
+
+    `failed`: UNREACHABLE where a host did not answer, else 0.
+    """
+    status = failed or exits.REFUSED
+    heard = "no host that answered" if failed else "no host"
     folder = runs_dir() / run
     if not folder.is_dir():
-        where = "here or on the hosts that answered" if silent else "here or on the hosts"
+        where = "here or on the hosts that answered" if failed else "here or on the hosts"
         return refuse("RUN", f"there is no run {run}, {where}", cluster_hosts.known_runs(), status)
     what = f"{heard} has a container of run {run}, and it has no summary here: it was not followed to its end"
     if any(file.is_file() and file.stat().st_size for file in (folder / "logs").rglob("*")):

@@ -29,12 +29,12 @@ def status(path: Path, console: Console) -> int:
             words = (labels.get(key, "?") for key in ("muster.run", "muster.node_rank", "muster.owner"))
             run, node_rank, owner = words
             table.add_row(run, host, node_rank, entry.get("Status") or entry.get("State", "?"), owner)
-    silent = cluster_hosts.report_silent(answers)
+    failed = cluster_hosts.report_failed(answers, path)
     heard = sum(isinstance(answer, list) for answer in answers.values())
-    none = f"No run has a container on the hosts that answered ({heard} of {len(cluster.hosts)})."
-    console.print(table if table.row_count else none)
+    nothing = f"No run has a container on the hosts that answered ({heard} of {len(cluster.hosts)})."
+    console.print(table if table.row_count else nothing)
     _show_gathered(console)
-    return silent
+    return failed
 
 
 def _show_gathered(console: Console) -> None:

@@ -136,9 +136,12 @@ def check_before_start(
 
     with ThreadPoolExecutor() as pool:
         settings, port, warnings = pool.submit(_check_settings, options, hosts), pool.submit(ready), pool.submit(quick)
-    errors = [job.exception() for job in (settings, port, warnings)]
-    if problems := [problem for error in errors if isinstance(error, Refusal) for problem in error.problems]:
-        raise Refusal(problems)
+    errors = (job.exception() for job in (settings, port, warnings))
+    if refusals := [error for error in errors if isinstance(error, Refusal)]:
+        raise Refusal(
+            (problem for refusal in refusals for problem in refusal.problems),
+            max(refusal.status for refusal in refusals),
+        )
     settings.result()
     for line in warnings.result():
         say(f"check: {line}")
