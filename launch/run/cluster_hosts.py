@@ -36,9 +36,7 @@ def ask_all(cluster: ClusterMap, work: Callable[[Machine], Any]) -> dict[str, An
 def report_failed(answers: Mapping[str, Any], inventory: Path) -> int:
     """Report the hosts that could not be reached, or whose command failed; returns the exit status of that."""
     problems = [
-        answer.problem
-        if isinstance(answer, ssh.Unreachable)
-        else Problem(f"host {host}", str(answer), readiness.NO_ANSWER_FIX)
+        answer.problem if isinstance(answer, ssh.Unreachable) else Problem(f"host {host}", str(answer), NO_ANSWER_FIX)
         for host, answer in answers.items()
         if isinstance(answer, BaseException)
     ]
