@@ -1,1 +1,1 @@
-"""What is measured against what; each module is one command whose last line is one line of JSON."""
+"""Benchmarks: each module is a command that measures Muster against a reference; its last line is JSON."""

@@ -1,8 +1,8 @@
-"""`make bench-check`: how long `make check` takes on three lab hosts, whole and quick, and its schedule for 32 hosts.
+"""`make bench-check`: how long the full and the quick check take on three lab hosts, and the schedule for 32 hosts.
 
-Reference of the schedule: the same pairs measured one after another, as a script with a loop around iperf3 does it; for
-three hosts both are the same, for 32 hosts the pairs are only counted. The full form is taken without the forecast, and
-without the time that make needs to start.
+The reference of the schedule measures the same pairs one after another, as a script with a loop around iperf3 does. For
+three hosts there is no difference between the two. For 32 hosts nothing is measured: the seconds are computed from the
+number of rounds. The full check is measured without the forecast, and without the time that make needs to start.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ MANY = 32
 
 
 def full_seconds(name: str) -> float:
-    """One `fab check` without the forecast.
+    """Seconds of one `fab check` without the forecast.
 
     Raises:
-        SystemExit: when it fails.
+        SystemExit: the command failed.
     """
     begun = time.monotonic()
     done = subprocess.run(
@@ -39,7 +39,7 @@ def full_seconds(name: str) -> float:
 
 
 def quick_seconds(name: str) -> float:
-    """The quick form, with the logins that `make train` does in any case."""
+    """Seconds of the quick check, including the logins, which `make train` needs in any case."""
     begun = time.monotonic()
     cluster = clustermap.read(Path("inventory") / name)
     with machines(cluster, cluster.hosts) as opened:
@@ -73,7 +73,7 @@ def main() -> None:
             "measuring_32_hosts_seconds": round(measure.expected_seconds(MANY, 1, measure.BANDWIDTH_SECONDS), 1),
             "reference_seconds": round(pairs * each, 1),
             "ratio": round(len(made) / pairs, 4),
-            "reference": f"the {pairs} pairs of 32 hosts one after another; both counted with {each} s for a pair",
+            "reference": f"the {pairs} pairs of 32 hosts one after another; both computed with {each} s for a pair",
         }
     )
 

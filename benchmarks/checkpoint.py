@@ -1,15 +1,16 @@
 """`make bench-checkpoint`: training time that a checkpoint costs, in the background against a blocking torch.save.
 
-ResNet-50 with SGD and momentum (205 MB) trains on small images on the CPU. A round is a number of steps with nothing
-else, the same steps with a checkpoint by train.checkpoints.Writer after the first of them, and the same with a plain
-`torch.save(state, path)` over the file of the time before (no sync, no hash, as the tutorials write it). The order
-changes from turn to turn; rounds are long enough that the background has ended before the next checkpoint, and what it
-takes from the steps beside it counts. Lost by a checkpoint: the round with it less the round without, median of all
-turns; `spread_ms` is the middle half's width of the rounds without, which tells how quiet the machine was.
+ResNet-50 with SGD and momentum (205 MB) trains on small images on the CPU. There are three kinds of rounds: some steps
+without a checkpoint; the same steps with a checkpoint by train.checkpoints.Writer after the first step; and the same
+steps with a plain `torch.save(state, path)` over the previous file (no sync, no hash, as tutorials write it). The order
+of the kinds changes from turn to turn. A round is long enough for the background to end before the next checkpoint, and
+the time that it takes from the steps beside it counts. The time that a checkpoint costs is the round with it minus the
+round without it, as the median of all turns. `spread_ms` is the interquartile range of the rounds without a checkpoint:
+it says how quiet the machine was.
 
-One training thread, which leaves a core to the background as GPU training does: the figure that counts
-(`async_over_blocking`). Then one thread for each core, where the background must take its time from the training
-(`all_cores_*`). Needs 2 cores with nothing else running on them.
+The figure that counts (`async_over_blocking`) is measured with one training thread, which leaves a core to the
+background, as GPU training does. A second measurement uses one thread for each core, so that the background takes its
+time from the training (`all_cores_*`). Needs 2 cores with nothing else running on them.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from torch.nn import functional
 
 from benchmarks.common import close
 from train.checkpoints import Writer
-from train.group import keep_freed_memory
+from train.start.group import keep_freed_memory
 
 Save = Callable[[int, dict[str, Any]], None]
 
 
 def nothing(step: int, state: dict[str, Any]) -> None:
-    """The round that the others are compared with."""
+    """Save nothing: the round that the others are compared with."""
 
 
 class Training:
@@ -66,7 +67,7 @@ class Training:
         }
 
     def round(self, steps: int, save: Save) -> tuple[float, float]:
-        """Seconds of all steps with one checkpoint, and seconds of its call alone."""
+        """Seconds of all steps with one checkpoint, and seconds of the call that saves it."""
         begun = time.perf_counter()
         self.step()
         called = time.perf_counter()
@@ -78,7 +79,7 @@ class Training:
 
 
 def measure(threads: int, rounds: int, seconds: float, folder: Path) -> dict[str, float]:
-    """Milliseconds: lost by one checkpoint of each kind, of its call alone, of a step."""
+    """Milliseconds that one checkpoint of each kind costs, that the call takes, and that a step takes."""
     training = Training(threads)
     for _ in range(3):
         training.step()
@@ -95,20 +96,20 @@ def measure(threads: int, rounds: int, seconds: float, folder: Path) -> dict[str
     steps = max(2, round(seconds * 8 / training.round(8, nothing)[0]))
     times: dict[str, list[float]] = {kind: [] for kind in kinds}
     calls: dict[str, list[float]] = {kind: [] for kind in kinds}
-    latest = 0.0
+    longest_wait = 0.0
     for turn in range(rounds + 1):
         for kind in list(kinds)[turn % 3 :] + list(kinds)[: turn % 3]:
             whole, call = training.round(steps, kinds[kind])
             begun = time.perf_counter()
-            writer.wait()  # no time where the round was long enough
-            late = time.perf_counter() - begun
-            if turn:  # the first one is the warm-up
-                times[kind].append(whole + late)
+            writer.wait()  # takes no time if the round was long enough
+            waited = time.perf_counter() - begun
+            if turn:  # the first turn is the warm-up
+                times[kind].append(whole + waited)
                 calls[kind].append(call)
-                latest = max(latest, late)
+                longest_wait = max(longest_wait, waited)
     writer.close()
     low, base, high = statistics.quantiles(times["none"], n=4)
-    figures = {"step_ms": base / steps * 1e3, "spread_ms": (high - low) * 1e3, "late_ms": latest * 1e3}
+    figures = {"step_ms": base / steps * 1e3, "spread_ms": (high - low) * 1e3, "longest_wait_ms": longest_wait * 1e3}
     for kind in ("async", "blocking"):
         differences = [with_it - without for with_it, without in zip(times[kind], times["none"], strict=True)]
         figures[f"{kind}_ms"] = statistics.median(differences) * 1e3
@@ -117,7 +118,7 @@ def measure(threads: int, rounds: int, seconds: float, folder: Path) -> dict[str
 
 
 def in_a_process(threads: int, options: argparse.Namespace) -> dict[str, float]:
-    """`measure` in an interpreter whose libraries know the number of threads from the beginning."""
+    """`measure` in a new interpreter, because libraries read the number of threads when they are loaded."""
     words = ["--threads", str(threads), "--rounds", str(options.rounds), "--seconds", str(options.seconds)]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.checkpoint", *words, "--folder", str(options.folder)],
@@ -136,9 +137,9 @@ def main() -> None:
     """Measure with one training thread, then with one for each core, and print the ratios."""
     p = argparse.ArgumentParser(description="time that a checkpoint costs the training")
     p.add_argument("--rounds", type=int, default=30)
-    p.add_argument("--seconds", type=float, default=1.5, help="of a round; longer than a checkpoint is written")
+    p.add_argument("--seconds", type=float, default=1.5, help="of a round; longer than writing a checkpoint takes")
     p.add_argument("--threads", type=int, default=0, help="measure only this many training threads")
-    p.add_argument("--folder", type=Path, default=Path("build"), help="on the disk to be measured")
+    p.add_argument("--folder", type=Path, default=Path("build"), help="a folder on the disk that is measured")
     options = p.parse_args()
     options.folder.mkdir(exist_ok=True)
     if options.threads:

@@ -1,4 +1,4 @@
-"""What the benchmarks share: a lab of their own, commands as a user types them, the closing line of JSON."""
+"""What the benchmarks share: a lab of their own, commands as a user types them, the last line of JSON."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ FAB = Path(sys.executable).parent / "fab"
 
 
 def environment(name: str, **variables: object) -> dict[str, str]:
-    """The environment of a command on lab `name`, as make would hand it on."""
+    """The environment of a command on lab `name`, as make would pass it on."""
     given = {"INVENTORY": f"inventory/{name}", "LAB": name} | {key: str(value) for key, value in variables.items()}
     return os.environ | {"PYTHONUNBUFFERED": "1"} | given
 
 
 def fab(name: str, task: str, **variables: object) -> None:
-    """One command on lab `name`, its output shown.
+    """Run one command on lab `name`; its output is shown.
 
     Raises:
-        SystemExit: when it fails.
+        SystemExit: the command failed.
     """
     done = subprocess.run([FAB, task], env=environment(name, **variables), check=False)
     if done.returncode != 0:
@@ -34,7 +34,7 @@ def fab(name: str, task: str, **variables: object) -> None:
 
 @contextlib.contextmanager
 def lab(name: str, hosts: int) -> Iterator[str]:
-    """A fresh lab with trusted hosts, removed at the end with all that was learned of it."""
+    """A new lab with trusted hosts. At the end it is removed, with its cluster map and what else was measured of it."""
     fab(name, "lab-down")
     try:
         fab(name, "lab", HOSTS=hosts)

@@ -1,8 +1,8 @@
 """`make bench-deploy`: bytes per host and seconds of a first, a code-only and a no-change deploy to three lab hosts.
 
 The reference is what `podman save | ssh podman load` would send each time: all bytes of the image. The packages that a
-bare host installs from Debian are part of the first deploy's seconds, not of its bytes. The control machine's own work
-(base image, wheels) counts only where it has not been done before: the phase `image` says how long it was waited for.
+bare host installs from Debian are part of the first deploy's seconds, but not of its bytes. The control machine's own
+work (base image, wheels) counts only if it has not been done before: the phase `image` is the time waited for it.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ CHANGED = Path("train/__init__.py")
 
 
 def record(name: str) -> dict[str, Any]:
-    """What the last deploy wrote about itself."""
+    """The record of the last deploy: seconds of its phases, bytes of each host."""
     loaded: dict[str, Any] = json.loads((Path("build") / name / "deploy.json").read_text())
     return loaded
 
 
 def bytes_per_host(found: dict[str, Any]) -> int:
-    """The most that went to any host."""
+    """Bytes sent to the host that was sent the most."""
     return max(host["bytes_sent"] for host in found["hosts"].values())
 
 
 def main() -> None:
-    """Run the three deploys and print where their time went."""
+    """Run the three deploys and print the seconds of their phases."""
     found: dict[str, dict[str, Any]] = {}
     original = CHANGED.read_bytes()
     with lab("bench-deploy", HOSTS) as name:

@@ -1,22 +1,23 @@
-"""`make bench-forecast`: what a run was forecast to be like, against the run, on a lab of three hosts.
+"""`make bench-forecast`: the forecast speed of a run against its measured speed, on a lab of three hosts.
 
-For each speed of the link (the same lab, shaped anew) and each model: one probe of all hosts and the forecast from it,
-as `make check` does; then `make train` with NODES=1, 2 and 3 and the same ARGS. The error of a case is |forecast -
-measured| / measured, of images/s. The models: one with large gradients (45 MB for 0.4 s of computing a step) and a
-light one (1.4 MB). The dataset is a real one, digits.
+For each speed of the links (the same lab with another rate limit) and each model, all hosts are probed once and a
+forecast is made from that, as `make check` does. Then `make train` runs with NODES=1, 2 and 3 and the same ARGS. The
+error of a case is |forecast - measured| / measured, of images/s. One model has large gradients (45 MB, and 0.4 s of
+computing in each step), the other has small ones (1.4 MB). The dataset is a real one, digits.
 
-Steady state is held against steady state: measured is the median time of a step, the first not counted, of the fastest
-of a run's epochs after the first. By then every page of memory has been touched and DDP has sorted its buckets; what
-slows a shared machine down lasts for seconds, and the probe likewise takes the fastest of its sweeps. Checkpoints are
-written between the epochs (--blocking-checkpoints), not beside the steps. Starting, evaluation and checkpoints are not
-in the forecast. A host alone sends nothing: NODES=1 is run once for each model and held against each link's forecast.
+Both figures are of the steady state. Measured is the median step, without the first one, of the fastest epoch after the
+first. By then every page of memory has been used once and DDP has sorted its buckets. It is the fastest epoch because a
+shared machine is slowed down for seconds at a time; the probe takes the fastest of its sweeps for the same reason.
+Checkpoints are written between the epochs (--blocking-checkpoints), not beside the steps. Starting, evaluation and
+checkpoints are not in the forecast. A single host sends nothing, so NODES=1 runs once for each model and is compared
+with the forecast for each link.
 
-The hosts share the machine's cores, so each has a quota, CPUS cores' worth, in forecast and run alike: three of them
-leave room on two cores, and one host's speed does not hang on whether the others compute. The kernel keeps a quota by
-letting a host stand still for some milliseconds at a time, and two hosts that exchange many small messages may wait for
-each other's turns: up to 0.05 s a step, in some runs and not in others. Batches are such that a step takes 0.3 s or
-more, where that counts for little; hosts of one's own have no quota. Needs an otherwise idle machine: `load` of a case
-is the machine's load average after it, of which the hosts themselves make up to 3.
+The hosts share the machine's cores, so each has a quota of CPUS cores in forecast and run alike. Three such hosts leave
+some time of two cores unused, so that the speed of one does not depend on whether the others compute. The kernel
+enforces a quota by stopping a host for some milliseconds at a time, and two hosts that exchange many small messages may
+wait for each other: up to 0.05 s in each step, in some runs and not in others. The batches are so large that a step
+takes 0.3 s or more, and this matters little. Real hosts have no quota. Needs an otherwise idle machine: `load` of a
+case is the machine's load average after it, of which the hosts themselves cause up to 3.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ LINKS = ("", "1gbit", "200mbit")  # "": unshaped
 
 
 def take_data_network(name: str) -> None:
-    """The network that LINK shapes, whatever the deploy measures: the lab writes hosts.yml anew, but not this file."""
+    """Make the deploy choose the network that LINK limits. `make lab` rewrites hosts.yml, but not this file."""
     folder = Path("inventory") / name
     address = re.search(r"ansible_host: 10\.77\.(\d+)\.", (folder / "hosts.yml").read_text())
     assert address is not None
@@ -76,8 +77,8 @@ def take_data_network(name: str) -> None:
     (folder / "group_vars" / "all.yml").write_text(f"train_network: 10.78.{address[1]}.0/24\n")
 
 
-def foretell(name: str, work: Work) -> dict[int, float]:
-    """Number of hosts -> images/s, forecast."""
+def forecast_rates(name: str, work: Work) -> dict[int, float]:
+    """Number of hosts -> forecast images/s."""
     cluster = clustermap.read(Path(f"inventory/{name}"))
     with machines(cluster, cluster.hosts) as opened:
         arguments = ["--forecast", "--", *trainer_arguments.inline(tuple(work.arguments))]
@@ -88,10 +89,10 @@ def foretell(name: str, work: Work) -> dict[int, float]:
 
 
 def measure(name: str, work: Work, nodes: int) -> float:
-    """Images/s of a run's steady state.
+    """Images/s of a run in its steady state.
 
     Raises:
-        SystemExit: when the run fails.
+        SystemExit: the run failed.
     """
     done = subprocess.run(
         [FAB, "train"], env=environment(name, NODES=nodes, ARGS=shlex.join(work.arguments)), check=False,
@@ -117,10 +118,14 @@ def steady_rate(steps: list[dict[str, Any]]) -> float:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--links", default=",".join(link or "unshaped" for link in LINKS), help="some of the links")
-    parser.add_argument("--models", default=",".join(work.model for work in MODELS), help="some of the models")
-    parser.add_argument("--nodes", type=int, default=HOSTS, help="at most so many hosts")
-    parser.add_argument("--there", action="store_true", help=f"use a lab {NAME} that is there, and leave it")
+    parser.add_argument(
+        "--links", default=",".join(link or "unshaped" for link in LINKS), help="which links, separated by commas"
+    )
+    parser.add_argument(
+        "--models", default=",".join(work.model for work in MODELS), help="which models, separated by commas"
+    )
+    parser.add_argument("--nodes", type=int, default=HOSTS, help="the largest number of hosts")
+    parser.add_argument("--there", action="store_true", help=f"use an existing lab {NAME}, and keep it")
     return parser.parse_args()
 
 
@@ -130,20 +135,25 @@ def cases(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     for link in options.links.split(","):
         fab(name, "lab", HOSTS=HOSTS, CPUS=CPUS, LINK="" if link == "unshaped" else link)
         for work in (work for work in MODELS if work.model in options.models.split(",")):
-            told = foretell(name, work)
+            rates = forecast_rates(name, work)
             for nodes in range(1, options.nodes + 1):
                 if nodes > 1 or work.model not in alone:
-                    seen = measure(name, work, nodes)
+                    measured = measure(name, work, nodes)
                 if nodes == 1:
-                    seen = alone.setdefault(work.model, seen)
-                found.append({"link": link, "model": work.model, "nodes": nodes} | compared(told[nodes], seen))
+                    measured = alone.setdefault(work.model, measured)
+                found.append({"link": link, "model": work.model, "nodes": nodes} | compared(rates[nodes], measured))
                 print(json.dumps(found[-1]), flush=True)
     return found
 
 
-def compared(told: float, seen: float) -> dict[str, float]:
-    error, load = abs(told - seen) / seen, os.getloadavg()[0]
-    return {"forecast": round(told, 1), "measured": round(seen, 1), "error": round(error, 3), "load": round(load, 1)}
+def compared(expected: float, measured: float) -> dict[str, float]:
+    error, load = abs(expected - measured) / measured, os.getloadavg()[0]
+    return {
+        "forecast": round(expected, 1),
+        "measured": round(measured, 1),
+        "error": round(error, 3),
+        "load": round(load, 1),
+    }
 
 
 def main() -> None:

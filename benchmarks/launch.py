@@ -1,8 +1,8 @@
-"""`make bench-launch`: from `make train` to the first optimizer step on two lab hosts, against the same done by hand.
+"""`make bench-launch`: from `make train` to the first optimizer step on two lab hosts, against the same by hand.
 
-By hand: two `ssh` commands at once, each `podman run` of the same image with `torchrun` and the same trainer, with the
-interface, address and port that Muster had to find typed in. Both in turn, RUNS times after one warm-up; medians.
-The quick check that `make train` begins with is part of what is measured.
+By hand means two `ssh` commands at once, each with a `podman run` of the same image, `torchrun` and the same trainer.
+The interface, address and port, which Muster has to find, are given to them. The two take turns, RUNS times after one
+warm-up; the figures are medians. They include the quick check at the beginning of `make train`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ TRAINER = ["--epochs", "1"]
 
 
 def until_first_step(process: subprocess.Popen[str], begun: float) -> float:
-    """Seconds from `begun` to the line that tells of the first optimizer step.
+    """Seconds from `begun` to the line that reports the first optimizer step.
 
     Raises:
-        SystemExit: when the process ends without it.
+        SystemExit: the process ended without that line, or it took more than LIMIT_SECONDS.
     """
     printed = []
     assert process.stdout is not None
@@ -43,14 +43,14 @@ def until_first_step(process: subprocess.Popen[str], begun: float) -> float:
 
 
 def start(words: list[str], **more: Any) -> subprocess.Popen[str]:
-    """A command in its own process group, its output to be read."""
+    """Start a command in its own process group; its output can be read from `stdout`."""
     return subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, **more
     )
 
 
 def with_muster(name: str) -> float:
-    """`make train NODES=2`, ended after its first step."""
+    """Seconds of `make train NODES=2` until its first step; it is ended then."""
     begun = time.monotonic()
     process = start(["make", "-s", "train"], env=environment(name, NODES=2, ARGS=shlex.join(TRAINER)))
     try:
@@ -61,7 +61,7 @@ def with_muster(name: str) -> float:
 
 
 def by_hand(name: str, port: int) -> float:
-    """Two terminals: ssh, podman run, torchrun; ended after the first step."""
+    """Seconds of ssh, podman run and torchrun until the first step; they are ended then."""
     cluster = json.loads((Path("build") / name / "cluster.json").read_text())
     hosts = cluster["hosts"][:2]
     logins = [
@@ -95,7 +95,7 @@ def by_hand(name: str, port: int) -> float:
 
 
 def main() -> None:
-    """Measure both in turn and print the medians."""
+    """Measure both in turns and print the medians."""
     muster, hand = [], []
     with lab("bench-launch", 2) as name:
         fab(name, "deploy")

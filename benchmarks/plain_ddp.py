@@ -1,10 +1,10 @@
-"""Data-parallel training on STL-10 as the tutorials write it, which `make bench-train` compares with.
+"""Data-parallel training on STL-10 as tutorials write it: the reference of `make bench-train`.
 
     torchrun --nproc-per-node 2 benchmarks/plain_ddp.py --data-dir DATA --model resnet18
 
 torchvision's dataset class, PIL transforms for one image at a time, DistributedSampler, DataLoader with two workers,
 DistributedDataParallel with its defaults, `loss.item()` in each step. Rank 0 prints the steady state of each epoch:
-images/s of all ranks, without the epoch's first steps (DataLoader's workers start anew in each epoch).
+images/s of all ranks, without the epoch's first steps (DataLoader's workers start again in each epoch).
 """
 
 import argparse
@@ -24,7 +24,7 @@ OWN_SIZE = 96  # pixels of STL-10's images
 
 
 class STL10(torchvision.datasets.STL10):
-    """Takes files of the right format whatever is in them: the benchmark's are not the real ones."""
+    """Accepts files of the right format whatever they contain: the benchmark's files are not the real ones."""
 
     def _check_integrity(self) -> bool:
         return True

@@ -1,7 +1,7 @@
-"""A convolutional network that costs next to nothing at 224 pixels, so that the input bounds the training.
+"""A convolutional network that takes almost no time at 224 pixels, so that the input limits the training's speed.
 
-Importing this makes it known to `torchvision.models.get_model` as "small_net". torchvision's own models cost too much
-on a CPU: the cheapest, shufflenet_v2_x0_5, takes several times as long for an image as decoding and resizing it does.
+Importing this module registers it as "small_net" for `torchvision.models.get_model`. torchvision's own models are too
+slow on a CPU: the fastest, shufflenet_v2_x0_5, takes several times as long for an image as decoding and resizing it.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from torchvision.models._api import register_model
 
 
 class Thinned(nn.Module):
-    """Every 16th pixel of every 16th row; torch's strided convolutions and pools take longer here than all the rest."""
+    """Every 16th pixel of every 16th row. A strided convolution or pool would take longer than all other layers."""
 
     def forward(self, images: Tensor) -> Tensor:
         return images[..., ::16, ::16]
@@ -31,5 +31,5 @@ def small_net(weights: None = None, num_classes: int = 10, **_: Any) -> nn.Modul
     )
 
 
-small_net.__module__ = "torchvision.models.small_net"  # the trainer takes torchvision's models only
+small_net.__module__ = "torchvision.models.small_net"  # the trainer accepts only torchvision's models
 register_model()(small_net)

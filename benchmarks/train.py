@@ -1,22 +1,21 @@
-"""`make bench-train`: the trainer's images/s on two processes, against a plain DDP script and against its own ceiling.
+"""`make bench-train`: the trainer's images/s on two processes, against a plain DDP script and against no input at all.
 
 The plain script is benchmarks/plain_ddp.py. Both get the same model, optimizer, global batch, threads, number of steps
-and files (STL-10's format, written here: nothing can be downloaded), each as a user starts it, with torchrun. They run
-in turn, TURNS times, every other turn in reverse order; a figure is the median of the turns, a ratio the median of the
-turns' ratios. Counted are the steps of an epoch after the first few, thus without starting workers, evaluation and
-checkpoints. Of several epochs it is the median without the first: the trainer keeps what it has resized, and each rank
-needs about half of the images that it has not yet had in each new epoch.
+and files (in STL-10's format, written here, because nothing can be downloaded). Both are started with torchrun, as a
+user does it. They take turns, TURNS times, every other turn in reverse order. A figure is the median of the turns, a
+ratio is the median of the turns' ratios. The first few steps of an epoch do not count, nor do the start of workers,
+evaluation and checkpoints. Of several epochs the figure is the median without the first: the trainer keeps the images
+that it has resized, and in each new epoch a rank needs about half of the images that it has not had before.
 
 - model_bound_ratio: resnet18 on images of 96 pixels, their own size; the model takes nearly all the time.
-- synthetic_share: the trainer at the same, as a part of the trainer with one constant batch (no input at all).
-- input_bound_ratio: the trainer against the plain script on images resized to 224, with a network that costs next to
-  nothing (benchmarks/small_net.py). input_bound_first_epoch_ratio: in the epoch in which the trainer still resizes.
-- small_model_ratio: the same with shufflenet_v2_x0_5, of torchvision's models the one that costs least at 224. On CPU
-  cores it takes several times as long as the plain script's input, so that it bounds both; the ratio says what a user
-  gets there.
+- synthetic_share: the trainer in the same case, divided by the trainer with one constant batch (no input at all).
+- input_bound_ratio: the trainer against the plain script on images resized to 224, with a network that takes almost no
+  time (benchmarks/small_net.py). input_bound_first_epoch_ratio: the same in the epoch in which the trainer resizes.
+- small_model_ratio: the same with shufflenet_v2_x0_5, the fastest of torchvision's models at 224. On CPU cores it takes
+  several times as long as the plain script's input, so that it limits both; the ratio is what a user gets there.
 
-The trainer's images are also cropped at random, the plain script's only mirrored. Needs 2 cores with nothing else
-running on them: `load` is the machine's load average before and after, of which the benchmark itself makes about 2.
+The trainer also crops its images at random, the plain script only mirrors them. Needs 2 cores with nothing else running
+on them: `load` is the machine's load average before and after, of which the benchmark itself causes about 2.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ Rates = list[float]  # images/s of all ranks, of each epoch
 
 @dataclass(frozen=True)
 class Work:
-    """What both sides do."""
+    """A training that both sides do."""
 
     model: str
     image_size: int
@@ -71,7 +70,7 @@ QUICK = tuple(Work(model, 96, 8, steps=SKIP + 2, epochs=2) for model in ("resnet
 
 
 def write_stl10(root: Path, images: int, held_out: int = 8) -> None:
-    """STL-10's binary files: smooth colours with noise, column by column, labels from 1."""
+    """Write STL-10's binary files: smooth colours with noise, column by column; labels count from 1."""
     folder = root / "stl10_binary"
     folder.mkdir(parents=True)
     random = np.random.default_rng(0)
@@ -84,10 +83,10 @@ def write_stl10(root: Path, images: int, held_out: int = 8) -> None:
 
 
 def torchrun(*words: object) -> str:
-    """Runs two ranks of one thread for each core they have; returns what they printed.
+    """Run RANKS ranks, which share the cores equally; return what they printed.
 
     Raises:
-        SystemExit: when they fail.
+        SystemExit: a rank failed.
     """
     threads = str(max(1, len(os.sched_getaffinity(0)) // RANKS))
     launcher = ["torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={RANKS}"]
@@ -107,7 +106,7 @@ def torchrun(*words: object) -> str:
 
 
 def plain(work: Work, data: Path, *how: str) -> Rates:
-    """benchmarks/plain_ddp.py, or what `how` starts with the same flags."""
+    """Rates of benchmarks/plain_ddp.py, or of the command `how`, which takes the same options."""
     printed = torchrun(
         *(how or ["benchmarks/plain_ddp.py"]),
         *("--data-dir", data, "--model", work.model, "--image-size", work.image_size),
@@ -117,7 +116,7 @@ def plain(work: Work, data: Path, *how: str) -> Rates:
 
 
 def trainer(work: Work, data: Path, *how: str) -> Rates:
-    """`-m train`, or what `how` starts with the same flags."""
+    """Rates of `-m train`, or of the command `how`, which takes the same options."""
     run_dir = data / "run"
     shutil.rmtree(run_dir, ignore_errors=True)
     torchrun(
@@ -130,7 +129,7 @@ def trainer(work: Work, data: Path, *how: str) -> Rates:
 
 
 def epoch_rates(metrics: str) -> Rates:
-    """Of a metrics.jsonl. A step is written when the next one has ended, an epoch's last when it has itself."""
+    """Rates from a metrics.jsonl. A step is written when the next one ends, an epoch's last when it ends."""
     events = [event for event in map(json.loads, metrics.splitlines()) if event["event"] == "step"]
     rates = []
     for _, group in groupby(events, key=lambda event: event["epoch"]):
@@ -145,7 +144,7 @@ def steady(rates: Rates) -> float:
 
 
 def measure(turns: int, quick: bool, root: Path) -> dict[str, list[Rates]]:
-    """Kind -> for each turn the rates of its epochs."""
+    """Kind -> for each turn, the rates of its epochs."""
     model_bound, input_bound, small_model = QUICK if quick else (MODEL_BOUND, INPUT_BOUND, SMALL_MODEL)
     for work in (model_bound, input_bound, small_model):
         write_stl10(folder_of(root, work), work.images)
@@ -172,7 +171,7 @@ def folder_of(root: Path, work: Work) -> Path:
 
 
 def summary(found: dict[str, list[Rates]]) -> dict[str, float | list[float]]:
-    """Ratios, then images/s, then the ratios of each turn."""
+    """The ratios, then images/s, then the ratios of each turn."""
     rates = {kind: [steady(turn) for turn in turns] for kind, turns in found.items()}
     rates["first"] = [turn[0] for turn in found["input_bound"]]
     ratios = {
@@ -193,7 +192,7 @@ def summary(found: dict[str, list[Rates]]) -> dict[str, float | list[float]]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure all in turn and print the ratios."""
+    """Measure all kinds in turns and print the ratios."""
     p = argparse.ArgumentParser(description="the trainer's images/s against a plain DDP script's")
     p.add_argument("--turns", type=int, default=TURNS)
     p.add_argument("--quick", action="store_true", help="only try that it works: tiny sizes, one turn")

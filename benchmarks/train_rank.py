@@ -1,6 +1,6 @@
-"""What `make bench-train` runs on each rank beside the trainer and the plain script themselves, under torchrun.
+"""Variants of the trainer and of the plain script that `make bench-train` runs under torchrun.
 
--m benchmarks.train_rank constant --model resnet18 ...   the trainer, but every batch is one that is there already
+-m benchmarks.train_rank constant --model resnet18 ...   the trainer with one constant batch instead of input
 -m benchmarks.train_rank small ours|plain --model ...    either of the two, with benchmarks/small_net.py
 """
 
@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from train.group import Place
 from train.order import Ints
+from train.start.group import Place
 
 Batch = tuple[Tensor, Tensor]
 
 
 class ConstantLoader:
-    """In the place of train.datasets.loader.Loader: the first batch of each size, made once, for ever."""
+    """Replaces train.datasets.loader.Loader: all batches of the same size are the same one, made once."""
 
     def __init__(self, dataset: Any, settings: Any, device: torch.device, place: Place) -> None:
         self.waited = 0.0
@@ -56,7 +56,7 @@ def constant(arguments: list[str]) -> int:
 
 
 def with_small_net(arguments: list[str]) -> int | None:
-    """`python -m train` or plain_ddp.py, either of which then knows the model small_net."""
+    """`python -m train` or plain_ddp.py, with the model small_net registered."""
     from benchmarks import (
         plain_ddp,
         small_net,  # noqa: F401

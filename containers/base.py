@@ -1,7 +1,7 @@
 """The base image: Debian with its own Python, made without any container registry.
 
 mmdebstrap assembles the tree from Debian's packages, `podman build` turns it into an image. The same packages give
-the same image id. Not for anything of ours: see image.py (training image) and lab.py (lab hosts).
+the same image id. Not for Muster's own images: see image.py (training image) and lab_host.py (lab hosts).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import hashlib
 import os
 import re
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,17 +18,17 @@ from containers.engine import (
     CommandFailed,
     ContainersError,
     Progress,
+    build_image,
     follow,
     image_label,
-    locked,
-    podman,
     root_command,
     tool,
 )
+from containers.files import locked, scratch
 
 SUITE = "bookworm"
-PYTHON = "3.11"  # what python3 is in that suite
-GLIBC = (2, 36)
+PYTHON = "3.11"  # the version of python3 in that suite
+GLIBC = (2, 36)  # likewise
 REFERENCE = f"localhost/muster/base:{SUITE}"
 PACKAGES = ("python3", "ca-certificates")
 # Documentation and translations are left out, also of packages that are installed later.
@@ -39,7 +38,7 @@ DPKG_OPTIONS = (
     "path-exclude=/usr/share/man/*",
     "path-exclude=/usr/share/info/*",
     "path-exclude=/usr/share/locale/*",
-    "force-unsafe-io",  # an image or a lab host that loses power is made anew
+    "force-unsafe-io",  # no fsync: an image or a lab host that loses power is made again anyway
 )
 APT_OPTIONS = ('Acquire::Languages "none"',)
 # Any fixed time will do: with it set, Debian's maintainer scripts write .pyc files that are checked by hash, which stay
@@ -50,23 +49,23 @@ RECIPE_LABEL = "muster.recipe"
 
 
 def ensure_base(progress: Progress) -> str:
-    """Build the base image unless this recipe's is there; return its reference.
+    """Build the base image unless there is one of this recipe; return its reference.
 
     Raises:
-        ContainersError: no root, a tool is missing, or the packages cannot be had.
+        ContainersError: this user is not root, a tool is missing, or the packages cannot be fetched.
     """
     sources = own_sources()
     recipe = recipe_hash(sources)
     with locked(BUILD / "images" / "base.lock"):
         if image_label(REFERENCE, RECIPE_LABEL) == recipe:
             return REFERENCE
-        progress(f"base image: Debian {SUITE} from packages (once; about half a minute)")
+        progress(f"base image: assembling Debian {SUITE} from packages (only once; about half a minute)")
         _build(sources, recipe)
     return REFERENCE
 
 
 def recipe_hash(sources: Mapping[str, str]) -> str:
-    """Names everything that the base image is made of, apart from the packages' versions."""
+    """SHA-256 over everything that the base image is made from, apart from the packages' versions."""
     parts = [SUITE, *PACKAGES, *DPKG_OPTIONS, *APT_OPTIONS, SOURCE_DATE_EPOCH, CONTAINERFILE.read_text()]
     for name in sorted(sources):
         parts += [name, sources[name]]
@@ -74,10 +73,11 @@ def recipe_hash(sources: Mapping[str, str]) -> str:
 
 
 def bookworm_sources(files: Mapping[str, str]) -> dict[str, str]:
-    """Of a machine's apt source files (name -> text), those entries that are the suite's own.
+    """The entries of a machine's apt source files (name -> text) that are the suite's own.
 
-    Third parties' repositories are left out (other suites, other keys). Returns at most one file in one-line format
-    (`muster.list`) and one in deb822 format (`muster.sources`); empty if there is none, and mmdebstrap's default holds.
+    Repositories of third parties are left out: they have other suites or other keys. Returns at most one file in
+    one-line format (`muster.list`) and one in deb822 format (`muster.sources`). If it returns none, mmdebstrap uses its
+    default source.
     """
     lines: list[str] = []
     stanzas: list[str] = []
@@ -95,7 +95,7 @@ def bookworm_sources(files: Mapping[str, str]) -> dict[str, str]:
 
 
 def own_sources() -> dict[str, str]:
-    """The control machine's own apt sources if it is of the same suite, else none."""
+    """The control machine's own apt sources if it runs the same suite, else none."""
     release = Path("/etc/os-release")
     if not release.exists() or f"VERSION_CODENAME={SUITE}" not in release.read_text():
         return {}
@@ -105,7 +105,7 @@ def own_sources() -> dict[str, str]:
 
 
 def apt_proxies() -> dict[str, str]:
-    """Proxies from apt's own settings, as environment variables; those already in the environment win."""
+    """Proxies from apt's own settings, as environment variables; the environment's own variables take precedence."""
     found: dict[str, str] = {}
     for scheme, value in re.findall(
         r'^Acquire::(https?)::Proxy "(.+)";$', apt_settings(), re.MULTILINE | re.IGNORECASE
@@ -117,7 +117,7 @@ def apt_proxies() -> dict[str, str]:
 
 
 def apt_settings() -> str:
-    """`apt-config dump`, or nothing on a machine without apt."""
+    """What `apt-config dump` prints; empty on a machine without apt."""
     try:
         return subprocess.run([tool("apt-config"), "dump"], capture_output=True, text=True).stdout
     except ContainersError:
@@ -125,27 +125,17 @@ def apt_settings() -> str:
 
 
 def _build(sources: Mapping[str, str], recipe: str) -> None:
-    with tempfile.TemporaryDirectory(prefix="base-", dir=BUILD / "images") as name:
-        folder = Path(name)
+    with scratch(BUILD / "images", "base-") as folder:
         try:
             follow(_mmdebstrap(folder, sources))
         except CommandFailed as failure:
             raise ContainersError(
-                f"Debian {SUITE} could not be assembled from packages. mmdebstrap's last lines:\n{failure.tail}",
+                f"Debian {SUITE} could not be assembled from packages. The last lines of mmdebstrap:\n{failure.tail}",
                 "the control machine, while building the base image",
                 "check that `apt-get update` works here (network, proxy, /etc/apt/sources.list.d), then run it again",
             ) from failure
-        try:
-            podman(
-                "build", "--quiet", "--timestamp", "0", "--label", f"{RECIPE_LABEL}={recipe}",
-                "--tag", REFERENCE, "--file", str(CONTAINERFILE), name,
-            )  # fmt: skip
-        except CommandFailed as failure:
-            raise ContainersError(
-                f"Podman could not make the base image. Its last lines:\n{failure.tail}",
-                "the control machine, while building the base image",
-                "check that `podman run` works here and that the disk is not full (`podman system df`, `df -h`)",
-            ) from failure
+        label = f"--label={RECIPE_LABEL}={recipe}"
+        build_image(REFERENCE, CONTAINERFILE, folder, label, where="the control machine, while building the base image")
 
 
 def _mmdebstrap(folder: Path, sources: Mapping[str, str]) -> list[str]:

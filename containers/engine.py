@@ -1,4 +1,4 @@
-"""How this room runs commands: Podman as root, output followed line by line, one error shape.
+"""How this room runs commands: Podman as root, output followed line by line, one kind of error.
 
 Not for deciding what a machine's Podman needs (runtime, ulimits): that is in its
 /etc/containers/containers.conf.d, written by `make deploy`'s role `engine`.
@@ -7,43 +7,47 @@ Not for deciding what a machine's Podman needs (runtime, ulimits): that is in it
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import select
+import shlex
 import shutil
 import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+
+from containers.guard import TERMINATE_SECONDS, end
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 BUILD = REPOSITORY / "build"
 TAIL_LINES = 15
-# Bounds, so that a command that hangs ends with a message that names it; not what anything should take.
+# A command that hangs ends after these, with a message that names it. No command is expected to take so long.
 COMMAND_SECONDS = 600.0
 BUILD_SECONDS = 3600.0
-LOCK_SECONDS = 1800.0
-ENDING_SECONDS = 30.0  # for a command under way when we are interrupted
+FINISH_SECONDS = 30.0  # how long a short command may go on after an interrupt
+GUARD = (sys.executable, "-I", "-S", str(Path(__file__).with_name("guard.py")))
 
 Progress = Callable[[str], None]
+
+_under_way: set[subprocess.Popen[bytes]] = set()
 
 
 class ContainersError(Exception):
     """What went wrong, where, and what to do about it: one message for the user."""
 
-    def __init__(self, what: str, where: str, mend: str) -> None:
-        super().__init__(f"{what}\n  where: {where}\n  do: {mend}")
-        self.what, self.where, self.mend = what, where, mend
+    def __init__(self, what: str, where: str, fix: str) -> None:
+        super().__init__(f"{what}\n  where: {where}\n  fix: {fix}")
+        self.what, self.where, self.fix = what, where, fix
 
 
 class CommandFailed(Exception):
-    """A command ended with a status other than 0; `tail` holds its last lines."""
+    """A command ended with a status other than 0; `tail` holds the last lines that it printed."""
 
     def __init__(self, command: Sequence[str], status: int, tail: str) -> None:
-        super().__init__(f"`{' '.join(command)}` ended with status {status}:\n{tail}")
+        super().__init__(f"`{shlex.join(command)}` ended with status {status}:\n{tail}")
         self.command, self.status, self.tail = list(command), status, tail
 
 
@@ -52,22 +56,22 @@ def as_root() -> tuple[str, ...]:
     """What to put before a command so that it runs as root: nothing, or sudo without a password.
 
     Raises:
-        ContainersError: neither root nor passwordless sudo.
+        ContainersError: this user is not root and cannot use sudo without a password.
     """
     if os.geteuid() == 0:
         return ()
     sudo = shutil.which("sudo")
-    if sudo and subprocess.run([sudo, "-n", "true"], capture_output=True, timeout=ENDING_SECONDS).returncode == 0:
+    if sudo and subprocess.run([sudo, "-n", "true"], capture_output=True, timeout=FINISH_SECONDS).returncode == 0:
         return (sudo, "-n")
     raise ContainersError(
-        "building images and the lab need root, or sudo without a password, on this machine",
+        "building images and making a lab need root, or sudo without a password, on this machine",
         "the control machine",
         "run it as root, or allow this user passwordless sudo; `make local` trains without either",
     )
 
 
 def tool(name: str) -> str:
-    """Path of a program, also looked for in the sbin folders, which a user's PATH may lack.
+    """Path of a program, searched for in the sbin folders too, which a user's PATH may lack.
 
     Raises:
         ContainersError: it is not installed.
@@ -89,131 +93,148 @@ def root_command(name: str, *arguments: str, env: Mapping[str, str] | None = Non
 
 
 def podman(*arguments: str, stdin: str = "") -> str:
-    """Output of `podman arguments`; raises CommandFailed."""
+    """Standard output of the short command `podman arguments`; raises CommandFailed."""
     return output(root_command("podman", *arguments), stdin=stdin)
+
+
+def inspect_image(reference: str, template: str) -> str | None:
+    """What a template of `podman image inspect` gives for an image; None if there is no such image, or it is empty."""
+    try:
+        return podman("image", "inspect", "--format", template, reference).strip() or None
+    except CommandFailed:
+        return None
 
 
 def image_label(reference: str, label: str) -> str | None:
     """Value of an image's label; None if there is no such image or label."""
-    try:
-        value = podman("image", "inspect", "--format", f'{{{{index .Labels "{label}"}}}}', reference).strip()
-    except CommandFailed:
-        return None
-    return value or None
+    return inspect_image(reference, f'{{{{index .Labels "{label}"}}}}')
 
 
 def output(command: Sequence[str], stdin: str = "") -> str:
-    """Standard output of a short command; raises CommandFailed with the end of what it said.
+    """Standard output of a short command; raises CommandFailed with the last lines that it printed.
 
-    The command is not in our process group and is let end when we are interrupted: a `podman run` that Ctrl-C cuts off
-    in the middle leaves a network namespace and a reserved address that no Podman command can remove.
+    An interrupt does not cut the command off: it has a process group of its own, and this function waits for its end.
+    A `podman run` that Ctrl-C ends in the middle leaves a network namespace and a reserved address that no Podman
+    command can remove.
     """
     with subprocess.Popen(
         command, text=True, process_group=0,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
         try:
-            said, complaint = process.communicate(stdin, timeout=COMMAND_SECONDS)
-        except subprocess.TimeoutExpired as late:
-            process.kill()
-            raise CommandFailed(command, 124, f"it did not end within {COMMAND_SECONDS:.0f} s") from late
+            printed, complaint = process.communicate(stdin, timeout=COMMAND_SECONDS)
+        except subprocess.TimeoutExpired as expired:
+            end(process)
+            raise CommandFailed(command, 124, f"it did not end within {COMMAND_SECONDS:.0f} s") from expired
         except BaseException:
-            _let_end(process)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(FINISH_SECONDS)
+            end(process)
             raise
     if process.returncode != 0:
-        raise CommandFailed(command, process.returncode, last_lines(complaint or said))
-    return said
+        raise CommandFailed(command, process.returncode, last_lines(complaint or printed))
+    return printed
 
 
-def follow(command: Sequence[str], on_line: Callable[[str], None] = lambda line: None, cwd: Path | None = None) -> str:
-    """Run a long command and hand on each line that it prints; return the last ones.
+def follow(command: Sequence[str], on_line: Callable[[str], None] = lambda line: None) -> None:
+    """Run a long command and call `on_line` with each line that it prints.
+
+    The command and its children are ended when this function is interrupted, when another thread calls abort(), and
+    when this process dies.
 
     Raises:
-        CommandFailed: it ended with a status other than 0, or not at all.
+        CommandFailed: it ended with a status other than 0, or did not end within BUILD_SECONDS.
     """
     tail: deque[str] = deque(maxlen=200)
     process = subprocess.Popen(
-        command, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+        [*GUARD, *command], process_group=0,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    _under_way.add(process)
     deadline = time.monotonic() + BUILD_SECONDS
     try:
         for line in _lines(process, deadline):
             tail.append(line)
             on_line(line)
         status = process.wait(max(1.0, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired as late:
-        tail.append("it did not end in time and was stopped")
-        raise CommandFailed(command, 124, last_lines("\n".join(tail))) from late
+    except subprocess.TimeoutExpired as expired:
+        tail.append(f"it did not end within {BUILD_SECONDS:.0f} s and was stopped")
+        raise CommandFailed(command, 124, last_lines("\n".join(tail))) from expired
     finally:
-        if process.poll() is None:
-            process.terminate()
-            _let_end(process)
+        _release(process)
+        _under_way.discard(process)
     if status != 0:
         raise CommandFailed(command, status, last_lines("\n".join(tail)))
-    return "\n".join(tail)
+
+
+def build_image(
+    reference: str, containerfile: Path, context: Path, *options: str, where: str,
+    env: Mapping[str, str] | None = None, on_line: Callable[[str], None] = lambda line: None,
+) -> None:  # fmt: skip
+    """`podman build`: an image named `reference`, with all times in it set to 0.
+
+    Raises:
+        ContainersError: the build failed; `where` names it.
+    """
+    words = ["--timestamp=0", f"--tag={reference}", f"--file={containerfile}", *options, str(context)]
+    try:
+        follow(root_command("podman", "build", *words, env=env), on_line)
+    except CommandFailed as failure:
+        what = f"the image {reference} could not be built. The last lines of the build:\n{failure.tail}"
+        raise ContainersError(what, where, fix_of(failure)) from failure
+
+
+def fix_of(failure: CommandFailed) -> str:
+    """What to do about a failed command that writes much to the disk."""
+    if "no space left on device" in failure.tail.lower():
+        return "the disk is full: free some gigabytes (`df -h`, `podman system df`), then run it again"
+    return "fix what the last lines name, then run it again"
+
+
+def abort() -> None:
+    """End every long command that this process has under way; follow() then raises CommandFailed in its thread.
+
+    Takes at most about TERMINATE_SECONDS for each of them. Commands that are started later are not affected.
+    """
+    for process in list(_under_way):
+        _release(process)
+
+
+def _release(process: subprocess.Popen[bytes]) -> None:
+    """Let guard.py end its command, unless that has ended, and wait for it."""
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        process.wait(2 * TERMINATE_SECONDS)
+    except subprocess.TimeoutExpired:
+        end(process, 0)
 
 
 def _lines(process: subprocess.Popen[bytes], deadline: float) -> Iterator[str]:
-    """Lines that a process prints until it ends; a child that it leaves behind may hold its output open for ever.
+    """Lines that a process prints until it ends. A child that outlives it may keep its output open, and is not awaited.
 
     Raises:
         subprocess.TimeoutExpired: after the deadline.
     """
     assert process.stdout is not None
     pending = b""
-    while time.monotonic() < deadline:
-        if select.select([process.stdout], [], [], 1.0)[0]:
-            chunk = os.read(process.stdout.fileno(), 65536)
-            *lines, pending = (pending + chunk).split(b"\n")
-            yield from (line.decode(errors="replace").rstrip() for line in lines)
-            if chunk:
+    with process.stdout:
+        while time.monotonic() < deadline:
+            if select.select([process.stdout], [], [], 1.0)[0]:
+                chunk = os.read(process.stdout.fileno(), 65536)
+                *lines, pending = (pending + chunk).split(b"\n")
+                yield from (line.decode(errors="replace").rstrip() for line in lines)
+                if chunk:
+                    continue
+            elif process.poll() is None:
                 continue
-        elif process.poll() is None:
-            continue
-        if pending:
-            yield pending.decode(errors="replace").rstrip()
-        return
+            if pending:
+                yield pending.decode(errors="replace").rstrip()
+            return
     raise subprocess.TimeoutExpired(process.args, BUILD_SECONDS)
 
 
-def _let_end(process: subprocess.Popen[Any]) -> None:
-    """Wait a while for a process, then kill it."""
-    try:
-        process.wait(ENDING_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait(ENDING_SECONDS)
-
-
 def last_lines(text: str) -> str:
+    """The last lines of a text that are not empty, at most TAIL_LINES."""
     lines = [line for line in text.splitlines() if line.strip()]
     return "\n".join(lines[-TAIL_LINES:])
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on the file `path`; it is let go also when this process is killed.
-
-    Raises:
-        ContainersError: another process holds it for too long.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + LOCK_SECONDS
-    with path.open("a") as file:
-        while not _try_lock(file):
-            if time.monotonic() > deadline:
-                raise ContainersError(
-                    f"another command of Muster has been at work for {LOCK_SECONDS / 60:.0f} minutes; waited in vain",
-                    f"the control machine, {path}",
-                    f"see what holds it (`fuser -v {path}`), end that, then run it again",
-                )
-            time.sleep(0.05)
-        yield
-
-
-def _try_lock(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -1,8 +1,8 @@
-"""The Horovod wheel: built from its source against this environment's torch, once, and kept in build/.
+"""The Horovod wheel: built once from its source against this environment's torch, and kept in build/.
 
-Horovod has no wheels of its own: it must be compiled beside the very torch that it will run with. Its sources come
-through pip, whose settings (mirrors, folders) hold. The same sources and compiler give the same wheel, byte by byte.
-Not for installing: launch/horovod.py puts the wheels into .venv, containers/image.py into the training image.
+Nobody publishes wheels of Horovod: it must be compiled against the very torch that it will run with. Its sources come
+through pip and follow pip's settings (mirrors, folders). The same sources and compiler give the same wheel, byte by
+byte. Not for installing: launch/ puts the wheels into .venv, containers/image.py into the training image.
 
 Without a CUDA toolkit Horovod is built for gloo alone, and the trainer hands it GPU gradients through host memory. With
 one (CUDA_HOME), `HOROVOD_GPU_OPERATIONS=NCCL make horovod` builds the NCCL path: HOROVOD_* variables reach the build.
@@ -16,28 +16,28 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import stat
 import sys
 import sysconfig
-import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 from containers.base import GLIBC, PYTHON, SOURCE_DATE_EPOCH, SUITE
-from containers.engine import BUILD, REPOSITORY, CommandFailed, ContainersError, Progress, as_root, follow, locked
-from containers.wheels import cross_arguments, group_requirements, pinned
+from containers.engine import BUILD, REPOSITORY, CommandFailed, ContainersError, Progress, as_root, follow
+from containers.files import drafted, locked, scratch
+from containers.wheels import PIP, cross_arguments, group_requirements, pinned
 
 GROUP = "horovod"
 NAME = re.compile(r"horovod\s*==")
 PERCENT = re.compile(r"^\s*\[\s*(\d+)%\] Building")
-SHARE_BETWEEN_LINES = 10  # percent
+PERCENT_BETWEEN_LINES = 10
 
-#: What a build needs of the machine: program -> Debian's package.
-PROGRAMS = {"g++": "g++", "make": "make", "cmake": "cmake"}
+#: Programs that a build needs; Debian's packages have the same names.
+PROGRAMS = ("g++", "make", "cmake")
 
 #: Horovod's own names for what is built in: torch over gloo, nothing else.
 SWITCHES = {
@@ -49,29 +49,26 @@ SWITCHES = {
     "HOROVOD_CPU_OPERATIONS": "GLOO",
 }
 
-#: Stands before the compiler. torch's headers want C++17, Horovod asks for 14; what names this machine's folders or
-#: only serves a debugger (nine tenths of the size) is left out.
+#: A script that calls the compiler. torch's headers need C++17, but Horovod asks for C++14. Names of this machine's
+#: folders and debugging information (nine tenths of the size) are left out of the wheel.
 COMPILER = """#!/bin/sh
 for word do
     shift
     case "$word" in -Wl,-rpath,*) ;; *) set -- "$@" "$word" ;; esac
 done
-exec {compiler} "$@" -std=c++17 -g0 -ffile-prefix-map={source}=horovod -ffile-prefix-map={packages}=packages
+exec {compiler} "$@" -std=c++17 -g0 {source} {packages}
 """
 
 
-class HorovodError(ContainersError):
-    """Horovod could not be built."""
-
-
 def horovod_wheels(progress: Progress) -> Path:
-    """Folder with Horovod's wheel for this Python and its torch, and with the wheels that it needs.
+    """Folder with Horovod's wheel for this Python and its torch, and with the wheels that it depends on.
 
-    Takes about 2.5 minutes on two cores the first time, nothing after that. Compilers that are missing are installed
-    from Debian's packages where that is possible (root, or sudo without a password).
+    Takes about 2.5 minutes on two cores the first time, and no time after that. Missing compilers are installed from
+    Debian's packages if this user is root, or has sudo without a password.
 
     Raises:
-        HorovodError: no torch here, no compiler and no way to install one, or pip or the compiler failed.
+        ContainersError: this Python has no torch, a compiler is missing and cannot be installed, or pip or the compiler
+            failed.
     """
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
     requirements = group_requirements(project["dependency-groups"], GROUP)
@@ -81,8 +78,8 @@ def horovod_wheels(progress: Progress) -> Path:
         if not folder.exists():
             _ensure_build_tools(progress)
             started = time.monotonic()
-            progress(f"horovod: building for torch {torch}, about 2.5 minutes on two cores")
-            with _draft_of(folder) as draft:
+            progress(f"horovod: building for torch {torch}; this takes about 2.5 minutes on two cores")
+            with drafted(folder) as draft:
                 _fetch_needs(draft, requirements)
                 _compile(draft, requirements, progress)
             progress(f"horovod: built in {time.monotonic() - started:.0f} s")
@@ -96,48 +93,48 @@ def wheel_of(folder: Path) -> Path:
 
 
 def wheels_beyond(folder: Path, present: Mapping[str, str]) -> list[Path]:
-    """All wheels of such a folder but those of distributions in `present` (normalized names)."""
+    """The wheels of such a folder, without those of the distributions in `present` (normalized names)."""
     return [path for path in sorted(folder.glob("*.whl")) if not set(pinned([path.name])) & set(present)]
 
 
 def torch_version() -> str:
-    """Version of this environment's torch, read without importing it; raises HorovodError when there is none."""
+    """Version of this environment's torch, read without importing it; raises ContainersError if there is none."""
     try:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
-        raise HorovodError(
-            "Horovod is compiled beside torch, and this Python has none", sys.executable, "run `make horovod`"
+        raise ContainersError(
+            "Horovod is compiled against torch, and this Python has no torch", sys.executable, "run `make horovod`"
         ) from None
 
 
 def refuse_other_platform(image_torch: str) -> None:
-    """Raise HorovodError where a wheel that is built here would not load in the training image.
+    """Raise ContainersError if a wheel that is built here would not load in the training image.
 
     Args:
-        image_torch: version of the torch that the image has.
+        image_torch: version of the image's torch.
     """
     if cross_arguments(sys.version_info[:2], platform.libc_ver(), platform.machine()):
-        raise HorovodError(
+        raise ContainersError(
             f"Horovod compiled here (Python {platform.python_version()}, {' '.join(platform.libc_ver())}) would not "
             f"load in the training image (Python {PYTHON}, glibc {GLIBC[0]}.{GLIBC[1]})",
             "the control machine",
             f"deploy from a machine with Debian {SUITE}, or without HOROVOD=1",
         )
     if torch_version() != image_torch:
-        raise HorovodError(
-            f".venv has torch {torch_version()}, the training image has {image_torch}: pip's settings have changed",
+        raise ContainersError(
+            f".venv has torch {torch_version()}, but the training image has {image_torch}: pip's settings have changed",
             "the control machine",
             "remove .venv and build/wheels-*, then run it again",
         )
 
 
 def missing_packages(include: Path) -> list[str]:
-    """Debian's packages of what a build needs and this machine lacks.
+    """Debian's names of the packages that a build needs and this machine lacks.
 
     Args:
         include: folder of this Python's headers.
     """
-    missing = [package for program, package in PROGRAMS.items() if shutil.which(program) is None]
+    missing = [program for program in PROGRAMS if shutil.which(program) is None]
     headers = f"python3.{sys.version_info.minor}-dev"
     return missing if (include / "Python.h").is_file() else [*missing, headers]
 
@@ -149,15 +146,15 @@ def _ensure_build_tools(progress: Progress) -> None:
         _install(missing, progress)
         missing = missing_packages(include)
     if missing:
-        raise HorovodError(
-            f"Horovod is compiled here, and this machine lacks {', '.join(missing)} (Debian's names)",
+        raise ContainersError(
+            f"Horovod is compiled on this machine, which lacks {', '.join(missing)} (Debian's package names)",
             "the control machine",
             f"as root: apt-get install {' '.join(missing)}",
         )
 
 
 def _install(packages: list[str], progress: Progress) -> None:
-    """Ask apt-get for packages; what it could not do, the caller sees by what is still missing."""
+    """Ask apt-get for packages. The caller sees by what is still missing whether that worked."""
     try:
         prefix = [*as_root(), "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq"]
     except ContainersError:
@@ -170,20 +167,6 @@ def _install(packages: list[str], progress: Progress) -> None:
             progress(f"horovod: {failure}")
 
 
-@contextmanager
-def _draft_of(folder: Path) -> Iterator[Path]:
-    """A folder that becomes `folder` when all went well; what an interrupted build left is cleared away first."""
-    for leftover in BUILD.glob(".horovod-*"):
-        shutil.rmtree(leftover)
-    draft = folder.with_name(f".{folder.name}")
-    draft.mkdir(parents=True)
-    try:
-        yield draft
-        os.replace(draft, folder)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-
-
 def _fetch_needs(draft: Path, requirements: list[str]) -> None:
     needs = [entry for entry in requirements if not NAME.match(entry)]
     _pip(["wheel", f"--wheel-dir={draft}", *needs], {}, lambda line: None)
@@ -191,17 +174,16 @@ def _fetch_needs(draft: Path, requirements: list[str]) -> None:
 
 def _compile(draft: Path, requirements: list[str], progress: Progress) -> None:
     own = next(entry for entry in requirements if NAME.match(entry))
-    with tempfile.TemporaryDirectory(prefix=".horovod-", dir=BUILD) as scratch:
-        folder = Path(scratch)
+    with scratch(BUILD, "horovod-source-") as folder:
         words = ["download", "--no-deps", "--no-build-isolation", "--no-binary=horovod", f"--dest={folder}"]
         _pip([*words, own], SWITCHES, lambda line: None)
         shutil.unpack_archive(next(folder.glob("horovod-*.tar.gz")), folder)
         source = next(path for path in folder.glob("horovod-*") if path.is_dir())
-        reached = -SHARE_BETWEEN_LINES
+        reached = -PERCENT_BETWEEN_LINES
 
         def on_line(line: str) -> None:
             nonlocal reached
-            if (match := PERCENT.match(line)) and int(match.group(1)) >= reached + SHARE_BETWEEN_LINES:
+            if (match := PERCENT.match(line)) and int(match.group(1)) >= reached + PERCENT_BETWEEN_LINES:
                 reached = int(match.group(1))
                 progress(f"horovod: {reached} % compiled")
 
@@ -211,41 +193,40 @@ def _compile(draft: Path, requirements: list[str], progress: Progress) -> None:
 
 def _build_environment(folder: Path, source: Path) -> dict[str, str]:
     compiler = folder / "c++"
-    compiler.write_text(
-        COMPILER.format(compiler=shutil.which("g++"), source=source, packages=sysconfig.get_path("platlib"))
-    )
+    renamed = {"source": f"{source}=horovod", "packages": f"{sysconfig.get_path('platlib')}=packages"}
+    words = {name: shlex.quote(f"-ffile-prefix-map={value}") for name, value in renamed.items()}
+    compiler.write_text(COMPILER.format(compiler=shlex.quote(str(shutil.which("g++"))), **words))
     compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
     return {
         **SWITCHES,
         "CXX": str(compiler),
         "HOROVOD_CMAKE": str(shutil.which("cmake")),
         "HOROVOD_LOCAL_VERSION": local_version(torch_version()),
-        "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # its gloo asks for an older CMake than CMake 4 still knows
+        "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # CMake 4 refuses the older version that its gloo asks for
         "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}",
         "SOURCE_DATE_EPOCH": SOURCE_DATE_EPOCH,
     }
 
 
 def local_version(torch: str) -> str:
-    """The torch that a wheel belongs to, as the local part of its version: with another torch pip installs anew."""
+    """The torch that a wheel is built for, as the local part of its version: with another torch, pip installs again."""
     return f"torch{re.sub(r'[^a-z0-9]+', '.', torch.lower())}"
 
 
 def _pip(words: list[str], settings: Mapping[str, str], on_line: Progress) -> None:
     """Run pip with `settings` added to the environment."""
-    pip = [sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check", *words]
     try:
-        follow(["env", *(f"{name}={value}" for name, value in settings.items()), *pip], on_line)
+        follow(["env", *(f"{name}={value}" for name, value in settings.items()), *PIP, *words], on_line)
     except CommandFailed as failure:
-        raise HorovodError(
+        raise ContainersError(
             f"Horovod could not be built: pip or the compiler failed. The last lines:\n{failure.tail}",
             "the control machine, pyproject.toml, group `horovod`",
-            "mend what they name (network, mirror, memory: a compiler takes about 1 GB per core), then run it again",
+            "fix what they name (network, mirror, memory: a compiler takes about 1 GB per core), then run it again",
         ) from failure
 
 
 def _key(requirements: list[str], environment: Mapping[str, str]) -> str:
-    """Names what decides a build apart from torch and Python: pins, recipe, the caller's own HOROVOD_* settings."""
+    """SHA-256 over what a build depends on besides torch and Python: pins, recipe, the caller's HOROVOD_* settings."""
     own = {name: value for name, value in environment.items() if name.startswith("HOROVOD_")}
     text = json.dumps([requirements, SWITCHES, COMPILER, sorted(own.items())])
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,105 +1,62 @@
-"""The lab: containers as hosts on this machine, reached over SSH like any others.
+"""The lab: containers on this machine that serve as hosts, reached over SSH like any other host.
 
-Each host is bare (sshd, sudo, Python), has a management and a data NIC whose names differ from host to host, decoys
-that a launcher must not fall for, its own host key, machine-id, storage, and its own cores as long as there are enough:
-with more hosts than cores, several share one. Not for provisioning: `make deploy` does that, as on any host.
+Each host is bare (sshd, sudo, Python). It has a management NIC and a data NIC, whose names differ from host to host,
+and decoys: addresses and NICs that a launcher must not choose. Its host key, machine-id and storage are its own, and so
+are its cores if there are enough; otherwise several hosts share a core. Not for provisioning: `make deploy` does that,
+as on any host. What concerns one host alone is in lab_host.py.
 
     python -m containers.lab up --name lab --hosts 3 [--link 1gbit] [--cpus 0.4]
-    python -m containers.lab status | down --name lab
+    python -m containers.lab status
+    python -m containers.lab down --name lab
 
-Exit status: 0 done, 1 it could not be done (one message says why), 2 a bad argument.
+Exit status: 0 done, 1 failed (one message says why), 2 a bad argument, 130 interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import json
 import os
 import re
 import shutil
 import signal
-import socket
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.table import Table
 
-from containers import net
-from containers.base import RECIPE_LABEL, apt_proxies, apt_settings, ensure_base
+from containers import lab_host, net
 from containers.engine import (
     BUILD,
-    COMMAND_SECONDS,
     REPOSITORY,
     CommandFailed,
     ContainersError,
     Progress,
     as_root,
-    follow,
-    image_label,
-    locked,
     output,
     podman,
-    root_command,
     tool,
 )
+from containers.files import locked, write_whole
+from containers.lab_host import HOST_LABEL, LABEL, VOLUMES, Host
 
-LABEL = "muster.lab"
-IMAGE = "localhost/muster/lab-host:latest"
-ROOM = Path(__file__).parent / "lab"
 INVENTORIES = REPOSITORY / "inventory"
 MARK = "# Written by `make lab`; `make lab-down` removes it.\n"
-VOLUMES = {"storage": "/var/lib/containers", "muster": "/var/lib/muster"}
-SSH_TIMEOUT = 30.0  # seconds until sshd must answer
-UNDO_SECONDS = 20.0  # until what an interrupted call made must be gone
-WORKERS = 4
-APT_SETTINGS = re.compile(r"^Acquire::(?:https?::(?:\S+::)?Proxy|Check-Valid-Until|Check-Date)\b.*$", re.MULTILINE)
-
-
-class LabError(ContainersError):
-    """The lab could not be brought up or taken down."""
-
-
-@dataclass(frozen=True)
-class Host:
-    """One host of a lab, by its place (from 0)."""
-
-    lab: str
-    index: int
-    management: str  # address
-    data: str  # address
-    cores: str
-
-    @property
-    def name(self) -> str:
-        return f"h{self.index + 1}"
-
-    @property
-    def container(self) -> str:
-        return f"muster-{self.lab}-{self.name}"
-
-    @property
-    def nics(self) -> net.Nics:
-        return net.nics(self.index)
-
-    def mac(self, network: int) -> str:
-        """Fixed, so that nobody's neighbour table goes stale when the host restarts."""
-        return net.mac(f"{self.lab}/{self.name}/{network}")
+UNDO_SECONDS = 20.0  # until everything that a failed call created must be removed
+HOSTS_AT_ONCE = 4
 
 
 @dataclass
 class Created:
-    """What this call has made, so that a failure or an interrupt takes away that and no more."""
+    """What one call of up() has created: a failure or an interrupt removes that and no more."""
 
     containers: list[str] = field(default_factory=list)
     volumes: list[str] = field(default_factory=list)
@@ -107,10 +64,10 @@ class Created:
     folders: list[Path] = field(default_factory=list)
 
     def undo(self) -> None:
-        """Take it away; again where Podman, busy with what was interrupted, refuses at first.
+        """Remove it. Podman may refuse at first, while it is busy with what was interrupted, so it is tried repeatedly.
 
         Raises:
-            LabError: some of it stays.
+            ContainersError: some of it could not be removed within UNDO_SECONDS.
         """
         for folder in self.folders:
             shutil.rmtree(folder, ignore_errors=True)
@@ -122,11 +79,11 @@ class Created:
                     _quietly(*command, name)
             if time.monotonic() > deadline:
                 names = ", ".join(name for names in left.values() for name in names)
-                raise LabError(f"not all of it could be taken away: {names}", "the control machine", "`make lab-down`")
+                raise ContainersError(f"could not be removed: {names}", "the control machine", "run `make lab-down`")
             time.sleep(0.1)
 
     def left(self) -> dict[str, list[str]]:
-        """What there still is of it, by kind."""
+        """Names of what still exists of it, by kind."""
         there = {
             "container": (self.containers, ("ps", "--all", "--format={{.Names}}")),
             "volume": (self.volumes, ("volume", "ls", "--quiet")),
@@ -145,27 +102,28 @@ def up(
 ) -> list[Host]:
     """Bring up a lab of `hosts` hosts; return when sshd answers on each.
 
-    Safe to repeat: hosts that are there stay, stopped ones are started, others are added or removed. If it fails or is
-    interrupted, what this call created is taken away again.
+    Safe to repeat: existing hosts stay, stopped ones are started, others are added or removed. If it fails or is
+    interrupted, what this call has created is removed again.
 
     Args:
-        link: rate of the data NICs in both directions, such as 1gbit; None leaves them unshaped.
-        cpus: computing time of each host, in cores; None: all that its cores give. Hosts that share cores and have a
-            quota that fits have the same speed whatever the others do.
+        link: rate of the data NICs in both directions, such as 1gbit; None: not limited.
+        cpus: computing time of each host, in cores; None: all that its cores give. Where the quotas of hosts that share
+            a core add up to one core at most, each has the same speed whatever the others do.
 
     Raises:
-        LabError, ContainersError: with what is missing, where, and what to do.
+        ContainersError: the lab could not be brought up.
     """
     as_root()
     rate = net.link_rate(link) if link else None
     folder = INVENTORIES / name
     _refuse_foreign_folder(folder)
-    with locked(BUILD / "lab.lock"), _terminable():
-        image = _ensure_image(progress)
+    # SIGTERM, too, raises KeyboardInterrupt, so that what was created is removed.
+    with locked(BUILD / "lab.lock"), _handled(signal.SIGTERM, signal.default_int_handler):
+        image = lab_host.ensure_image(progress)
         created = Created()
         try:
             plan = _plan(name, hosts, _ensure_networks(name, created))
-            there = {entry["Labels"][f"{LABEL}.host"]: entry for entry in _containers(name)}
+            there = {entry["Labels"][HOST_LABEL]: entry for entry in _containers(name)}
             surplus = sorted(set(there) - {host.name for host in plan})
             if surplus:
                 progress(f"removing {', '.join(surplus)}")
@@ -173,17 +131,16 @@ def up(
             _remove_stray_volumes(name, {entry["Names"][0] for entry in there.values()})
             key = _ensure_key(folder, created)
             _each(plan, lambda host: _ensure_host(host, there.get(host.name), image, created, progress))
-            pids = _pids(plan)
-            _each(plan, lambda host: _dress(host, pids[host.container], key, rate, cpus))
+            _each(plan, lambda host: lab_host.furnish(host, key, rate, cpus))
             progress("waiting for sshd")
-            _each(plan, lambda host: _wait_for_ssh(host, time.monotonic() + SSH_TIMEOUT))
+            _each(plan, lab_host.wait_for_ssh)
             _write_inventory(folder / "hosts.yml", inventory_text(plan))
         except BaseException as failure:
-            with _uninterrupted():
+            with _handled(signal.SIGINT, signal.SIG_IGN):  # a second Ctrl-C does not stop the removal
                 created.undo()
             if not isinstance(failure, CommandFailed):
                 raise
-            raise LabError(
+            raise ContainersError(
                 f"the lab could not be brought up: {failure}",
                 "the control machine",
                 "check that `podman run` works here, then run it again",
@@ -192,7 +149,11 @@ def up(
 
 
 def down(name: str, progress: Progress = lambda line: None) -> bool:
-    """Remove all of a lab: containers, networks, volumes, inventory. Returns whether there was anything."""
+    """Remove all of a lab: containers, networks, volumes, inventory. Returns whether there was anything to remove.
+
+    Raises:
+        ContainersError: Podman could not remove something.
+    """
     as_root()
     folder = INVENTORIES / name
     with locked(BUILD / "lab.lock"):
@@ -208,7 +169,7 @@ def down(name: str, progress: Progress = lambda line: None) -> bool:
             if networks:
                 podman("network", "rm", *networks)
         except CommandFailed as failure:
-            raise LabError(
+            raise ContainersError(
                 f"the lab could not be removed: {failure}", "the control machine", "run it again"
             ) from failure
         written = _is_ours(folder)
@@ -218,12 +179,12 @@ def down(name: str, progress: Progress = lambda line: None) -> bool:
 
 
 def labs() -> dict[str, list[dict[str, Any]]]:
-    """Containers of every lab on this machine, as `podman ps` describes them, hosts in order."""
+    """Lab -> its hosts in order, as `podman ps` describes their containers; of all labs on this machine."""
     result: dict[str, list[dict[str, Any]]] = {}
     for entry in _containers(None):
         result.setdefault(entry["Labels"][LABEL], []).append(entry)
     for entries in result.values():
-        entries.sort(key=lambda entry: int(entry["Labels"][f"{LABEL}.host"][1:]))
+        entries.sort(key=lambda entry: int(entry["Labels"][HOST_LABEL][1:]))
     return result
 
 
@@ -250,33 +211,8 @@ def _plan(name: str, hosts: int, subnets: tuple[IPv4Network, IPv4Network]) -> li
     ]
 
 
-def _ensure_image(progress: Progress) -> str:
-    base = ensure_base(progress)
-    parts = [image_label(base, RECIPE_LABEL) or "", *(path.read_text() for path in sorted(ROOM.iterdir()))]
-    recipe = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    with locked(BUILD / "images" / "lab.lock"):
-        if image_label(IMAGE, RECIPE_LABEL) == recipe:
-            return IMAGE
-        progress("lab host image: Debian with sshd and sudo (once; about 15 s)")
-        try:
-            follow(
-                root_command(
-                    "podman", "build", "--network=host", "--timestamp=0", f"--build-arg=BASE={base}", f"--tag={IMAGE}",
-                    f"--label={RECIPE_LABEL}={recipe}", f"--file={ROOM / 'Containerfile'}", str(ROOM),
-                    env=apt_proxies(),  # Podman hands them on to the build
-                )
-            )  # fmt: skip
-        except CommandFailed as failure:
-            raise LabError(
-                f"the image of the lab's hosts could not be built. Its last lines:\n{failure.tail}",
-                "the control machine, containers/lab/Containerfile",
-                "check that `apt-get update` works here (network, proxy), then run it again",
-            ) from failure
-    return IMAGE
-
-
 def _ensure_networks(name: str, created: Created) -> tuple[IPv4Network, IPv4Network]:
-    """Two networks of the lab: management with a way out, data between the hosts alone, without a gateway."""
+    """The lab's two networks: management, which leads out, and data, which only connects the hosts (no gateway)."""
     existing = {
         entry["name"]: IPv4Network(entry["subnets"][0]["subnet"]) for entry in _networks() if entry.get("subnets")
     }
@@ -287,7 +223,7 @@ def _ensure_networks(name: str, created: Created) -> tuple[IPv4Network, IPv4Netw
         if network in existing:
             podman("network", "rm", "--force", network)
     taken = [*existing.values(), *_routes()]
-    said = ""
+    complaint = ""
     for pair in net.free_subnets(taken):
         try:
             for network, subnet, options in zip(
@@ -296,25 +232,25 @@ def _ensure_networks(name: str, created: Created) -> tuple[IPv4Network, IPv4Netw
                 created.networks.append(network)
                 podman("network", "create", f"--label={LABEL}={name}", f"--subnet={subnet}", *options, network)
             return pair
-        except CommandFailed as failure:  # another lab took it just now: the next one
-            said = failure.tail
+        except CommandFailed as failure:  # another lab has just taken one of them: try the next pair
+            complaint = failure.tail
             _quietly("network", "rm", *created.networks)
             created.networks.clear()
-    raise LabError(
-        f"no free pair of networks among 10.77.0.0/16 and 10.78.0.0/16 {said}".strip(),
+    raise ContainersError(
+        f"no pair of networks is free in 10.77.0.0/16 and 10.78.0.0/16 {complaint}".strip(),
         "the control machine (`ip route`, `podman network ls`)",
         "remove labs that are no longer needed (`make lab-down LAB=name`)",
     )
 
 
 def _ensure_key(folder: Path, created: Created) -> str:
-    """The lab's SSH key in its inventory folder; returns the public half."""
+    """Make the lab's inventory folder and its SSH key in it, unless they exist; return the public key."""
     if not folder.exists():
         folder.mkdir(parents=True)
         created.folders.append(folder)
     (folder / ".gitignore").write_text("*\n")
     if not (folder / "hosts.yml").exists():
-        (folder / "hosts.yml").write_text(MARK)
+        write_whole(folder / "hosts.yml", MARK)
     private = folder / "id_ed25519"
     if not private.exists():
         comment = f"muster lab {folder.name}"
@@ -324,89 +260,20 @@ def _ensure_key(folder: Path, created: Created) -> str:
 
 
 def _write_inventory(path: Path, text: str) -> None:
-    """Leave an unchanged inventory untouched: a newer one would ask for another `make deploy`."""
+    """Write the inventory if its text has changed: a newer file would need another `make deploy`."""
     if path.read_text() != text:
-        path.write_text(text)
+        write_whole(path, text)
 
 
 def _ensure_host(host: Host, there: dict[str, Any] | None, image: str, created: Created, progress: Progress) -> None:
-    if there is not None:
-        if there["State"] != "running":
-            progress(f"{host.name}: starting")
-            podman("start", host.container)
-        return
-    progress(f"{host.name}: creating")
-    mounts = []
-    for kind, target in VOLUMES.items():
-        volume = f"{host.container}-{kind}"
-        created.volumes.append(volume)
-        podman("volume", "create", f"--label={LABEL}={host.lab}", volume)
-        mounts.append(f"--volume={volume}:{target}")
-    created.containers.append(host.container)
-    half_of_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    podman(
-        "run", "--detach", f"--name={host.container}", f"--hostname={host.name}", f"--label={LABEL}={host.lab}",
-        f"--label={LABEL}.host={host.name}", "--privileged", "--no-hosts", "--pids-limit=0",
-        "--tmpfs=/run:rw,exec,nosuid,nodev,mode=755",  # as on any host: empty after a restart
-        f"--shm-size={half_of_memory}", f"--cpuset-cpus={host.cores}", *mounts,
-        f"--network=muster-{host.lab}-management:ip={host.management},mac={host.mac(0)},interface_name={host.nics.management}",
-        f"--network=muster-{host.lab}-data:ip={host.data},mac={host.mac(1)},interface_name={host.nics.data}",
-        image,
-    )  # fmt: skip
-
-
-def _dress(host: Host, pid: int, key: str, rate: int | None, cpus: float | None) -> None:
-    """Give a running host what does not outlive a restart (decoys, link rate, its share of cores and their time) and
-    what this machine may have changed (key, apt's settings). Done from outside: a bare host has neither ip nor tc."""
-    quota = net.quota_options(cpus, len(os.sched_getaffinity(0)))
-    podman("update", f"--cpuset-cpus={host.cores}", *quota, host.container)
-    inside = root_command("nsenter", f"--net=/proc/{pid}/ns/net", "--")
-    links = {entry["ifname"]: entry for entry in json.loads(output([*inside, tool("ip"), "-json", "link"]))}
-    if "docker0" not in links:
-        output([*inside, tool("ip"), "-batch", "-"], stdin="\n".join(net.decoy_lines(host.nics, host.index)) + "\n")
-    outer = _outer_link(links[host.nics.data]["link_index"])
-    _shape([*inside, tool("tc")], host.nics.data, rate)
-    _shape(root_command("tc"), outer, rate)
-    apt = "".join(f"{line}\n" for line in APT_SETTINGS.findall(apt_settings()))
-    script = (
-        "install -m 0600 -o muster -g muster /dev/null /home/muster/.ssh/authorized_keys\n"
-        f"printf %s '{key}' >/home/muster/.ssh/authorized_keys\n"
-        f"cat >/etc/apt/apt.conf.d/90muster-lab <<'END'\n{apt}END\n"
-    )
-    podman("exec", "--interactive", host.container, "sh", "-eu", stdin=script)
-
-
-def _shape(tc: list[str], device: str, rate: int | None) -> None:
-    done = subprocess.run(
-        [*tc, "-force", "-batch", "-"], input="\n".join(net.shape_lines(device, rate)) + "\n",
-        text=True, capture_output=True, timeout=COMMAND_SECONDS,
-    )  # fmt: skip
-    if rate is not None and done.returncode != 0:
-        raise CommandFailed([*tc, "qdisc"], done.returncode, done.stderr.strip())
-
-
-def _outer_link(index: int) -> str:
-    """Name of this machine's end of a host's NIC."""
-    links = json.loads(output([tool("ip"), "-json", "link"]))
-    return next(str(entry["ifname"]) for entry in links if entry["ifindex"] == index)
-
-
-def _wait_for_ssh(host: Host, deadline: float) -> None:
-    while True:
-        try:
-            with socket.create_connection((host.management, 22), timeout=2) as connection:
-                connection.settimeout(5)
-                if connection.recv(64).startswith(b"SSH-"):
-                    return
-        except OSError:
-            pass
-        if time.monotonic() > deadline:
-            raise LabError(
-                f"sshd of {host.name} did not answer within {SSH_TIMEOUT:.0f} s",
-                f"{host.management}:22 (container {host.container})",
-                f"see `podman logs {host.container}`; a firewall on this machine may block Podman's networks",
-            )
-        time.sleep(0.05)
+    if there is None:
+        progress(f"{host.name}: creating")
+        created.volumes += host.volumes
+        created.containers.append(host.container)
+        lab_host.create(host, image)
+    elif there["State"] != "running":
+        progress(f"{host.name}: starting")
+        podman("start", host.container)
 
 
 def _remove_hosts(lab: str, names: list[str]) -> None:
@@ -416,7 +283,7 @@ def _remove_hosts(lab: str, names: list[str]) -> None:
 
 
 def _remove_stray_volumes(lab: str, containers: set[str]) -> None:
-    """A host that is made anew starts with empty storage, also when its container was removed by other means."""
+    """Remove the volumes of hosts whose container is gone, so that a new host starts with empty storage."""
     stray = [volume for volume in _labelled("volume", lab) if volume.rpartition("-")[0] not in containers]
     if stray:
         podman("volume", "rm", "--force", *stray)
@@ -439,19 +306,14 @@ def _networks() -> list[dict[str, Any]]:
 
 
 def _routes() -> list[IPv4Network]:
-    """Networks that this machine has a route to, in whatever table."""
+    """Networks to which this machine has a route, in any routing table."""
     routes = json.loads(output([tool("ip"), "-json", "-4", "route", "show", "table", "all"]))
     return [IPv4Network(entry["dst"], strict=False) for entry in routes if entry["dst"] != "default"]
 
 
-def _pids(hosts: list[Host]) -> dict[str, int]:
-    lines = podman("inspect", "--format={{.Name}} {{.State.Pid}}", *(host.container for host in hosts)).split("\n")
-    return {name: int(pid) for name, pid in (line.split() for line in lines if line)}
-
-
-def _each(hosts: list[Host], work: Any) -> None:
-    """Do `work` for all hosts, a few at a time; raises the first failure after those under way have ended."""
-    with ThreadPoolExecutor(WORKERS) as pool:
+def _each(hosts: list[Host], work: Callable[[Host], None]) -> None:
+    """Do `work` for all hosts, a few at a time. A failure is raised when those that were begun have ended."""
+    with ThreadPoolExecutor(HOSTS_AT_ONCE) as pool:
         futures = [pool.submit(work, host) for host in hosts]
         try:
             for future in futures:
@@ -473,35 +335,21 @@ def _is_ours(folder: Path) -> bool:
 
 def _refuse_foreign_folder(folder: Path) -> None:
     if folder.exists() and any(folder.iterdir()) and not _is_ours(folder):
-        raise LabError(
-            "this inventory was not made by `make lab`; it is left alone",
+        raise ContainersError(
+            "this inventory was not written by `make lab` and is left unchanged",
             str(folder.relative_to(REPOSITORY)),
             "choose another name (LAB=name)",
         )
 
 
 @contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """Let SIGTERM unwind like an interrupt, so that what was created is taken away."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
+def _handled(number: int, handler: Any) -> Iterator[None]:
+    """Set a signal's handler for a while."""
+    before = signal.signal(number, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Let a second Ctrl-C not stop the clearing away that the first one began."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -512,7 +360,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _lab_name(text: str) -> str:
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,30}", text):
-        raise argparse.ArgumentTypeError(f"LAB={text}: a name is lower-case letters, digits and -, at most 31")
+        raise argparse.ArgumentTypeError(f"LAB={text}: use at most 31 lower-case letters, digits and hyphens")
     return text
 
 
@@ -550,12 +398,13 @@ def _show(console: Console, name: str, hosts: list[Host]) -> None:
 def _show_status(console: Console) -> None:
     found = labs()
     if not found:
-        console.print("no lab on this machine; `make lab` makes one")
+        console.print("there is no lab on this machine; `make lab` makes one")
     for name, entries in sorted(found.items()):
-        states = {entry["Labels"][f"{LABEL}.host"]: entry["State"] for entry in entries}
+        states = {entry["Labels"][HOST_LABEL]: entry["State"] for entry in entries}
         down = [f"{host} {state}" for host, state in states.items() if state != "running"]
-        mend = f"; not running: {', '.join(down)} (`make lab LAB={name}` starts them)" if down else ""
-        console.print(f"lab {name}: {len(entries)} hosts, INVENTORY=inventory/{name}{mend}", soft_wrap=True)
+        again = f"`make lab LAB={name} HOSTS={len(entries)}` starts them"
+        stopped = f"; not running: {', '.join(down)} ({again})" if down else ""
+        console.print(f"lab {name}: {len(entries)} hosts, INVENTORY=inventory/{name}{stopped}", soft_wrap=True)
 
 
 def main(arguments: list[str]) -> int:
@@ -580,25 +429,25 @@ def main(arguments: list[str]) -> int:
                 hosts = up(options.name, options.hosts, options.link, _progress(say, status.update), options.cpus)
             _show(console, options.name, hosts)
             seconds = time.monotonic() - started
-            console.print(f"{len(hosts)} hosts up after {seconds:.1f} s; INVENTORY=inventory/{options.name}")
+            console.print(f"{len(hosts)} hosts are up after {seconds:.1f} s: INVENTORY=inventory/{options.name}")
             if options.link:
                 network = IPv4Network(f"{hosts[0].data}/24", strict=False)
                 console.print(
-                    f"The data NICs carry {options.link}, the management NICs more; a deploy takes the faster ones. "
-                    f"To train over the data NICs: `train_network: {network}` in "
-                    f"inventory/{options.name}/group_vars/all.yml",
+                    f"The data NICs are limited to {options.link}, the management NICs are not; a deploy chooses the "
+                    f"faster ones. To train over the data NICs, write `train_network: {network}` into "
+                    f"inventory/{options.name}/group_vars/all.yml.",
                     soft_wrap=True,
                 )
         elif options.command == "down":
             there = down(options.name, _progress(say))
-            console.print(f"lab {options.name} removed" if there else f"there is no lab {options.name}")
+            console.print(f"lab {options.name} is removed" if there else f"there is no lab {options.name}")
         else:
             _show_status(console)
     except ContainersError as error:
         say.print(str(error), markup=False, soft_wrap=True)
         return 1
     except KeyboardInterrupt:
-        say.print("interrupted; what this call had created is removed")
+        say.print("interrupted; what this command had created is removed")
         return 130
     return 0
 

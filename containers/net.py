@@ -1,6 +1,6 @@
-"""Decisions about a lab's networks: subnets, NIC names, cores, link rates, and the `ip` and `tc` lines that make them.
+"""Decisions about a lab: subnets, NIC names, cores, link rates, and the `ip` and `tc` lines that set them up.
 
-Pure functions; containers/lab.py carries them out.
+Pure functions; lab.py and lab_host.py carry them out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 from itertools import pairwise
 
-# Two NICs as different makers of hardware, firmware and bonds name them. {n} differs from host to host.
+# (management, data): names as different hardware, firmware and bonds give them. The numbers differ from host to host.
 NIC_NAMES = (("enp{n}s0", "eno{m}"), ("ens{k}", "bond{z}"), ("eth{z}", "enp65s0f{z}"))
 FIRST_HOST = 11  # last number of the first host's addresses
 MAX_HOSTS = 200
@@ -21,19 +21,21 @@ VETH_ADDRESS = "10.200.0.1/24"  # what a container network gives every host
 DOWN_NETWORK = "10.201.0"
 RESERVED = tuple(map(IPv4Network, ("172.17.0.0/16", "10.200.0.0/24", "10.201.0.0/24")))
 BITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
-QUOTA_PERIOD = 10_000  # microseconds; under the usual 100 ms a host would stand still for most of each tenth of a s
-LEAST_CPUS = 0.1  # of which the kernel makes a millisecond per period, the least that it takes
+QUOTA_PERIOD = 10_000  # microseconds; with the usual 100 ms a host would be stopped for most of each tenth of a second
+LEAST_CPUS = 0.1  # a millisecond of each period, the least that the kernel accepts
 
 
 @dataclass(frozen=True)
 class Nics:
+    """Names of a host's NICs; `down` is a decoy."""
+
     management: str
     data: str
     down: str
 
 
 def nics(index: int) -> Nics:
-    """Names of the NICs of the host `index` (from 0): no two neighbours agree."""
+    """Names of the NICs of the host `index` (from 0); they differ from those of the next host."""
     cycle = index // len(NIC_NAMES)
     numbers = {"n": 1 + cycle, "m": 2 + cycle, "k": 3 + cycle, "z": cycle}
     management, data = (name.format(**numbers) for name in NIC_NAMES[index % len(NIC_NAMES)])
@@ -41,7 +43,7 @@ def nics(index: int) -> Nics:
 
 
 def free_subnets(taken: Iterable[IPv4Network]) -> Iterable[tuple[IPv4Network, IPv4Network]]:
-    """Pairs (management, data) of /24 that overlap nothing taken and none of the decoys."""
+    """Pairs (management, data) of /24 networks that overlap no taken network and no decoy."""
     busy = [*taken, *RESERVED]
     for number in range(256):
         pair = (IPv4Network(f"10.77.{number}.0/24"), IPv4Network(f"10.78.{number}.0/24"))
@@ -60,8 +62,8 @@ def mac(seed: str) -> str:
 
 
 def cpusets(cores: Sequence[int], hosts: int) -> list[str]:
-    """Cores of each host as Podman writes them: disjoint shares if there are enough, as real hosts share none;
-    else one core each, in turn."""
+    """Cores of each host as Podman writes them: cores of its own if there are enough, as real hosts have; otherwise one
+    core for each host, in turn."""
     if hosts > len(cores):
         return [str(cores[index % len(cores)]) for index in range(hosts)]
     bounds = [len(cores) * index // hosts for index in range(hosts + 1)]
@@ -69,7 +71,7 @@ def cpusets(cores: Sequence[int], hosts: int) -> list[str]:
 
 
 def cpu_quota(text: str) -> float:
-    """Cores' worth of computing time of a host, such as 0.4.
+    """Computing time of a host, in cores, from a text such as 0.4.
 
     Raises:
         ValueError: it is not a number of at least LEAST_CPUS.
@@ -80,13 +82,13 @@ def cpu_quota(text: str) -> float:
 
 
 def quota_options(cpus: float | None, cores: int) -> list[str]:
-    """Podman's options for a host with so much computing time; None: as much as `cores` give, which is no limit."""
+    """Podman's options for a host's computing time `cpus`, in cores; None: all that `cores` cores give, so no limit."""
     share = cores if cpus is None else cpus
     return [f"--cpu-period={QUOTA_PERIOD}", f"--cpu-quota={round(share * QUOTA_PERIOD)}"]
 
 
 def link_rate(text: str) -> int:
-    """Bits per second of a rate as tc writes it, such as 1gbit or 100mbit.
+    """Bits per second, from a rate as tc writes it, such as 1gbit or 100mbit.
 
     Raises:
         ValueError: it is not a rate.
@@ -98,17 +100,17 @@ def link_rate(text: str) -> int:
 
 
 def shape_lines(device: str, rate: int | None) -> list[str]:
-    """`tc -batch` lines for one end of a link; run with -force, as there may be nothing to delete."""
+    """`tc -batch` lines for one end of a link; None: no limit. Run them with -force: there may be nothing to delete."""
     if rate is None:
         return [f"qdisc del dev {device} root"]
-    burst = max(256 * 1024, rate // 8 // 1000)  # bytes; a millisecond's worth for fast links
+    burst = max(256 * 1024, rate // 8 // 1000)  # bytes; for fast links what they carry in a millisecond
     return [f"qdisc replace dev {device} root tbf rate {rate}bit burst {burst} latency 50ms"]
 
 
 def decoy_lines(names: Nics, index: int) -> list[str]:
-    """`ip -batch` lines for what a launcher must not choose: Docker's bridge, a container's veth, a NIC that is down.
+    """`ip -batch` lines for the decoys of a host: Docker's bridge, a container's veth, a NIC that is down.
 
-    All but the down NIC have the same address on every host; the down NIC's would do if it were up.
+    The bridge and the veth have the same addresses on every host. The NIC that is down would be usable if it were up.
     """
     return [
         "link add docker0 type bridge",

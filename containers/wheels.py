@@ -1,7 +1,7 @@
 """Wheels for the images, fetched on the control machine, where pip's settings (mirrors, folders, certificates) hold.
 
-The builds install from these folders offline, so one path serves a mirror, a proxy and an air gap. Not for installing:
-see train/Containerfile and workload/Containerfile.
+The builds install from these folders without network access, so the same way works with a mirror, with a proxy and
+without Internet access. Not for installing: see train/Containerfile and workload/Containerfile.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import os
 import platform
 import re
-import shutil
 import sys
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -20,39 +18,37 @@ from pathlib import Path
 from typing import Any
 
 from containers.base import GLIBC, PYTHON
-from containers.engine import BUILD, REPOSITORY, CommandFailed, ContainersError, Progress, follow, locked
+from containers.engine import BUILD, REPOSITORY, CommandFailed, ContainersError, Progress, follow
+from containers.files import drafted, locked
 
 GROUP = "train"
 FIXED = ("torch", "torchvision")  # what a workload cannot replace
+PIP = (sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check")
 DOWNLOAD = re.compile(r"^\s*Downloading \S*?([^/\s]+)\.whl \((\S+ [MG]B)\)")
 
 
-class WheelsError(ContainersError):
-    """Wheels could not be fetched."""
-
-
 def training_wheels(progress: Progress) -> Path:
-    """Folder with the wheels of pyproject's group `train` and all that they need.
+    """Folder with the wheels of pyproject.toml's group `train` and of everything that they depend on.
 
-    Fetched once per content of the group: after a change of pip's own settings (another index, CUDA instead of CPU),
-    remove build/wheels-*.
+    They are fetched once for each content of the group. After a change of pip's own settings (another index, CUDA
+    instead of CPU), remove build/wheels-*.
 
     Raises:
-        WheelsError: pip cannot get or build one of them.
+        ContainersError: pip cannot download or build one of them.
     """
     project = REPOSITORY / "pyproject.toml"
     requirements = group_requirements(tomllib.loads(project.read_text())["dependency-groups"], GROUP)
     folder = BUILD / f"wheels-{_key(*requirements)}"
     with locked(BUILD / "wheels.lock"):
         if not folder.exists():
-            progress("wheels of the training image: fetching")
+            progress("wheels of the training image: downloading")
             try:
                 _fetch(folder, [f"--group={project}:{GROUP}"], progress)
             except CommandFailed as failure:
-                raise WheelsError(
+                raise ContainersError(
                     f"pip could not fetch the wheels of the training image. Its last lines:\n{failure.tail}",
                     f"the control machine, pyproject.toml, group `{GROUP}`",
-                    "check network, proxy and mirror (`pip config list`; pip 25.1 or newer), then run it again",
+                    "check network, proxy, mirror (`pip config list`) and that pip is 25.1 or newer; then run it again",
                 ) from failure
     progress(f"wheels of the training image: {_summary(folder)}")
     return folder
@@ -61,14 +57,14 @@ def training_wheels(progress: Progress) -> Path:
 def workload_wheels(workload: Path, train: Path, progress: Progress) -> Path | None:
     """Folder with the wheels that `workload`'s requirements.txt asks for and the training image lacks.
 
-    None without that file. What the image has is kept where the requirements allow it; else they win, apart from torch
-    and torchvision.
+    None if there is no such file. Versions that the image has are kept if the requirements allow it. If they do not,
+    the requirements decide, except for torch and torchvision.
 
     Args:
         train: folder of the training image's wheels.
 
     Raises:
-        WheelsError: pip cannot get or build one of them, or they need another torch.
+        ContainersError: pip cannot download or build one of them, or they need another torch.
     """
     requirements = workload / "requirements.txt"
     if not requirements.is_file():
@@ -78,7 +74,7 @@ def workload_wheels(workload: Path, train: Path, progress: Progress) -> Path | N
     folder = BUILD / f"wheels-{_key(*_requirements_texts(requirements), *sorted(there))}"
     with locked(BUILD / "wheels.lock"):
         if not folder.exists():
-            progress("wheels of the workload's requirements.txt: fetching")
+            progress("wheels of the workload's requirements.txt: downloading")
             arguments = [f"--requirement={requirements}", f"--find-links={train}"]
             try:
                 try:
@@ -88,17 +84,17 @@ def workload_wheels(workload: Path, train: Path, progress: Progress) -> Path | N
                     _fetch(folder, arguments, progress, fixed, there)
             except CommandFailed as failure:
                 versions = ", ".join(f"{name} {pins[name]}" for name in FIXED if name in pins)
-                raise WheelsError(
+                raise ContainersError(
                     f"pip could not fetch what the workload asks for. Its last lines:\n{failure.tail}",
                     str(requirements),
-                    f"mend the line that pip names; the training image has {versions}, which a workload cannot replace",
+                    f"fix the line that pip names; the training image has {versions}, which a workload cannot replace",
                 ) from failure
     progress(f"wheels of the workload: {_summary(folder)}")
     return folder
 
 
 def group_requirements(groups: Mapping[str, Any], name: str) -> list[str]:
-    """Requirements of a dependency group, included groups resolved."""
+    """Requirements of a dependency group and of the groups that it includes."""
     result: list[str] = []
     for entry in groups[name]:
         result += [entry] if isinstance(entry, str) else group_requirements(groups, entry["include-group"])
@@ -106,36 +102,36 @@ def group_requirements(groups: Mapping[str, Any], name: str) -> list[str]:
 
 
 def pinned(wheels: Iterable[str]) -> dict[str, str]:
-    """Normalized name -> exact version, from file names of wheels."""
+    """Normalized name -> exact version, from the file names of wheels."""
     parts = (wheel.split("-")[:2] for wheel in wheels)
     return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in sorted(parts)}
 
 
 def content_hash(folder: Path | None) -> str:
-    """Names what is in a folder of wheels, by file names (which hold the versions) and sizes."""
+    """SHA-256 over the file names (which hold the versions) and sizes of a folder's wheels; None: of no wheels."""
     entries = sorted((path.name, path.stat().st_size) for path in folder.glob("*.whl")) if folder else []
     return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
 
 
 def pip_folder() -> Path:
-    """This interpreter's package `pip`: pure Python, so the image's Python can run it.
+    """Folder of this interpreter's package `pip`. It is pure Python, so the image's Python can run it.
 
     Raises:
-        WheelsError: this interpreter has none.
+        ContainersError: this interpreter has no pip.
     """
     spec = importlib.util.find_spec("pip")
     if spec is None or spec.origin is None:
-        raise WheelsError("this Python has no pip", sys.executable, "run it by .venv/bin/python, which `make` sets up")
+        raise ContainersError("this Python has no pip", sys.executable, "use .venv/bin/python, which `make` sets up")
     return Path(spec.origin).parent
 
 
 def cross_arguments(python: tuple[int, int], libc: tuple[str, str], machine: str) -> list[str]:
-    """Arguments that make pip choose for the image where this Python would choose for itself; none if that is the same.
+    """pip's arguments for choosing wheels that fit the image; empty if the wheels for this Python fit it, too.
 
     Args:
         python: version of the interpreter that runs pip.
-        libc: as `platform.libc_ver()` gives it.
-        machine: as `platform.machine()` gives it; the image's is the same.
+        libc: what `platform.libc_ver()` returns.
+        machine: what `platform.machine()` returns; the image has the same.
     """
     name, version = libc
     newest = tuple(map(int, version.split(".")[:2])) if name == "glibc" else None
@@ -151,42 +147,22 @@ def _fetch(
     folder: Path, arguments: list[str], progress: Progress, pins: Mapping[str, str] | None = None,
     leave_out: Iterable[str] = (),
 ) -> None:  # fmt: skip
-    """Fill `folder` by pip, at once or not at all; what an interrupted call left is cleared away first."""
-    for leftover in BUILD.glob(".wheels-*"):
-        shutil.rmtree(leftover)
-    draft = folder.with_name(f".{folder.name}")
-    draft.mkdir(parents=True)
-    if pins is not None:
-        constraints = draft / "constraints.txt"
-        constraints.write_text("".join(f"{name}=={version}\n" for name, version in pins.items()))
-        arguments = [*arguments, f"--constraint={constraints}"]
-    libc = platform.libc_ver()
-    cross = cross_arguments(sys.version_info[:2], libc, platform.machine())
+    """Fill `folder` with the wheels that pip's `arguments` ask for, apart from those to leave out."""
+    cross = cross_arguments(sys.version_info[:2], platform.libc_ver(), platform.machine())
     command = ["download", *cross, "--dest"] if cross else ["wheel", "--wheel-dir"]
 
     def on_line(line: str) -> None:
         if match := DOWNLOAD.match(line):
             progress(f"wheels: {match.group(1).split('-')[0]} ({match.group(2)})")
 
-    try:
-        follow(
-            [
-                sys.executable,
-                "-m",
-                "pip",
-                "--no-input",
-                "--disable-pip-version-check",
-                *command,
-                str(draft),
-                *arguments,
-            ],
-            on_line,
-        )
+    with drafted(folder) as draft:
+        if pins is not None:
+            constraints = draft / "constraints.txt"
+            constraints.write_text("".join(f"{name}=={version}\n" for name, version in pins.items()))
+            arguments = [*arguments, f"--constraint={constraints}"]
+        follow([*PIP, *command, str(draft), *arguments], on_line)
         for name in leave_out:
             (draft / name).unlink(missing_ok=True)
-        os.replace(draft, folder)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _key(*parts: str) -> str:
@@ -195,7 +171,7 @@ def _key(*parts: str) -> str:
 
 
 def _requirements_texts(path: Path) -> list[str]:
-    """What decides the outcome of a requirements file: its text, the files that it names, local projects in it."""
+    """What the result of a requirements file depends on: its text, the files that it includes, local projects in it."""
     texts = [path.read_text()]
     for line in texts[0].splitlines():
         line = line.strip()

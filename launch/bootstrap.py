@@ -43,7 +43,7 @@ def main(groups: list[str]) -> int:
     if _pip("install", *arguments) != 0:
         return _fail("pip could not install; its own words stand above. Run the same command again when it is fixed")
     if "train" in missing or "test" in missing:
-        subprocess.run([VENV / "bin" / "python", "-m", "train.torchvision_cpu", "--install"], check=True)
+        subprocess.run([VENV / "bin" / "python", "-m", "train.model.torchvision_cpu", "--install"], check=True)
     for group in missing:
         (VENV / f".{group}").write_text(wanted)
     return 0

@@ -30,7 +30,7 @@ def build() -> int:
     try:
         folder = horovod_wheels(lambda line: print(line, flush=True))
     except ContainersError as error:
-        raise refuse(error.where, error.what, error.mend, exits.DEPLOY_FAILED) from None
+        raise refuse(error.where, error.what, error.fix, exits.DEPLOY_FAILED) from None
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", f"--find-links={folder}"]
     subprocess.run([*pip, str(wheel_of(folder))], check=True)
     if subprocess.run([sys.executable, "-c", CHECK], check=False).returncode != 0:

@@ -124,7 +124,7 @@ def make_run_folder(runs: Path) -> Path:
 def torchrun(nproc: int, folder: Path, training: Sequence[str]) -> list[str]:
     """The command of the agent, which starts the ranks."""
     return [
-        *(sys.executable, "-P", "-m", "train.agent", "--standalone", f"--nproc-per-node={nproc}"),
+        *(sys.executable, "-P", "-m", "train.start.agent", "--standalone", f"--nproc-per-node={nproc}"),
         f"--local-addr={MASTER_ADDRESS}",  # torchrun's default is this machine's own name, which need not resolve
         *(f"--log-dir={folder / 'logs'}", "--tee=3", "-m", "train", *training),
     ]

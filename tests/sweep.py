@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from containers import engine, lab
+from containers.lab_host import LABEL
 
 SESSION = "MUSTER_TEST_SESSION"
 NAME = re.compile(r"pytest-[a-z]?(\d+)")
@@ -46,8 +47,8 @@ def _lab_names() -> set[str]:
     """Names of all labs of which anything is left: a host, a volume, a network, or a folder."""
     names = set(os.listdir(lab.INVENTORIES))
     for kind in (("ps", "--all"), ("volume", "ls"), ("network", "ls")):
-        entries = json.loads(engine.podman(*kind, f"--filter=label={lab.LABEL}", "--format=json") or "[]")
-        names |= {(entry.get("Labels") or entry["labels"])[lab.LABEL] for entry in entries}
+        entries = json.loads(engine.podman(*kind, f"--filter=label={LABEL}", "--format=json") or "[]")
+        names |= {(entry.get("Labels") or entry["labels"])[LABEL] for entry in entries}
     return names
 
 

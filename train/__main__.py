@@ -1,8 +1,8 @@
 """Trains a torchvision classifier on any number of ranks.  python -m train --help, or on this machine: make local
 
-Reads from top to bottom: settings, process group, data and model, start-up proof, where to begin, the loop, results.
-What the steps mean is in the modules beside it. Leaves settings.json, metrics.jsonl, checkpoints/, tensorboard/,
-curves.png and, last, result.json in the run's folder.  Also: python -m train export, python -m train predict.
+Reads the settings and calls run.py, which does the work of one rank; with --spawn N it starts N ranks that do so.
+Writes settings.json, metrics.jsonl, checkpoints/, tensorboard/, curves.png and, last, result.json in the run's folder.
+Also: python -m train export, python -m train predict.
 """
 
 import os
@@ -22,11 +22,11 @@ from train.settings import Settings, SettingsError, parse, problems, refuse, unk
 def main() -> int:
     arguments = sys.argv[1:]
     if arguments[:1] == ["export"]:
-        from train import export
+        from train.inference import export
 
         return export.main(arguments[1:])
     if arguments[:1] == ["predict"]:
-        from train import predict
+        from train.inference import predict
 
         return predict.main(arguments[1:])
     only_check = arguments[:1] == ["--check-settings"]  # what launch/ asks before it starts a rank
@@ -51,7 +51,7 @@ def main() -> int:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     if settings.spawn:
-        from train.spawn import spawn
+        from train.start.spawn import spawn
 
         return spawn(run, (settings,), settings.spawn)
 

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from train.datasets.loader import Loader
-from train.features import Precision
-from train.group import Place
+from train.model.precision import Precision
 from train.order import Cut, evaluation_passes
+from train.start.group import Place
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ def make_groups(network: nn.Module, weight_decay: float) -> list[Group]:
     """Two groups for an optimizer, in the network's order: decayed weights, then norms and biases, undecayed.
 
     What has at most one dimension is a norm or a bias: pulling a scale to zero does not simplify a network (He et
-    al. 2018, 3.1). `param_names` is torch's own key: it tells checkpoints and reports which
-    parameter is which. Call it on the bare network (plain names), with `fsdp` after wrapping (other parameters).
+    al. 2018, 3.1). `param_names` is torch's own key: checkpoints and reports name the parameters
+    by it. Call it on the bare network (plain names), with `fsdp` after wrapping (other parameters).
     """
     named = list(network.named_parameters())
     decayed = [(name, parameter) for name, parameter in named if parameter.ndim > 1]

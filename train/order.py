@@ -70,7 +70,7 @@ class Pass:
 
     `indices[:count]` are this rank's samples. What follows is padding that must have weight 0: where a short
     last batch leaves a rank with fewer than LEAST samples, or none, it still takes part in the collectives.
-    With partners, one more sample stands at the end: that of place p + 1 is the partner of place p.
+    With partners, one more sample is at the end: that of place p + 1 is the partner of place p.
     """
 
     indices: Ints
@@ -114,7 +114,7 @@ def steps(
     partners: bool = False,
     done: int = 0,
 ) -> Iterator[Step]:
-    """This rank's steps of one epoch but for the first `done`. Every sample is in one share of one rank.
+    """This rank's steps of one epoch without the first `done`. Every sample is in one share of one rank.
 
     The last batch is short where `samples` is no multiple of `batch_size`.
     """

@@ -1,6 +1,6 @@
 """One rank, from its settings to its exit status: process group, data and model, proof, where to begin, training.
 
-Where any rank has a complaint, all leave together before the first step, and rank 0 says it in one line.
+Where any rank has a complaint, all end together before the first step, and rank 0 prints it in one line.
 """
 
 import dataclasses
@@ -11,21 +11,23 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from train import group, proof, session, torchvision_cpu
+from train import session
 from train.checkpoints import CheckpointError, Writer, fit, load_weights
 from train.datasets import DataError, Dataset, fingerprint, load
-from train.group import Place
-from train.model import build as build_model
-from train.report import Report
+from train.model import torchvision_cpu
+from train.model.build import build as build_model
+from train.reporting.report import Report
 from train.session import Session
 from train.settings import EXIT_STOPPED, Settings, SettingsError, refuse
+from train.start import group, proof
+from train.start.group import Place
 from train.trainer import Training
 
 Wrong = (SettingsError, DataError, CheckpointError, proof.ProofError)
 
 
 def run(settings: Settings, complaint: str = "", started: float | None = None) -> int:
-    """Returns the exit status. `complaint`: what is wrong with this rank's settings, for all to hear.
+    """Returns the exit status. `complaint`: what is wrong with this rank's settings; all ranks learn of it.
 
     `started`: time.monotonic() at this process's start. Raises what a training raises: NonFiniteLoss, CheckpointError,
     DataError.
@@ -44,9 +46,9 @@ def run(settings: Settings, complaint: str = "", started: float | None = None) -
         try:
             made, notes = prepare(settings, complaint, place, device)
         except Wrong as error:  # the same on all ranks
-            with suppress(OSError):  # none where there is something in it
+            with suppress(OSError):  # fails, as it should, where the folder holds anything
                 settings.run_dir.rmdir()
-            return refuse(str(error), aloud=place.rank == 0)
+            return refuse(str(error), shown=place.rank == 0)
         try:
             if finished(made):
                 return say_finished(made)

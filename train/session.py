@@ -15,15 +15,20 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from train import buffers, features, optim, order, parallel, proof, recipe
+from train import optim, order, parallel
 from train.checkpoints import CheckpointError, load_path, resolve
 from train.datasets import Dataset
 from train.datasets.loader import Loader
-from train.ema import Ema
-from train.group import Place, first_complaint
+from train.inference import recipe
 from train.losses import Mix, per_sample
+from train.model import running_statistics
+from train.model.ema import Ema
+from train.model.precision import Precision
+from train.model.prepare import prepare, use_deterministic
 from train.parallel import shares
 from train.settings import Settings, SettingsError, as_document, flag
+from train.start import proof
+from train.start.group import Place, first_complaint
 
 State = dict[str, Any]
 # Another value of these makes another training: a checkpoint of one is no checkpoint of the other.
@@ -61,7 +66,7 @@ class Session:
     strategy: parallel.Strategy
     optimizer: torch.optim.Optimizer
     schedule: optim.Schedule
-    precision: features.Precision
+    precision: Precision
     loader: Loader
     ema: Ema | None
     weights: Sequence[float]  # the ranks' parts of a global batch
@@ -95,8 +100,8 @@ class Session:
 
 def build(settings: Settings, place: Place, device: torch.device, dataset: Dataset, network: nn.Module) -> Session:
     """`network`: on the CPU, the same on all ranks. Collective. Raises SettingsError, on all ranks alike."""
-    features.use_deterministic(settings)
-    network = features.prepare(network, settings, device, place.world_size).to(device)
+    use_deterministic(settings)
+    network = prepare(network, settings, device, place.world_size).to(device)
     loader = Loader(dataset, settings, device, place)
     weights = share_weights(settings, place, dataset, network, loader)
     strategy = parallel.make(settings, network, place, device)
@@ -113,7 +118,7 @@ def build(settings: Settings, place: Place, device: torch.device, dataset: Datas
         strategy=strategy,
         optimizer=optimizer,
         schedule=optim.Schedule(settings, per_epoch, settings.epochs * per_epoch),
-        precision=features.Precision(settings, device),
+        precision=Precision(settings, device),
         loader=loader,
         ema=Ema(strategy.network, settings.ema) if settings.ema else None,
         weights=weights,
@@ -143,10 +148,10 @@ def some_samples(settings: Settings, place: Place, dataset: Dataset, loader: Loa
 def state_of(session: Session, metric: float | None) -> State:
     """Everything a checkpoint holds: tensors (not copied) and plain values. Collective; the same on all ranks."""
     strategy, network = session.strategy, session.strategy.network
-    model = strategy.model_state() | buffers.mean_buffers(network)
+    model = strategy.model_state() | running_statistics.mean_buffers(network)
     return {
         "model": model,
-        "rank_buffers": buffers.gather_buffers(network),
+        "rank_buffers": running_statistics.gather_buffers(network),
         "optimizer": strategy.optimizer_state(session.optimizer),
         "scaler": session.precision.state(),
         "ema": session.ema.state() if session.ema else None,
@@ -174,7 +179,7 @@ def restore(session: Session, state: State) -> list[str]:
     same_ranks = state["world_size"] == session.place.world_size
     session.strategy.load(state["model"], session.optimizer, state["optimizer"])
     if same_ranks and state["rank_buffers"] is not None:
-        buffers.set_buffers(session.strategy.network, state["rank_buffers"][session.place.rank])
+        running_statistics.set_buffers(session.strategy.network, state["rank_buffers"][session.place.rank])
     session.precision.load(state["scaler"])
     if session.ema and state["ema"]:
         session.ema.load(state["ema"])

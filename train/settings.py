@@ -1,7 +1,7 @@
 """The trainer's settings: what they are, how flags and a YAML file give them, and what is wrong with them.
 
 One field of `Settings` is one setting: its flag, its help and its key in a --config file come from here. Not
-here: anything that needs torch. What only a built model or a loaded dataset can tell is said there.
+here: anything that needs torch. What only a built model or a loaded dataset shows is refused there.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 EXIT_BAD_SETTINGS = 2
-EXIT_STOPPED = 75  # sysexits.h's EX_TEMPFAIL: asked to stop, checkpoint written, go on later
+EXIT_STOPPED = 75  # sysexits.h's EX_TEMPFAIL: asked to stop, checkpoint written, continue later
 DATASET_NAMES = ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "stl10", "imagefolder", "fake")
 PARALLEL_NAMES = ("ddp", "dp", "fsdp", "horovod", "none")
 CONFIGS = Path(__file__).resolve().parent / "configs"
@@ -29,13 +29,13 @@ GROUPS = {
     "how to train": "what decides the result",
     "speed": "what changes seconds, and bits at most by rounding",
     "ranks": "how the work is spread over processes",
-    "checkpoints": "what is kept, and from where training goes on",
+    "checkpoints": "what is kept, and from where training continues",
     "the run": "",
 }
 
 
 class SettingsError(Exception):
-    """Settings that cannot be trained with. Found before training; exit status 2."""
+    """Settings that cannot be trained with. Refused before training; exit status 2."""
 
 
 def setting(default: Any, group: str, text: str, choices: tuple[str, ...] = (), metavar: str | None = None) -> Any:
@@ -80,7 +80,7 @@ class Settings:
     batch_size: int = how(120, "samples of one optimizer step, of all ranks together", metavar="N")
     lr: float = how(0.002, "highest learning rate")
     scale_lr: int = how(0, "--lr is meant for this batch size: multiply it by batch size / N (0: off)", metavar="N")
-    optimizer: str = how("adamw", "what makes updates of gradients", ("adamw", "sgd"))
+    optimizer: str = how("adamw", "how gradients become updates", ("adamw", "sgd"))
     momentum: float = how(0.9, "of SGD")
     nesterov: bool = how(False, "SGD with Nesterov's momentum")
     weight_decay: float = how(0.05, "of weights; norms and biases have none")
@@ -113,7 +113,7 @@ class Settings:
         "auto", "of the process group (auto: NCCL for GPUs, else gloo)", ("auto", "nccl", "gloo", "mpi")
     )
     init: str = ranks("env://", "how ranks find each other: env://, tcp://host:port, file:///path", metavar="URL")
-    timeout: float = ranks(300.0, "longest wait of a rank for the others", metavar="S")
+    timeout: float = ranks(300.0, "longest wait of a rank for the others, in seconds", metavar="S")
     spawn: int = ranks(0, "start so many ranks on this machine, without torchrun", metavar="N")
     shares: str = ranks(
         "", "parts of the batch, rank by rank: 3,1, or auto: by measured speed (default: equal)", metavar="3,1"
@@ -125,7 +125,7 @@ class Settings:
     resume: str = keeps(
         "auto", "auto: the run folder's newest; none: afresh; or a checkpoint or run folder", metavar="PATH"
     )
-    keep: int = keeps(2, "checkpoints to keep, beside the best one", metavar="K")
+    keep: int = keeps(2, "checkpoints to keep, in addition to the best one", metavar="K")
     checkpoint_every: str = keeps("epoch", "epoch, steps (500), or seconds (30s)", metavar="WHEN")
     blocking_checkpoints: bool = keeps(False, "wait until a checkpoint is on the disk")
 
@@ -134,7 +134,7 @@ class Settings:
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises instead of leaving: under torchrun only rank 0 may speak, and all ranks must leave together."""
+    """Raises instead of exiting: under torchrun only rank 0 prints, and all ranks must end together."""
 
     def error(self, message: str) -> NoReturn:
         raise SettingsError(f"{message} (see python -m train --help)")
@@ -254,7 +254,7 @@ def default_run_dir() -> Path:
 
 
 def as_document(settings: Settings) -> dict[str, Any]:
-    """Plain values, in the order of the fields: for checkpoints, metrics and settings.yaml."""
+    """The settings as plain values, in the order of the fields: for checkpoints, metrics and settings.json."""
     values = dataclasses.asdict(settings)
     return {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
 
@@ -332,15 +332,17 @@ def contradictions(settings: Settings, world_size: int) -> Iterator[str]:
         yield f"--spawn {settings.spawn}: torchrun has started this rank already; leave one of the two out"
 
 
-def refuse(complaint: str, aloud: bool = True) -> int:
-    """The one line that a user sees, and the exit status. The launcher hears it from each rank: any may end first."""
+def refuse(complaint: str, shown: bool = True) -> int:
+    """Prints the complaint if `shown`, and returns the exit status. Each rank reports it to torchrun: any may be the
+    first to end.
+    """
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         said = {
             "message": f"exit status {EXIT_BAD_SETTINGS}: train: {complaint}",
             "extraInfo": {"py_callstack": "", "timestamp": str(int(time.time()))},
         }
         Path(file).write_text(json.dumps({"message": said}), encoding="utf-8")
-    if aloud:
+    if shown:
         print(f"train: {complaint}", file=sys.stderr, flush=True)
     return EXIT_BAD_SETTINGS
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from train.features import Precision
 from train.losses import Mix, logits, mixed, per_sample
+from train.model.precision import Precision
 from train.order import Pass, Step
 from train.parallel import Strategy
 
@@ -38,7 +38,7 @@ def optimizer_step(
     smoothing: float,
     clip: float,
 ) -> Sums:
-    """All passes of one step, then the update. `batches` yields one batch for each pass.
+    """All passes of one step, then the update of the weights. `batches` yields one batch for each pass.
 
     A pass's padding (see train.order.Pass) takes part with weight 0: every rank goes through the same collectives.
     """

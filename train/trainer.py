@@ -1,6 +1,6 @@
 """The training loop: epochs of steps, evaluation, checkpoints, and an orderly stop.
 
-Knows nothing of command lines and process groups: `train.run` hands it all that it works on.
+Knows nothing of command lines and process groups: `train.run` gives it all that it works on.
 """
 
 import signal
@@ -13,20 +13,20 @@ from types import FrameType
 import torch
 
 from train import order
-from train.buffers import evaluating_with, mean_buffers
 from train.checkpoints.writer import Writer
 from train.evaluate import Score, evaluate
-from train.report import Report
+from train.model.running_statistics import evaluating_with, mean_buffers
+from train.reporting.report import Report
+from train.reporting.step_stats import StepRecord, StepStats
 from train.session import Session, state_of
 from train.settings import Every, every
 from train.step import Batch, optimizer_step
-from train.watch import StepRecord, StepStats
 
 
 @dataclass
 class StopRequest:
-    """SIGTERM or Ctrl-C: finish the step, write a checkpoint, leave. A second one changes nothing: torchrun hands on
-    a terminal's Ctrl-C that the ranks have got already."""
+    """SIGTERM or Ctrl-C: finish the step, write a checkpoint, end. A second one changes nothing: torchrun passes on
+    a terminal's Ctrl-C that the ranks have received already."""
 
     by: str = ""
 
@@ -76,7 +76,7 @@ class Training:
         if self.writer and session.settings.parallel in ("ddp", "none"):  # whose states are the live tensors
             self.writer.guard(session.optimizer)
         self.reserved = session.settings.blocking_checkpoints
-        self.due = self.stopping = False  # what all ranks know of each other, not what happened to this one
+        self.due = self.stopping = False  # what all ranks have agreed on, not this rank's own state
 
     def train(self) -> Score | None:
         """Raises NonFiniteLoss, CheckpointError, DataError."""
@@ -115,7 +115,7 @@ class Training:
     def step(self, step: order.Step, batches: Iterator[Batch], begun: float) -> None:
         session, position, settings = self.session, self.session.position, self.session.settings
         lr = session.schedule.set(session.optimizer, position.step)
-        torch.manual_seed(order.word(settings.seed, position.step, session.place.rank))  # dropout and its like
+        torch.manual_seed(order.word(settings.seed, position.step, session.place.rank))  # for dropout
         sums = optimizer_step(
             session.strategy, session.optimizer, session.precision, batches, step, session.mix(),
             settings.label_smoothing, settings.clip,
@@ -134,7 +134,7 @@ class Training:
         )  # fmt: skip
 
     def reserve(self) -> None:
-        """After the first step: memory for the copies of the state, made ready beside the next ones."""
+        """After the first step: memory for the copies of the state, prepared while the next steps run."""
         if not self.reserved:
             self.reserved = True
             state = state_of(self.session, None)
@@ -142,7 +142,7 @@ class Training:
                 self.writer.reserve(state)
 
     def take(self, record: StepRecord | None) -> None:
-        """Books the figures of a step, which come one step late; the same on all ranks."""
+        """Adds up the figures of a step, which come one step later; the same on all ranks."""
         if record is None:
             return
         position = self.session.position

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from containers import engine
+from containers.engine import ContainersError
 from launch.cli import exits
 from launch.cli.refusal import refuse
 from launch.deploy import playbook
@@ -52,12 +54,11 @@ def ensure_ready(console: Console) -> None:
 
 def has_root() -> bool:
     """Whether this user is root or becomes it by sudo without a password."""
-    if os.getuid() == 0:
-        return True
-    if not shutil.which("sudo"):
+    try:
+        engine.as_root()
+    except ContainersError:
         return False
-    done = subprocess.run(["sudo", "-n", "true"], capture_output=True, timeout=15, check=False)
-    return done.returncode == 0
+    return True
 
 
 def _identity() -> str:

@@ -65,7 +65,7 @@ class ImageBuild:
 
 def image_refusal(error: ContainersError) -> Refusal:
     """An image that could not be built, as a refusal."""
-    return refuse(error.where, error.what, error.mend, exits.DEPLOY_FAILED)
+    return refuse(error.where, error.what, error.fix, exits.DEPLOY_FAILED)
 
 
 def deploy(path: Path, console: Console, horovod: bool = False, afresh: bool = False) -> int:
@@ -206,7 +206,7 @@ def _cluster_map(
         network=choice.network,
         image=clustermap.MapImage(image.ref, image.id, export.bytes, images.code_hash(ROOT / "train")),
         reach=facts.reach,
-        measured={name: [dataclasses.asdict(link) for link in links] for name, links in measured.links.items()},
+        measured=dataclasses.asdict(measured.measurements),
         measured_at=measured.when,
         measured_key=measured.key,
     )

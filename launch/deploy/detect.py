@@ -14,6 +14,7 @@ from rich.console import Console
 
 from launch.cli.refusal import Problem, Refusal
 from launch.deploy import playbook
+from launch.files import read_json
 from launch.health import host_checks
 from launch.hosts import inventory, ssh
 from launch.hosts.inventory import Host, Inventory
@@ -56,14 +57,25 @@ def choose_network(
     """
     measured = measure_links(inv, facts.found, last_map, console)
     addresses = {host.name: host.target.address for host in inv.hosts}
-    return choose.choose(facts.hosts, addresses, facts.found, measured.links), measured
+    kept = _chosen_before(last_map) if last_map else ""
+    return choose.choose(facts.hosts, addresses, facts.found, measured.measurements, kept), measured
+
+
+def _chosen_before(last_map: Path) -> str:
+    """The label of the network that the last deploy chose; "" where there was none."""
+    known = read_json(last_map)
+    try:
+        interfaces = dict.fromkeys(host["interface"] for host in known["hosts"])
+        return f"{known['network']['name']} ({', '.join(interfaces)})"
+    except (KeyError, TypeError):
+        return ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Links by choose.Working.label, when they were measured (ISO 8601, UTC), and between what."""
+    """What was measured, when (ISO 8601, UTC), and between what."""
 
-    links: dict[str, list[Link]]
+    measurements: choose.Measurements
     when: str
     key: str
 
@@ -81,7 +93,7 @@ def measure_links(inv: Inventory, found: choose.Found, last_map: Path | None, co
     key = hashlib.sha256(json.dumps([dataclasses.asdict(field) for field in fields]).encode()).hexdigest()
     now = datetime.datetime.now(datetime.UTC)
     if len(inv.hosts) == 1:
-        return Measured({}, now.isoformat(timespec="seconds"), key)
+        return Measured(choose.Measurements(), now.isoformat(timespec="seconds"), key)
     if last_map and (known := recall(last_map, key, now)):
         console.print(f"    measured {known.when[:16]} UTC on the same networks; MEASURE=1 measures them again")
         return known
@@ -92,11 +104,13 @@ def measure_links(inv: Inventory, found: choose.Found, last_map: Path | None, co
     targets = [host.target for host in inv.hosts]
     with ssh.connections(targets, known_hosts) as opened:
         machines = [Machine(target, known_hosts, c) for target, c in zip(targets, opened, strict=True)]
-        links = measure.measure(machines, fields, measure.BANDWIDTH_SECONDS)
-        if choose.contested(links):
-            console.print("    fast networks that differ: measured once more, as a busy processor may be what differs")
-            links = measure.faster(links, measure.measure(machines, fields, measure.BANDWIDTH_SECONDS))
-    return Measured(links, now.isoformat(timespec="seconds"), key)
+        measurements, again = choose.Measurements(), [field.name for field in fields]
+        while again:
+            some = [field for field in fields if field.name in again]
+            measurements = measurements.with_round(measure.measure(machines, some, measure.BANDWIDTH_SECONDS))
+            if again := choose.contested(measurements):
+                console.print(f"    not to be told apart yet, so measured once more: {', '.join(again)}")
+    return Measured(measurements, now.isoformat(timespec="seconds"), key)
 
 
 def recall(last_map: Path, key: str, now: datetime.datetime) -> Measured | None:
@@ -104,14 +118,16 @@ def recall(last_map: Path, key: str, now: datetime.datetime) -> Measured | None:
     try:
         known = json.loads(last_map.read_text())
         age = now - datetime.datetime.fromisoformat(known["measured_at"])
-        links = {name: [Link(**entry) for entry in entries] for name, entries in known["measured"].items()}
+        fields = known["measured"]
+        links = {name: [Link(**entry) for entry in entries] for name, entries in fields["links"].items()}
+        measurements = choose.Measurements(links, fields["speeds"], fields["hot"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
     if known["measured_key"] != key or not 0 <= age.total_seconds() < REMEASURE_SECONDS:
         return None
     if any(link.error or link.mbits is None for entries in links.values() for link in entries):
         return None
-    return Measured(links, known["measured_at"], key)
+    return Measured(measurements, known["measured_at"], key)
 
 
 def check_facts(hosts: Sequence[Host], facts: Mapping[str, Mapping[str, Any]]) -> None:

@@ -17,7 +17,7 @@ from launch.files import ROOT
 from launch.hosts import clustermap, inventory, ssh
 from launch.hosts.inventory import Inventory
 
-PLAYBOOK_SECONDS = 3600
+PLAYBOOK_SECONDS = 3600  # for one playbook on all hosts
 
 
 def run(name: str, inv: Inventory, variables: Mapping[str, Any], hosts: Sequence[str] = ()) -> Any:
@@ -60,15 +60,24 @@ def environment(inv: Inventory) -> dict[str, str]:
 
 
 def run_bounded(words: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a command in its own process group; on Ctrl-C or past the limit, that group is ended and awaited."""
+    """Run a command in its own process group; on Ctrl-C or past the limit, that group is ended and waited for.
+
+    Raises:
+        Refusal: when it has not ended after PLAYBOOK_SECONDS.
+    """
     process = subprocess.Popen(words, env=dict(environment), start_new_session=True)
     try:
         return process.wait(PLAYBOOK_SECONDS)
-    except BaseException:
+    except BaseException as error:
         for number, patience in ((signal.SIGINT, 5), (signal.SIGTERM, 3), (signal.SIGKILL, 5)):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(patience)
                 break
+        with contextlib.suppress(ProcessLookupError):  # what has outlived the command that we waited for
+            os.killpg(process.pid, signal.SIGKILL)
+        if isinstance(error, subprocess.TimeoutExpired):
+            fix = "see on which host the last task above hangs; the same command again goes on where it stopped"
+            raise refuse(words[1], f"had not ended after {PLAYBOOK_SECONDS} s", fix, exits.DEPLOY_FAILED) from None
         raise

@@ -1,6 +1,6 @@
 """What a run will be like before it is run: step time, images/s and speed-up for each number of hosts. Pure.
 
-From the document of `python -m train.probe --forecast` alone (train/probe_forecast.py has its schema): how long the
+From the document of `python -m train.forecast.probe --forecast` alone (train/forecast/step_times.py): how long the
 steps of a host take, when its gradients are there, and how long all-reduces of these sizes take. A step is played
 through bucket by bucket, as DDP does it: forward and backward go on while a bucket is summed; a bucket's sum begins
 when its gradients are there on all ranks and the bucket before is done; the optimizer waits for the last one. On hosts

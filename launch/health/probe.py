@@ -1,6 +1,6 @@
-"""`python -m train.probe` on the hosts, as a run is started there; what it measured, and nothing left of it.
+"""`python -m train.forecast.probe` on the hosts, as a run is started there; what it measured, and nothing left of it.
 
-Not for what the figures mean: that is launch/health/forecast.py and check.py. Schema of the document: train/probe.py.
+Not for what the figures mean: see forecast.py and check.py. Schema of the document: train/forecast/probe.py.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LAST_WORDS_SECONDS = 5.0  # after the first failure, for the other hosts to end 
 class Left:
     """What a host had of a probe when it was cleared away."""
 
-    failure: dict[str, Any]  # failure.json as train/agent.py writes it, or {}
+    failure: dict[str, Any]  # failure.json as train/start/agent.py writes it, or {}
     document: dict[str, Any]  # probe.json, on the first host; or {}
     state: dict[str, Any]  # Podman's of the container, or {}
 
@@ -59,7 +59,7 @@ def run(
     Raises:
         Refusal: with the root cause on the host where it is.
     """
-    options = Options(len(hosts), tuple(arguments), module="train.probe", image=image, direct=True)
+    options = Options(len(hosts), tuple(arguments), module="train.forecast.probe", image=image, direct=True)
     if port is None:
         port = readiness.check(machines, hosts, image or cluster.image.id)
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

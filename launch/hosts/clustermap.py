@@ -16,7 +16,7 @@ from launch.cli.refusal import refuse
 from launch.files import build_dir, write_json
 from launch.hosts import inventory
 
-SCHEMA = "muster.cluster/2"
+SCHEMA = "muster.cluster/3"
 
 #: What must be open between the hosts on the training network; the README states it.
 REACH_PORTS = (29400, 29415)  # every pair of hosts is tested and measured here, below the ephemeral range
@@ -70,7 +70,7 @@ class ClusterMap:
     network: Network
     image: MapImage
     reach: dict[str, list[dict[str, Any]]]  # from host: [{"peer", "address", "ok", "milliseconds", "error"}]
-    measured: dict[str, list[dict[str, Any]]]  # by network.Working.label: fields of links.Link; empty for one host
+    measured: dict[str, Any]  # the fields of network.choose.Measurements
     measured_at: str  # ISO 8601, UTC
     measured_key: str  # of the networks, hosts and addresses that were measured
 

@@ -55,7 +55,7 @@ class Failure:
 def root_failure(reports: Mapping[str, Mapping[str, Any]], ends: Mapping[str, str]) -> Failure | None:
     """The first cause among all hosts' failures.
 
-    `reports` is host -> failure.json as train/agent.py writes it (its `consequence` marks failures that only follow
+    `reports` is host -> failure.json as train/start/agent.py writes it (`consequence` marks failures that only follow
     from another rank's: those yield to any that do not; of the rest, the earliest counts). `ends` is host -> how its
     container ended, for hosts that ended badly.
     """

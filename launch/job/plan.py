@@ -2,7 +2,7 @@
 
 Rank order is inventory order, host by host, GPU by GPU. The same plan reaches every host; only a host's own
 interface, node rank and GPUs differ in its command. Every rank finds the plan's SHA-256 and the image's id in its
-environment, so that ranks can prove to each other that they belong together (train/proof.py).
+environment, so that ranks can prove to each other that they belong together (train/start/proof.py).
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def _assemble(
         if options.direct and world_size == len(hosts):
             ranked = [str(node_rank), str(world_size), hosts[0].address, str(master_port)]
             torchrun, program = ["--direct", *ranked], [options.module]
-        command = [*engine, image, "python3", "-P", "-m", "train.agent", *torchrun, *program, *options.args]
+        command = [*engine, image, "python3", "-P", "-m", "train.start.agent", *torchrun, *program, *options.args]
         host_plans.append(
             HostPlan(
                 host=host.name,

@@ -1,14 +1,17 @@
 """Which network the ranks talk over: a pure choice from facts, tested pairs and measured links. Runs no test itself.
 
-Two steps: `working` says on which networks every host reaches every other; these are measured; `choose` takes the
-fastest by its slowest pair.
+Three steps: `working` says on which networks every host reaches every other; these are measured, the `contested` ones
+again until they part or count as equal; `choose` takes the fastest by its slowest pair.
+
+What disturbs a measurement makes it slower, never faster. So a network is at least as fast as its best measurement, and
+the second best one tells how far that can be trusted.
 """
 
 from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from launch.cli.refusal import Problem, Refusal
@@ -20,6 +23,10 @@ Reach = Mapping[str, Sequence[Mapping[str, Any]]]
 
 #: Networks this near to the fastest are as fast as it: the rest is the measurement's.
 ALIKE = 0.8
+#: One measurement parts two networks of which one is slower than this part of the other. A disturbance explains less.
+PARTED_AT_ONCE = 0.15
+#: Measurements of a network at the most. Networks that have not parted by then count as equal.
+MOST_MEASUREMENTS = 4
 #: Above this many Mbit/s one stream of iperf3 may be limited by a core, not by the link: figures within a factor of two
 #: are alike, and the NICs' own labels tell the networks apart.
 ONE_STREAM = 5_000
@@ -143,21 +150,44 @@ def _variants(
     return list(kept.values()), "; ".join(reasons[:1])
 
 
+@dataclass(frozen=True)
+class Measurements:
+    """All that was measured, by `Working.label`; empty for a single host."""
+
+    links: dict[str, list[Link]] = field(default_factory=dict)  # the best of each pair
+    speeds: dict[str, list[float]] = field(default_factory=dict)  # Mbit/s of the slowest pair, one measurement each
+    hot: list[str] = field(default_factory=list)  # hosts whose processors were busy through and through
+
+    def with_round(self, links: Mapping[str, Sequence[Link]], hot: Sequence[str] = ()) -> Measurements:
+        """These and one more measurement of some networks or all."""
+        best, speeds = dict(self.links), dict(self.speeds)
+        for label, measured in links.items():
+            before = best.get(label, measured)
+            best[label] = [max(pair, key=_goodness) for pair in zip(before, measured, strict=True)]
+            speeds[label] = [*speeds.get(label, []), slowest(measured)]
+        return Measurements(best, speeds, list(dict.fromkeys([*self.hot, *hot])))
+
+
+def _goodness(link: Link) -> tuple[bool, float]:
+    return link.error is None, link.mbits or 0.0
+
+
 def choose(
     facts: Mapping[str, Mapping[str, Any]],
     ssh_addresses: Mapping[str, str],
     found: Found,
-    measured: Mapping[str, Sequence[Link]],
+    measurements: Measurements,
+    kept: str = "",
 ) -> Choice:
     """The fastest network on which all pairs work, by its slowest pair that was measured.
 
-    Of networks that are alike (ALIKE), one that does not carry SSH is taken; then IPv4; then the fastest. `measured`:
-    links by `Working.label`; may be empty for a single host.
+    Of networks that are alike, `kept` is taken, the label of an earlier choice; else one that does not carry SSH; then
+    IPv4; then the fastest.
 
     Raises:
         Refusal: on no network do all pairs pass the measurement; naming pairs network by network.
     """
-    failures = dict(found.failures)
+    failures, measured = dict(found.failures), measurements.links
     passed = []
     for network in found.working:
         broken = [link for link in measured.get(network.label, []) if link.error]
@@ -169,19 +199,21 @@ def choose(
         raise Refusal(Problem(f"network {network}", reason, _FIX) for network, reason in failures.items())
     speeds = {network.label: slowest(measured.get(network.label, [])) for network in passed}
     fastest = max(speeds.values())
-    tied = [network for network in passed if alike(speeds[network.label], fastest)]
+    leader = max(speeds, key=speeds.__getitem__)
+    tied = [network for network in passed if _alike(network.label, leader, measurements)]
     if fastest >= ONE_STREAM:
         labelled = max(_label_speed(network) for network in tied)
         tied = [network for network in tied if _label_speed(network) == labelled]
-    best = min(tied, key=lambda network: _preference(network, ssh_addresses, speeds[network.label]))
+    carriers = ssh_interfaces(facts, ssh_addresses)
+    best = min(tied, key=lambda network: _preference(network, carriers, speeds[network.label], kept))
     refused = [{"network": network, "reason": reason} for network, reason in failures.items()]
     refused += [
-        {"network": network.label, "reason": _why_later(network, best, speeds, measured, ssh_addresses)}
+        {"network": network.label, "reason": _why_not(network, best, leader, measurements, carriers, kept)}
         for network in passed
         if network is not best
     ]
     links = list(measured.get(best.label, []))
-    chosen = Network(best.name, _why(best, links, ssh_addresses), refused + _refused_nics(facts))
+    chosen = Network(best.name, _why(best, links, carriers), refused + _refused_nics(facts))
     return Choice(chosen, best.endpoints, links)
 
 
@@ -190,16 +222,39 @@ def slowest(links: Sequence[Link]) -> float:
     return min((link.mbits for link in links if link.mbits is not None), default=0.0)
 
 
-def alike(speed: float, fastest: float) -> bool:
-    """Whether a network is as fast as the fastest one, as far as a measurement can tell."""
+def contested(measurements: Measurements) -> list[str]:
+    """The networks to measure once more, as it is not clear whether they are slower than the fastest one or as fast."""
+    working = [label for label, links in measurements.links.items() if not any(link.error for link in links)]
+    if len(working) < 2:
+        return []
+    leader = max(working, key=lambda label: max(measurements.speeds[label]))
+    unclear = [label for label in working if label != leader and not _settled(label, leader, measurements)]
+    again = [label for label in [leader, *unclear] if len(measurements.speeds[label]) < MOST_MEASUREMENTS]
+    return [label for label in working if label in again] if unclear else []
+
+
+def _settled(label: str, leader: str, measurements: Measurements) -> bool:
+    own, best = measurements.speeds[label], measurements.speeds[leader]
+    if min(len(own), len(best)) == 1:
+        near = _near(max(own), max(best))
+        return not measurements.hot and (near or max(own) < PARTED_AT_ONCE * max(best))
+    return _near(max(own), max(best)) or not _overlap(own, best) or len(own) >= MOST_MEASUREMENTS
+
+
+def _near(speed: float, fastest: float) -> bool:
+    """Whether two figures in Mbit/s are the same, as far as one measurement can tell."""
     return speed >= fastest * (ALIKE_ABOVE if min(speed, fastest) >= ONE_STREAM else ALIKE)
 
 
-def contested(measured: Mapping[str, Sequence[Link]]) -> bool:
-    """Whether networks differ at speeds at which a processor, and not the link, may be what differs."""
-    speeds = [slowest(links) for links in measured.values() if not any(link.error for link in links)]
-    fast = [speed for speed in speeds if speed >= ONE_STREAM * ALIKE_ABOVE]
-    return len(fast) > 1 and not alike(min(fast), max(fast))
+def _overlap(own: Sequence[float], best: Sequence[float]) -> bool:
+    """Whether the best two measurements of the one lie among those of the other."""
+    return max(own) >= sorted(best)[-2:][0]
+
+
+def _alike(label: str, leader: str, measurements: Measurements) -> bool:
+    """Whether a network is as fast as the fastest one: near to it, or not to be told from it by all measurements."""
+    own, best = (measurements.speeds.get(one, [0.0]) for one in (label, leader))
+    return _near(max(own), max(best)) or (min(len(own), len(best)) > 1 and _overlap(own, best))
 
 
 def rate(mbits: float) -> str:
@@ -249,13 +304,27 @@ def _label_speed(network: Working) -> int:
     return min(end.speed_mbits or 0 for end in network.endpoints.values())
 
 
-def _preference(network: Working, ssh_addresses: Mapping[str, str], speed: float) -> tuple[bool, bool, float, str]:
+def _preference(
+    network: Working, carriers: Mapping[str, str], speed: float, kept: str
+) -> tuple[bool, bool, bool, float, str]:
     first = next(iter(network.endpoints.values()))
-    return _carries_ssh(network, ssh_addresses), ":" in first.address, -speed, network.label
+    other = network.label != kept
+    return other, _carries_ssh(network, carriers), ":" in first.address, -speed, network.label
 
 
-def _carries_ssh(network: Working, ssh_addresses: Mapping[str, str]) -> bool:
-    return any(end.address == ssh_addresses.get(host) for host, end in network.endpoints.items())
+def ssh_interfaces(facts: Mapping[str, Mapping[str, Any]], ssh_addresses: Mapping[str, str]) -> dict[str, str]:
+    """By host, the NIC that holds the address at which SSH reaches it; without hosts behind a translated address."""
+    return {
+        host: nic["name"]
+        for host, known in facts.items()
+        for nic in known["nics"]
+        if any(entry["address"] == ssh_addresses.get(host) for entry in nic["addresses"])
+    }
+
+
+def _carries_ssh(network: Working, carriers: Mapping[str, str]) -> bool:
+    """Whether the NIC of any host on this network is the one that SSH comes in by, by whatever address."""
+    return any(end.interface == carriers.get(host) for host, end in network.endpoints.items())
 
 
 def _slowest_words(links: Sequence[Link]) -> str:
@@ -267,31 +336,31 @@ def _slowest_words(links: Sequence[Link]) -> str:
     return f"{rate(known[pair])} measured on the slowest pair ({pair}){more}"
 
 
-def _why(best: Working, links: Sequence[Link], ssh_addresses: Mapping[str, str]) -> str:
+def _why(best: Working, links: Sequence[Link], carriers: Mapping[str, str]) -> str:
     if len(best.endpoints) == 1:
         return "one host only: nothing to reach"
     words = [f"all {len(best.endpoints) * (len(best.endpoints) - 1)} ordered pairs of hosts work"]
     if links:
         words.append(_slowest_words(links))
-    words.append("it also carries SSH" if _carries_ssh(best, ssh_addresses) else "it does not carry SSH")
+    words.append("it also carries SSH" if _carries_ssh(best, carriers) else "it does not carry SSH")
     return ", ".join(words)
 
 
-def _why_later(
-    other: Working,
-    best: Working,
-    speeds: Mapping[str, float],
-    measured: Mapping[str, Sequence[Link]],
-    ssh_addresses: Mapping[str, str],
+def _why_not(
+    other: Working, best: Working, leader: str, measurements: Measurements, carriers: Mapping[str, str], kept: str
 ) -> str:
-    links = measured.get(other.label, [])
+    links = measurements.links.get(other.label, [])
     figure = _slowest_words(links) if links else "works"
-    fastest = max(speeds.values())
-    if not alike(speeds[other.label], fastest):
+    if not _alike(other.label, leader, measurements):
         return figure
-    if _label_speed(other) < _label_speed(best) and fastest >= ONE_STREAM:
+    speeds = measurements.speeds
+    if _label_speed(other) < _label_speed(best) and max(speeds.get(leader, [0.0])) >= ONE_STREAM:
         return f"{figure}; its slowest NIC is slower by its label than that of {best.label}"
-    if _carries_ssh(other, ssh_addresses) and not _carries_ssh(best, ssh_addresses):
+    if not _near(max(speeds.get(other.label, [0.0])), max(speeds.get(leader, [0.0]))):
+        figure += f", not to be told from the fastest by {len(speeds[other.label])} measurements"
+    if best.label == kept:
+        return f"{figure}; {best.label} was chosen before and is as fast (`make deploy MEASURE=1` chooses anew)"
+    if _carries_ssh(other, carriers) and not _carries_ssh(best, carriers):
         return f"{figure}, but it carries SSH"
     return f"{figure}; {best.label} is as fast and comes first"
 

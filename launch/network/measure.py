@@ -75,14 +75,3 @@ def measure(machines: Sequence[Machine], fields: Sequence[Field], seconds: int) 
     asked = {host: {"survey": None, "links": asked} for host, asked in options(hosts, fields, seconds).items()}
     answers = hostcall.ask_all(machines, asked, longest_seconds(len(hosts), len(fields), seconds))
     return links(hosts, fields, answers)
-
-
-def faster(first: Mapping[str, Sequence[Link]], second: Mapping[str, Sequence[Link]]) -> dict[str, list[Link]]:
-    """The better of two measurements of each pair: what disturbs one makes it slower, never faster. Pure."""
-    return {
-        name: [
-            max(pair, key=lambda link: (link.error is None, link.mbits or 0.0))
-            for pair in zip(links, second[name], strict=True)
-        ]
-        for name, links in first.items()
-    }

@@ -14,15 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from containers import engine, lab, net
+from containers import engine, lab, lab_host, net
+from containers.lab_host import LABEL, Host
 from tests import sweep
 from tests.sweep import lab_name
 
 FIRST, SECOND = lab_name("a"), lab_name("b")
 
 
-def hosts_of(name: str, count: int) -> list[lab.Host]:
-    return [lab.Host(name, index, f"10.77.0.{11 + index}", f"10.78.0.{11 + index}", "0") for index in range(count)]
+def hosts_of(name: str, count: int) -> list[Host]:
+    return [Host(name, index, f"10.77.0.{11 + index}", f"10.78.0.{11 + index}", "0") for index in range(count)]
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -75,7 +76,7 @@ def test_an_inventory_that_is_not_a_labs_is_left_alone(tmp_path: Path, monkeypat
     mine = tmp_path / "inventory" / "rack" / "hosts.yml"
     mine.parent.mkdir(parents=True)
     mine.write_text("all: {hosts: {a: {}}}\n")
-    with pytest.raises(lab.LabError, match="not made by `make lab`"):
+    with pytest.raises(engine.ContainersError, match="not written by `make lab`"):
         lab.up("rack", 1)
     assert mine.read_text() == "all: {hosts: {a: {}}}\n"
 
@@ -87,34 +88,34 @@ def left_of(*names: str) -> list[str]:
     """Whatever Podman and the inventory still hold of labs."""
     found = []
     for name in names:
-        found += engine.podman("ps", "--all", "--quiet", f"--filter=label={lab.LABEL}={name}").split()
+        found += engine.podman("ps", "--all", "--quiet", f"--filter=label={LABEL}={name}").split()
         for kind in ("volume", "network"):
             found += [entry for entry in engine.podman(kind, "ls", "--quiet").split() if f"muster-{name}-" in entry]
         found += [str(path) for path in (lab.INVENTORIES / name,) if path.exists()]
     return found
 
 
-def on(host: lab.Host, script: str) -> str:
+def on(host: Host, script: str) -> str:
     """Output of a shell line on a host, over SSH, as its user."""
     key = lab.INVENTORIES / host.lab / "id_ed25519"
     trust = [f"-oUserKnownHostsFile={key.with_name('known_hosts')}", "-oStrictHostKeyChecking=accept-new"]
     return engine.output(["ssh", "-oBatchMode=yes", *trust, f"-i{key}", f"muster@{host.management}", script])
 
 
-def inside(host: lab.Host, *arguments: str) -> str:
+def inside(host: Host, *arguments: str) -> str:
     """Output of this machine's own command in the network namespace of a host."""
     pid = engine.podman("inspect", "--format={{.State.Pid}}", host.container).strip()
     return engine.output(engine.root_command("nsenter", f"--net=/proc/{pid}/ns/net", *arguments))
 
 
-def addresses(host: lab.Host) -> dict[str, tuple[str, str]]:
+def addresses(host: Host) -> dict[str, tuple[str, str]]:
     """NIC -> (state, first IPv4 address)."""
     entries = json.loads(inside(host, "ip", "-json", "-4", "addr"))
     return {entry["ifname"]: (entry["operstate"], entry["addr_info"][0]["local"]) for entry in entries}
 
 
 @pytest.fixture(scope="module")
-def pair(container_engine: None) -> Iterator[list[lab.Host]]:
+def pair(container_engine: None) -> Iterator[list[Host]]:
     """A lab of two hosts; nothing is left of it afterwards."""
     try:
         hosts = lab.up(FIRST, 2)
@@ -128,19 +129,19 @@ def pair(container_engine: None) -> Iterator[list[lab.Host]]:
 
 
 @pytest.mark.lab
-def test_a_host_is_bare(pair: list[lab.Host]) -> None:
+def test_a_host_is_bare(pair: list[Host]) -> None:
     for tool in ("podman", "runc", "rsync", "ip", "pip", "gcc", "curl"):
         assert on(pair[0], f"command -v {tool} || true") == "", tool
     assert on(pair[0], "python3 -c 'import sys; print(sys.version_info[:2])'").strip() == "(3, 11)"
 
 
 @pytest.mark.lab
-def test_the_user_is_not_root_but_may_become_it(pair: list[lab.Host]) -> None:
+def test_the_user_is_not_root_but_may_become_it(pair: list[Host]) -> None:
     assert on(pair[0], "id -un; sudo -n id -un").split() == ["muster", "root"]
 
 
 @pytest.mark.lab
-def test_passwords_do_not_open_the_door(pair: list[lab.Host]) -> None:
+def test_passwords_do_not_open_the_door(pair: list[Host]) -> None:
     with pytest.raises(engine.CommandFailed, match=r"Permission denied \(publickey\)"):
         engine.output(
             [
@@ -157,7 +158,7 @@ def test_passwords_do_not_open_the_door(pair: list[lab.Host]) -> None:
 
 
 @pytest.mark.lab
-def test_each_host_has_its_own_name_keys_and_machine_id(pair: list[lab.Host]) -> None:
+def test_each_host_has_its_own_name_keys_and_machine_id(pair: list[Host]) -> None:
     assert [on(host, "hostname").strip() for host in pair] == ["h1", "h2"]
     for file in ("/etc/machine-id", "/etc/ssh/ssh_host_ed25519_key.pub"):
         contents = [on(host, f"cat {file}") for host in pair]
@@ -166,13 +167,13 @@ def test_each_host_has_its_own_name_keys_and_machine_id(pair: list[lab.Host]) ->
 
 
 @pytest.mark.lab
-def test_a_hosts_own_name_means_loopback_as_on_debian(pair: list[lab.Host]) -> None:
+def test_a_hosts_own_name_means_loopback_as_on_debian(pair: list[Host]) -> None:
     look_up = "python3 -c 'import socket; print(socket.gethostbyname(socket.gethostname()))'"
     assert {on(host, look_up).strip() for host in pair} == {"127.0.1.1"}
 
 
 @pytest.mark.lab
-def test_nics_are_named_differently_and_only_management_leads_out(pair: list[lab.Host]) -> None:
+def test_nics_are_named_differently_and_only_management_leads_out(pair: list[Host]) -> None:
     for host in pair:
         found = addresses(host)
         assert found[host.nics.management] == ("UP", host.management)
@@ -183,7 +184,7 @@ def test_nics_are_named_differently_and_only_management_leads_out(pair: list[lab
 
 
 @pytest.mark.lab
-def test_every_host_has_the_decoys(pair: list[lab.Host]) -> None:
+def test_every_host_has_the_decoys(pair: list[Host]) -> None:
     first, second = (addresses(host) for host in pair)
     assert first["docker0"] == second["docker0"] == ("UP", "172.17.0.1")
     assert ("UP", "10.200.0.1") in first.values()
@@ -193,49 +194,47 @@ def test_every_host_has_the_decoys(pair: list[lab.Host]) -> None:
 
 
 @pytest.mark.lab
-def test_hosts_reach_each_other_over_the_data_network(pair: list[lab.Host]) -> None:
+def test_hosts_reach_each_other_over_the_data_network(pair: list[Host]) -> None:
     reach = f"import socket; socket.create_connection(('{pair[1].data}', 22), 5, ('{pair[0].data}', 0)); print('ok')"
     assert on(pair[0], f'python3 -c "{reach}"').strip() == "ok"
 
 
 @pytest.mark.lab
-def test_hosts_have_cores_of_their_own(pair: list[lab.Host]) -> None:
+def test_hosts_have_cores_of_their_own(pair: list[Host]) -> None:
     affinity = "python3 -c 'import os; print(*os.sched_getaffinity(0))'"
     shares = [set(map(int, on(host, affinity).split())) for host in pair]
     assert [",".join(map(str, sorted(share))) for share in shares] == net.cpusets(sorted(os.sched_getaffinity(0)), 2)
 
 
 @pytest.mark.lab
-def test_packages_can_be_installed(pair: list[lab.Host]) -> None:
+def test_packages_can_be_installed(pair: list[Host]) -> None:
     on(pair[0], "sudo apt-get update -qq")
     assert "rsync" in on(pair[0], "apt-cache show rsync")
 
 
 @pytest.mark.lab
-def test_orphans_are_reaped(pair: list[lab.Host]) -> None:
+def test_orphans_are_reaped(pair: list[Host]) -> None:
     on(pair[0], "sh -c '(sleep 0.2 &)'; sleep 0.5")
     assert "defunct" not in on(pair[0], "ps ax")
 
 
 @pytest.mark.lab
-def test_up_again_is_quick_and_mends_what_was_stopped(pair: list[lab.Host]) -> None:
+def test_up_again_starts_what_was_stopped_and_creates_nothing(pair: list[Host]) -> None:
     identity = on(pair[1], "cat /etc/machine-id")
     engine.podman("stop", "--time=0", pair[1].container)
     inventory = lab.INVENTORIES / FIRST / "hosts.yml"
     written = inventory.stat().st_mtime_ns
-    started = time.monotonic()
-    assert lab.up(FIRST, 2) == pair
+    said: list[str] = []
+    assert lab.up(FIRST, 2, progress=said.append) == pair
+    assert said == ["h2: starting", "waiting for sshd"]
     assert inventory.stat().st_mtime_ns == written
-    assert time.monotonic() - started < 10  # 1.5 s on an idle machine
     assert on(pair[1], "cat /etc/machine-id") == identity
-    deadline = time.monotonic() + 10  # the kernel tells a new bridge's state a moment later
-    while addresses(pair[1])["docker0"] != ("UP", "172.17.0.1") and time.monotonic() < deadline:
+    while addresses(pair[1])["docker0"] != ("UP", "172.17.0.1"):  # the kernel reports a new bridge's state later
         time.sleep(0.1)
-    assert addresses(pair[1])["docker0"] == ("UP", "172.17.0.1")
 
 
 @pytest.mark.lab
-def test_link_shapes_the_data_nic_both_ways_and_no_other(pair: list[lab.Host]) -> None:
+def test_link_shapes_the_data_nic_both_ways_and_no_other(pair: list[Host]) -> None:
     def shaped(said: str) -> list[str]:
         return [entry["dev"] for entry in json.loads(said) if entry["kind"] == "tbf"]
 
@@ -254,19 +253,19 @@ def test_link_shapes_the_data_nic_both_ways_and_no_other(pair: list[lab.Host]) -
 
 
 @pytest.mark.lab
-def test_a_quota_limits_the_computing_time_and_is_lifted_again(pair: list[lab.Host]) -> None:
+def test_a_quota_limits_the_computing_time_and_is_lifted_again(pair: list[Host]) -> None:
+    """A busy machine can only give the host less than its quota, and sooner or later it gives more than that."""
     spin = "import time; e = time.monotonic() + 2\nwhile time.monotonic() < e: pass\nprint(time.process_time() / 2)"
     lab.up(FIRST, 2, cpus=0.2)
     try:
-        limited = float(on(pair[0], f"python3 -c '{spin}'"))
+        assert float(on(pair[0], f"python3 -c '{spin}'")) < 0.25
     finally:
         lab.up(FIRST, 2)
-    assert limited < 0.25
-    assert float(on(pair[0], f"python3 -c '{spin}'")) > limited
+    assert any(float(on(pair[0], f"python3 -c '{spin}'")) > 0.25 for _ in range(60))
 
 
 @pytest.mark.lab
-def test_another_number_of_hosts_adds_and_removes(pair: list[lab.Host]) -> None:
+def test_another_number_of_hosts_adds_and_removes(pair: list[Host]) -> None:
     identity = on(pair[0], "cat /etc/machine-id")
     try:
         three = lab.up(FIRST, 3)
@@ -281,7 +280,7 @@ def test_another_number_of_hosts_adds_and_removes(pair: list[lab.Host]) -> None:
 
 
 @pytest.mark.lab
-def test_two_labs_stand_side_by_side(pair: list[lab.Host]) -> None:
+def test_two_labs_stand_side_by_side(pair: list[Host]) -> None:
     other = lab.up(SECOND, 1)
     assert {other[0].management, other[0].data}.isdisjoint(
         {found for host in pair for _, found in addresses(host).values()}
@@ -310,22 +309,22 @@ class BusyPodman:
         return ""
 
 
-def test_taking_away_goes_on_while_podman_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_removal_goes_on_while_podman_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = BusyPodman(refusals=3)
     monkeypatch.setattr(lab, "podman", busy)
     lab.Created(volumes=["v1", "v2", "never-made"]).undo()
     assert busy.volumes == ["another"]
 
 
-def test_what_could_not_be_taken_away_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_could_not_be_removed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab, "podman", BusyPodman(refusals=10_000))
     monkeypatch.setattr(lab, "UNDO_SECONDS", 0.2)
-    with pytest.raises(lab.LabError, match="v1, v2"):
+    with pytest.raises(engine.ContainersError, match="v1, v2"):
         lab.Created(volumes=["v1", "v2"]).undo()
 
 
 @pytest.mark.lab
-def test_sessions_see_labs_that_are_up_and_leave_them_alone(pair: list[lab.Host]) -> None:
+def test_sessions_see_labs_that_are_up_and_leave_them_alone(pair: list[Host]) -> None:
     for host in pair:  # so that networks and volumes alone must give the name away
         engine.podman("stop", "--time=0", host.container)
     try:
@@ -336,26 +335,22 @@ def test_sessions_see_labs_that_are_up_and_leave_them_alone(pair: list[lab.Host]
 
 
 @pytest.mark.lab
-def test_a_failure_on_the_way_up_takes_away_what_it_created(
-    pair: list[lab.Host], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(host: lab.Host, deadline: float) -> None:
-        raise lab.LabError(f"sshd of {host.name} did not answer", host.management, "look")
+def test_a_failure_on_the_way_up_removes_what_it_created(pair: list[Host], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(host: Host) -> None:
+        raise engine.ContainersError(f"sshd of {host.name} did not answer", host.management, "see its log")
 
-    monkeypatch.setattr(lab, "_wait_for_ssh", refuse)
-    with pytest.raises(lab.LabError, match="did not answer"):
+    monkeypatch.setattr(lab_host, "wait_for_ssh", refuse)
+    with pytest.raises(engine.ContainersError, match="did not answer"):
         lab.up(SECOND, 1)
     assert left_of(SECOND) == []
-    with pytest.raises(lab.LabError):
+    with pytest.raises(engine.ContainersError):
         lab.up(FIRST, 3)
     assert [entry["State"] for entry in lab._containers(FIRST)] == ["running", "running"]
 
 
 @pytest.mark.lab
 @pytest.mark.parametrize(("number", "moment"), [(signal.SIGINT, 0), (signal.SIGTERM, 0), (signal.SIGINT, 0.3)])
-def test_an_interrupt_on_the_way_up_takes_away_what_it_created(
-    pair: list[lab.Host], number: int, moment: float
-) -> None:
+def test_an_interrupt_on_the_way_up_removes_what_it_created(pair: list[Host], number: int, moment: float) -> None:
     before = set(os.listdir("/run/netns"))
     process = subprocess.Popen(
         [sys.executable, "-m", "containers.lab", "up", "--name", SECOND, "--hosts", "2"],
@@ -371,8 +366,8 @@ def test_an_interrupt_on_the_way_up_takes_away_what_it_created(
                 break
         time.sleep(moment)
         os.killpg(process.pid, number)
-        rest = process.communicate(timeout=120)[1]
-    finally:  # else it would hold the lock of the labs, and what comes after would wait for it
+        rest = process.communicate(timeout=300)[1]
+    finally:  # otherwise it would hold the lock of the labs, and later tests would wait for it
         process.kill()
         process.wait(60)
     assert process.returncode == 130, rest

@@ -51,7 +51,7 @@ class Lab:
         given = {"INVENTORY": str(self.inventory)} | {name: str(value) for name, value in variables.items()}
         return os.environ | {"PYTHONUNBUFFERED": "1"} | given
 
-    def fab(self, task: str, timeout: float = 300, **variables: object) -> subprocess.CompletedProcess[str]:
+    def fab(self, task: str, timeout: float = 540, **variables: object) -> subprocess.CompletedProcess[str]:
         """A command to its end; stdout and stderr together."""
         process = self.start(task, **variables)
         try:
@@ -94,7 +94,7 @@ class Lab:
             ["podman", "exec", f"muster-{self.name}-{host}", "sh", "-c", command],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
         if check and done.returncode != 0:
@@ -108,9 +108,9 @@ class Lab:
             capture_output=True,
             text=True,
             check=True,
-            timeout=60,
+            timeout=300,
         ).stdout.strip()
-        subprocess.run(["nsenter", "-t", pid, "-n", *words], check=True, timeout=30)
+        subprocess.run(["nsenter", "-t", pid, "-n", *words], check=True, timeout=300)
 
     def shape(self, rate: str | None) -> None:
         """Both NICs of every host at one rate, so that a busy test machine does not decide which network is faster."""
@@ -144,7 +144,7 @@ def _end(process: subprocess.Popen[str]) -> str:
     return f"(process {process.pid} does not end)"
 
 
-def wait_for(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, seconds: float = 300) -> Any:
     """The condition's first true value; fails after `seconds`."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -193,7 +193,7 @@ def lab(container_engine: None) -> Iterator[Lab]:
             ["podman", "rmi", "--force", "localhost/muster/workload-test-jobs"],
             capture_output=True,
             check=False,
-            timeout=120,
+            timeout=300,
         )
         shutil.rmtree(Path("build") / made.name, ignore_errors=True)
         for folder in set(Path("runs").glob("*")) - before:

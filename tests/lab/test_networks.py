@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import yaml
-from launch.network.choice import Choice
 from rich.console import Console
 
 from launch.cli.refusal import Refusal
 from launch.deploy import detect
 from launch.hosts import inventory
+from launch.network.choose import Choice
 from tests.lab.conftest import HOSTS, Lab, summary_of
 from tests.lab.scenarios import BASE, SCENARIOS, SHAPE, Scenario, Step
 

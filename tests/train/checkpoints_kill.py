@@ -14,13 +14,13 @@ from pathlib import Path
 import torch
 
 from train.checkpoints import Writer, load, newest_common
-from train.group import Place
+from train.start.group import Place
 
 SIZE = 300_000  # numbers in a state; all are the step's own
 
 
 def work(folder: Path, pipe: int) -> None:
-    """Tells "resumed <n>", then "durable <n>" after each checkpoint, until it is killed."""
+    """Prints "resumed <n>", then "durable <n>" after each checkpoint, until it is killed."""
     torch.set_num_threads(1)
     step, _ = newest_common(folder, Place())
     step = step or 0
@@ -40,7 +40,7 @@ def work(folder: Path, pipe: int) -> None:
 
 
 def one_life(folder: Path, delay: float) -> list[tuple[str, int]]:
-    """Forks a worker and kills it `delay` seconds after it has resumed. Returns what it told."""
+    """Forks a worker and kills it `delay` seconds after it has resumed. Returns what it printed."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -50,19 +50,19 @@ def one_life(folder: Path, delay: float) -> list[tuple[str, int]]:
         finally:
             os._exit(1)
     os.close(writing)
-    told = b""
-    while b"resumed" not in told:
+    printed = b""
+    while b"resumed" not in printed:
         piece = os.read(reading, 4096)
         if not piece:
             raise SystemExit("the worker ended before it had resumed")
-        told += piece
+        printed += piece
     select.select([], [], [], delay)  # the moment of the kill is what is tried here
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     while piece := os.read(reading, 4096):
-        told += piece
+        printed += piece
     os.close(reading)
-    return [(line.split()[0], int(line.split()[1])) for line in told.decode().splitlines()]
+    return [(line.split()[0], int(line.split()[1])) for line in printed.decode().splitlines()]
 
 
 def main() -> None:

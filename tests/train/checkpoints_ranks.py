@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 
 from train.checkpoints import CheckpointError, files, newest_common, resolve, transfer
-from train.group import Place, leave_process_group
+from train.start.group import Place, leave_process_group
 
 NUMBERS = 5000  # a file of more than one piece
-transfer.PIECE = 4096
+transfer.BROADCAST_BYTES = 4096
 
 
 def put(folder: Path, step: int, value: float | None = None) -> Path:

@@ -17,8 +17,8 @@ from pathlib import Path
 from torchvision import datasets
 
 from train.datasets import DataError, load
-from train.group import Place
 from train.settings import Settings
+from train.start.group import Place
 
 
 def one_rank(rank: int, barrier: Barrier, root: Path) -> None:

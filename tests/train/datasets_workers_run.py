@@ -13,8 +13,8 @@ import torch
 from train.datasets import DataError, load
 from train.datasets.files import FileBatches
 from train.datasets.loader import Loader
-from train.group import Place
 from train.settings import Settings
+from train.start.group import Place
 
 
 def workers_of(loader: Loader) -> list[int]:

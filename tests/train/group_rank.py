@@ -1,7 +1,7 @@
 """Run by test_group.py: a rank that joins a process group and sums the ranks over it.
 
     python -m tests.train.group_rank INIT TIMEOUT [die]      one rank, its place from the environment
-    python -m tests.train.group_rank spawn N [what]          N ranks by train.spawn
+    python -m tests.train.group_rank spawn N [what]          N ranks by train.start.spawn
 
 Prints the sum. `die`: leaves without closing anything, as a crash does.
 """
@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from train.group import Place, process_group
-from train.rendezvous import RendezvousError
 from train.settings import SettingsError
-from train.spawn import spawn
+from train.start.group import Place, process_group
+from train.start.rendezvous import RendezvousError
+from train.start.spawn import spawn
 
 
 def join(init: str, timeout: float, die: bool) -> int:
@@ -60,7 +60,9 @@ def spawned(what: str) -> int:
 
 def main() -> int:
     if sys.argv[1] == "spawn":
-        return spawn(spawned, ((sys.argv[3:] or [""])[0],), int(sys.argv[2]), grace=1.0)
+        what = (sys.argv[3:] or [""])[0]
+        # Ranks that are asked to end get the time for it on a busy machine too; the others do not end by themselves.
+        return spawn(spawned, (what,), int(sys.argv[2]), grace_seconds=60.0 if what == "waits" else 1.0)
     return join(sys.argv[1], float(sys.argv[2]), "die" in sys.argv)
 
 

@@ -19,10 +19,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from train.group import Place, leave_process_group
 from train.parallel import Strategy, make
 from train.parallel.horovod_start import horovodrun_store, started_by_horovodrun
 from train.settings import Settings
+from train.start.group import Place, leave_process_group
 
 SAMPLES, BATCH = 31, 15
 TIMEOUT, SHORT = 60.0, 3.0  # s

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from tests.train.parallel_models import gradients, network, strategy_of, whole_gradients
-from train.group import Place
 from train.order import equally
 from train.parallel.shares import cut_by
+from train.start.group import Place
 
 BATCHES = (np.arange(17), np.arange(17, 18), np.arange(20, 40))  # the second leaves ranks without a sample
 CASES: dict[str, dict[str, Any]] = {

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
-from train.group import Place
 from train.order import Cut, Ints, step_of
 from train.parallel import Strategy, make
 from train.settings import Settings
+from train.start.group import Place
 
 CPU = torch.device("cpu")
 SAMPLES, SIZE, CLASSES = 40, 8, 10

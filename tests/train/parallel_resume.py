@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from tests.train.parallel_models import adamw, data, gradients, strategy_of
-from train.buffers import gather_buffers, set_buffers
-from train.group import Place
+from train.model.running_statistics import gather_buffers, set_buffers
 from train.order import equally
 from train.parallel.state import model_state
+from train.start.group import Place
 
 BATCHES = [np.arange(40)[start : start + 13] for start in (0, 9, 18, 27)]
 

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.train.parallel_models import adamw, data, gradients, network, strategy_of, whole_gradients
-from train.buffers import evaluating_with, gather_buffers, mean_buffers, set_buffers
-from train.group import Place
+from train.model.running_statistics import evaluating_with, gather_buffers, mean_buffers, set_buffers
 from train.order import equally
 from train.parallel import Strategy
 from train.parallel.state import model_state, whole
+from train.start.group import Place
 
 BATCHES = [np.arange(40)[start : start + 13] for start in (0, 9, 18)]
 

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from train import torchvision_cpu
+from train.model import torchvision_cpu
 
 torchvision_cpu.watch()
 
 import torchvision  # noqa: E402, F401  (once, before the ranks are forked)
 
-from train import proof  # noqa: E402
-from train.group import leave_process_group  # noqa: E402
+from train.start import proof  # noqa: E402
+from train.start.group import leave_process_group  # noqa: E402
 
 
 @dataclass(frozen=True)

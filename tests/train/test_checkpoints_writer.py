@@ -1,5 +1,5 @@
 """Promises of train.checkpoints.Writer: what is written is what the state was when save() was called, whatever
-follows; errors of the background are told; and a writer killed at any moment leaves an intact checkpoint.
+follows; errors of the background are reported; and a writer killed at any moment leaves an intact checkpoint.
 """
 
 import json
@@ -152,12 +152,12 @@ def test_an_error_of_the_background_is_told_at_the_next_call_and_once(tmp_path: 
     writer = Writer(tmp_path)
     writer.save(1, state)
     writer.wait()
-    for tell in (writer.wait, lambda: writer.save(3, state)):
+    for report in (writer.wait, lambda: writer.save(3, state)):
         with largest_file(1000):
             writer.save(2, state)
             assert writer.pending is not None and isinstance(writer.pending.exception(), CheckpointError)
         with pytest.raises(CheckpointError, match=r"cannot write.*step-2.*make room"):
-            tell()
+            report()
         assert sorted(path.name for path in tmp_path.iterdir()) == ["step-1.json", "step-1.pt"]
     writer.save(3, state)
     writer.close()

@@ -18,9 +18,9 @@ from train.datasets.base import ArraySource
 from train.datasets.loader import Loader
 from train.datasets.memory import Recycler
 from train.datasets.transform import crop, crop_on_gpu
-from train.group import Place
 from train.order import Ints, uniform
 from train.settings import Settings
+from train.start.group import Place
 
 CPU = torch.device("cpu")
 NAMES = ("digits", "fake", "mnist", "fashion-mnist", "cifar10", "stl10")

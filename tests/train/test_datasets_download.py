@@ -9,8 +9,8 @@ import pytest
 
 from tests.train import dataset_files as disk
 from train.datasets import DataError, load
-from train.group import Place
 from train.settings import Settings
+from train.start.group import Place
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from train.datasets.decode import Job, Task
 from train.datasets.folder import FolderSource
 from train.datasets.loader import Loader
 from train.datasets.workers import chunk_of, slots_for
-from train.group import Place
 from train.settings import Settings
+from train.start.group import Place
 
 CPU = torch.device("cpu")
 SIZE = 32

@@ -9,8 +9,8 @@ import torch
 from tests.train import dataset_files as disk
 from train.datasets import load
 from train.datasets.loader import Loader
-from train.group import Place
 from train.settings import Settings
+from train.start.group import Place
 
 pytestmark = [
     pytest.mark.gpu,

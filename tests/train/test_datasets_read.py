@@ -1,4 +1,4 @@
-"""Reading: every format as torchvision reads it; every kind of damage refused with file, place and mend."""
+"""Reading: every format as torchvision reads it; every kind of damage refused with file, place and what to do."""
 
 import os
 import pickle
@@ -14,8 +14,8 @@ import pytest
 from tests.train import dataset_files as disk
 from train.datasets import DATASETS, DataError, Dataset, fingerprint, load
 from train.datasets.base import ArraySource, data_dir_of
-from train.group import Place
 from train.settings import DATASET_NAMES, Settings
+from train.start.group import Place
 
 
 def read(name: str, root: Path) -> Dataset:
@@ -91,7 +91,7 @@ def test_digits_keep_their_split() -> None:
 
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10", "cifar100", "stl10"])
-def test_missing_files_are_all_named_with_the_mend(tmp_path: Path, name: str) -> None:
+def test_missing_files_are_all_named_with_what_to_do(tmp_path: Path, name: str) -> None:
     with pytest.raises(DataError) as caught:
         read(name, tmp_path)
     message = str(caught.value)

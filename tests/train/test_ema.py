@@ -1,4 +1,4 @@
-"""Promises of train.ema: the averages, and evaluating with them without leaving a trace."""
+"""Promises of train.model.ema: the averages, and evaluating with them without leaving a trace."""
 
 from pathlib import Path
 from typing import Any
@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.train.test_features import Results, run_ranks
-from train.ema import Ema
+from tests.train.test_model import Results, run_ranks
+from train.model.ema import Ema
 
 
 def network() -> nn.Module:

@@ -14,19 +14,21 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from train import torchvision_cpu
+from train.model import torchvision_cpu
 
 torchvision_cpu.watch()
 
 import torchvision  # noqa: E402
 
-from train import classify, datasets, devices, export, predict, recipe, weights  # noqa: E402
+from train import datasets  # noqa: E402
 from train.checkpoints import files  # noqa: E402
 from train.checkpoints.files import CheckpointError  # noqa: E402
 from train.datasets.base import Dataset  # noqa: E402
 from train.datasets.loader import Loader  # noqa: E402
-from train.group import Place  # noqa: E402
+from train.inference import classify, export, predict, recipe, weights  # noqa: E402
 from train.settings import Settings  # noqa: E402
+from train.start import devices  # noqa: E402
+from train.start.group import Place  # noqa: E402
 
 MODEL, NAMES = "shufflenet_v2_x0_5", ["cat", "dog", "deer"]
 DATA = {"name": "fake", "class_names": NAMES, "mean": [0.5] * 3, "std": [0.25] * 3, "preparation": "resized"}

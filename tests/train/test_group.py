@@ -1,4 +1,4 @@
-"""Promises of the process group: ranks find each other however they are started, or are told why not."""
+"""Promises of the process group: ranks find each other however they are started, or report why not."""
 
 import signal
 import socket
@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from tests.train.parallel_ranks import ROOT, environment
-from train.group import Place, backend_for
-from train.rendezvous import checked, meet
 from train.settings import SettingsError
+from train.start.group import Place, backend_for
+from train.start.rendezvous import checked, meet
 
 CPU = torch.device("cpu")
 HELPER = [sys.executable, "-m", "tests.train.group_rank"]
@@ -27,7 +27,7 @@ def start(init: str, rank: int, world_size: int, *more: str, timeout: int = 120)
 
 def ended(ranks: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
     try:
-        return [(process.returncode, out.strip()) for process in ranks for out in [process.communicate(timeout=100)[0]]]
+        return [(process.returncode, out.strip()) for process in ranks for out in [process.communicate(timeout=300)[0]]]
     finally:
         for process in ranks:
             process.kill()
@@ -143,7 +143,7 @@ def spawn(count: int, what: str = "", out: Path | None = None) -> subprocess.Pop
 @pytest.mark.slow
 def test_spawned_ranks_meet() -> None:
     process = spawn(2)
-    out, _ = process.communicate(timeout=100)
+    out, _ = process.communicate(timeout=300)
     assert (process.returncode, out.split()) == (0, ["sum", "1"] * 2)
 
 
@@ -151,7 +151,7 @@ def test_spawned_ranks_meet() -> None:
 @pytest.mark.parametrize(("what", "status"), [("fails", 7), ("raises", 1), ("killed", 128 + signal.SIGKILL)])
 def test_the_first_failing_ranks_status_is_the_parents(what: str, status: int) -> None:
     process = spawn(2, what)
-    _, err = process.communicate(timeout=100)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == status
     assert ("ValueError: a fault" in err) == (what == "raises")
 
@@ -165,7 +165,7 @@ def test_no_process_outlives_the_parent(tmp_path: Path, number: signal.Signals) 
     waiting = [process.stdout.readline() for _ in range(2)]
     pids = [int(pid) for file in tmp_path.glob("rank-*") for pid in file.read_text().split()]
     process.send_signal(number)
-    process.communicate(timeout=60)  # until the last of them has closed its output
+    process.communicate(timeout=300)  # until the last of them has closed its output
     assert waiting == ["waiting\n"] * 2 and len(pids) == 4
     assert process.returncode == (5 if number == signal.SIGTERM else -signal.SIGKILL)
     assert not [pid for pid in pids if running(pid)]
@@ -182,7 +182,7 @@ LEAVES = """
 import atexit, os
 atexit.register(lambda: print(len(os.listdir("/proc/self/task"))))  # the first in is the last to run
 import torch
-from train.group import Place, first_complaint, process_group
+from train.start.group import Place, first_complaint, process_group
 
 place = Place.from_environment()
 with process_group(place, torch.device("cpu"), 60):

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 import torch
 
-from containers.horovod_wheel import HorovodError, horovod_wheels
+from containers.engine import ContainersError
+from containers.horovod_wheel import horovod_wheels
 from tests.conftest import cannot_run
-from train.group import Place
 from train.parallel import horovod, horovod_start
 from train.settings import SettingsError
+from train.start.group import Place
 
 ROOT = Path(__file__).resolve().parents[2]
 RANKS = "tests.train.horovod_ranks"
@@ -65,7 +66,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Variables of a process that sees Horovod."""
     try:
         wheels = horovod_wheels(lambda line: None)
-    except HorovodError as error:
+    except ContainersError as error:
         cannot_run(str(error))
     site = tmp_path_factory.mktemp("horovod")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", f"--target={site}"]
@@ -160,9 +161,9 @@ def test_a_step_that_a_rank_stays_away_from_ends_in_an_error(
 ) -> None:
     """Within --timeout, here 3 s: Horovod by itself waits for a busy one for ever. The process then ends, too."""
     command = [*torchrun(2), RANKS, str(tmp_path), "horovod", "0", how]
-    subprocess.run(command, cwd=ROOT, env=environment, timeout=90, capture_output=True, check=False)
+    subprocess.run(command, cwd=ROOT, env=environment, timeout=SECONDS, capture_output=True, check=False)
     end = torch.load(tmp_path / "horovod-2-0-0.pt")
-    assert "did not come to this step within 3 s" in end["error"] and 2 < end["seconds"] < 30
+    assert "did not come to this step within 3 s" in end["error"] and end["seconds"] > 2
 
 
 def same(ours: Any, theirs: Any) -> None:

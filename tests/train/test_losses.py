@@ -10,8 +10,8 @@ from hypothesis import settings as given_settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from train import torchvision_cpu
 from train.losses import Mix, logits, mixed, per_sample
+from train.model import torchvision_cpu
 from train.order import equally, step_of
 
 torchvision_cpu.watch()

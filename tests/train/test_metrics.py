@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from train import metrics, picture, progress
-from train.metrics import Metrics, kept, peak_memory, read_metrics
+from train.durable import write_json
+from train.reporting import picture, progress
+from train.reporting.metrics import Metrics, kept, peak_memory, read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 PER_EPOCH = 4
@@ -126,7 +127,7 @@ def test_tensorboard_of_a_continued_run_has_the_steps_of_before(run: Path, tmp_p
 def test_tensorboard_costs_the_first_steps_nothing(tmp_path: Path) -> None:
     """Its writer is not imported before the first epoch has ended."""
     program = (
-        "import sys; from pathlib import Path; from train.metrics import Metrics\n"
+        "import sys; from pathlib import Path; from train.reporting.metrics import Metrics\n"
         "log = Metrics(Path(sys.argv[1]), tensorboard=True)\n"
         "log.write('step', step=1, loss=1.0)\n"
         "sys.exit('tensorboard' in sys.modules)"
@@ -243,6 +244,6 @@ def test_peak_memory_of_a_gpu() -> None:
 
 
 def test_documents_are_written_whole(tmp_path: Path) -> None:
-    metrics.write_json(tmp_path / "result.json", {"a": 1})
+    write_json(tmp_path / "result.json", {"a": 1})
     assert json.loads((tmp_path / "result.json").read_text()) == {"a": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]

@@ -9,12 +9,12 @@ from torch import nn
 from tests.train.parallel_gradients import BATCHES, CASES
 from tests.train.parallel_models import CPU, network, reference
 from tests.train.parallel_ranks import run
-from train import torchvision_cpu
-from train.group import Place
+from train.model import torchvision_cpu
+from train.model.names import plain
 from train.parallel import make
 from train.parallel.fsdp import Fsdp, blocks
-from train.parallel.state import plain
 from train.settings import Settings, SettingsError
+from train.start.group import Place
 
 torchvision_cpu.watch()
 import torchvision  # noqa: E402

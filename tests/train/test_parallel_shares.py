@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.train.parallel_models import CPU, data, network
-from train.group import Place
 from train.parallel import make
 from train.parallel.dp import UnevenDataParallel, chunk_sizes
 from train.parallel.shares import cut_by, parse_shares, settled, split
 from train.settings import Settings, SettingsError
+from train.start.group import Place
 
 WEIGHTS = st.lists(st.floats(0.01, 100), min_size=1, max_size=9)
 
@@ -123,7 +123,7 @@ def test_scattered_passes_add_up_to_the_gradient_of_the_whole_batch() -> None:
 def test_dp_without_gpus_falls_back_and_says_so() -> None:
     strategy = make(Settings(parallel="dp", gpu0_batch=8), network(), Place(), CPU)
     assert strategy.module is strategy.network
-    assert "no GPU is visible" in strategy.note and "--gpu0-batch 8 has no meaning" in strategy.note
+    assert "no GPU is visible" in strategy.note and "--gpu0-batch 8 has no effect" in strategy.note
 
 
 @pytest.mark.gpu

@@ -11,8 +11,8 @@ from torch.nn import functional
 from tests.train.parallel_models import adamw, data, network, strategy_of
 from tests.train.parallel_ranks import run
 from tests.train.parallel_states import BATCHES
-from train.group import Place
 from train.settings import SettingsError
+from train.start.group import Place
 
 pytestmark = pytest.mark.slow
 WAYS = {"ddp": (2,), "none": (1,), "fsdp": (1, 3)}

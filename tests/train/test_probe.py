@@ -1,4 +1,4 @@
-"""Promises of `python -m train.probe`: checked sums, the bandwidth of nccl-tests, and what a forecast needs to know."""
+"""Promises of `python -m train.forecast.probe`: checked sums, nccl-tests' bandwidth, what a forecast needs to know."""
 
 import json
 import subprocess
@@ -13,10 +13,10 @@ import torch.distributed as dist
 
 from tests.train.parallel_ranks import ROOT, environment
 from tests.train.test_group import free_port
-from train import probe, probe_forecast
-from train.group import Place
-from train.model import build
+from train.forecast import probe, step_times
+from train.model.build import build
 from train.settings import EXIT_BAD_SETTINGS, SettingsError
+from train.start.group import Place
 
 CPU = torch.device("cpu")
 
@@ -27,16 +27,16 @@ def two_ranks(folder: Path, *arguments: str) -> tuple[list[int], str, dict[str, 
     env = environment() | place | {"GLOO_SOCKET_IFNAME": "lo", "MUSTER_RUN_DIR": str(folder), "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "train.probe", *arguments], cwd=ROOT, text=True, stderr=subprocess.PIPE,
+            [sys.executable, "-m", "train.forecast.probe", *arguments], cwd=ROOT, text=True, stderr=subprocess.PIPE,
             env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
         ) for rank in range(2)
     ]  # fmt: skip
     try:
-        said = "".join(rank.communicate(timeout=100)[1] for rank in ranks)
+        said = "".join(rank.communicate(timeout=300)[1] for rank in ranks)
     finally:
         for rank in ranks:
             rank.kill()
-    path = folder / probe.NAME
+    path = folder / probe.PROBE_FILE
     return [rank.returncode for rank in ranks], said, json.loads(path.read_text()) if path.exists() else {}
 
 
@@ -72,7 +72,7 @@ def test_a_wrong_sum_names_rank_and_host(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_every_size_is_measured_once_however_few_seconds_there_are(tmp_path: Path) -> None:
     statuses, said, document = two_ranks(tmp_path, "--seconds", "0.02")
     assert statuses == [0, 0], said
-    assert document["schema"] == probe.SCHEMA
+    assert document["schema"] == probe.PROBE_SCHEMA
     assert [entry["rank"] for entry in document["ranks"]] == [0, 1]
     first = document["all_reduce"]["sizes"][0]
     assert first["bytes"] == probe.MIB
@@ -143,36 +143,35 @@ def test_a_forecast_gets_all_that_it_needs(tmp_path: Path) -> None:
     for steps in found["steps"]:
         assert [step["samples"] for step in steps] == [4, 8]
         for step in steps:
-            assert (
-                0 < step["backward"] < step["backward"] + step["ready"][-1] <= step["seconds"] - step["update"] + 1e-3
-            )
+            # Each is a median of its own: on a busy machine their sum may be longer than the median step.
+            assert all(0 < part < step["seconds"] for part in (step["backward"], step["ready"][-1], step["update"]))
             assert step["ready"] == sorted(step["ready"])
     (sums,) = found["communication"]
     assert sums["world_size"] == 2
-    assert all(len(sums[name]) == len(found["buckets"]) for name in probe_forecast.REDUCED)
+    assert all(len(sums[name]) == len(found["buckets"]) for name in step_times.REDUCED)
 
 
 def test_every_number_of_hosts_is_measured_up_to_four_then_doubled_ones() -> None:
-    assert probe_forecast.rounds(1) == [1]
-    assert probe_forecast.rounds(3) == [1, 2, 3]
-    assert probe_forecast.rounds(24) == [1, 2, 3, 4, 8, 16, 24]
+    assert step_times.rounds(1) == [1]
+    assert step_times.rounds(3) == [1, 2, 3]
+    assert step_times.rounds(24) == [1, 2, 3, 4, 8, 16, 24]
 
 
 def test_ranks_are_counted_host_by_host() -> None:
-    assert probe_forecast.ends_of_hosts(["a", "a", "b", "c", "c", "c"]) == [2, 3, 6]
+    assert step_times.ends_of_hosts(["a", "a", "b", "c", "c", "c"]) == [2, 3, 6]
 
 
 def test_a_steps_figures_are_the_medians() -> None:
     steps = [{"seconds": seconds, "ready": [seconds / 2]} for seconds in (9.0, 1.0, 3.0)]
-    assert probe_forecast.medians(steps) == {"seconds": 3.0, "ready": [1.5]}
+    assert step_times.medians(steps) == {"seconds": 3.0, "ready": [1.5]}
 
 
 def test_figures_of_a_round_are_those_of_its_slowest_rank() -> None:
     def entry(world: int, seconds: float) -> dict[str, Any]:
-        return {"nodes": world, "world_size": world, **{name: [seconds] for name in probe_forecast.REDUCED}}
+        return {"nodes": world, "world_size": world, **{name: [seconds] for name in step_times.REDUCED}}
 
     every = [[entry(2, 1.0), entry(3, 5.0)], [entry(2, 2.0), entry(3, 4.0)], [entry(3, 9.0)]]
-    assert [one["seconds"] for one in probe_forecast.merged(every)] == [[2.0], [9.0]]
+    assert [one["seconds"] for one in step_times.merged(every)] == [[2.0], [9.0]]
 
 
 @pytest.mark.parametrize("between", [[], ["--"]])

@@ -1,4 +1,4 @@
-"""Promise: ranks that are not the same do not train, and the odd one is named with its host, its value and the mend."""
+"""Promise: ranks that differ do not train; the one that differs is named with its host, its value and the fix."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from train import proof
-from train.proof import Claim, difference
+from train.start import proof
+from train.start.proof import Claim, difference
 
 ROOT = Path(__file__).resolve().parents[2]
 GOOD, BAD = "ab" * 32, "cd" * 32
@@ -56,7 +56,7 @@ def test_a_host_with_another_image_is_named_by_every_rank(said: dict[str, list[d
     messages = {answer["error"] for answer in said["image"]}
     assert messages == {
         "the ranks do not agree, so nothing was trained. h3 (rank 2): image is cdcdcdcdcdcd, not abababababab. "
-        "Mend: make deploy, then start the run again"
+        "Fix: make deploy, then start the run again"
     }
 
 

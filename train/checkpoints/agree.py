@@ -1,8 +1,8 @@
-"""Where a run goes on: the newest step that a host holds intact, chosen by all ranks together.
+"""Where a run continues: the newest step that a host holds intact, chosen by all ranks together.
 
-All functions here are collective: every rank calls them at the same point, with the same arguments but for its place,
-and gets the same answer or the same CheckpointError. A host's local rank 0, its leader, reads and writes for it.
-Hosts may each have a folder of their own or share one. Ranks of a host are numbered in a row, as torchrun does.
+All functions here are collective: every rank calls them at the same point, with the same arguments except
+its place, and gets the same answer or the same CheckpointError. A host's local rank 0, its leader, reads and writes
+for it. Hosts may each have a folder of their own or share one. Ranks of a host are numbered in a row, as torchrun does.
 """
 
 import socket
@@ -12,13 +12,13 @@ from pathlib import Path
 from train.checkpoints import files
 from train.checkpoints.files import CheckpointError, Manifest
 from train.checkpoints.prune import set_aside
-from train.checkpoints.transfer import everyone, hand_out, raise_together
-from train.group import Place
+from train.checkpoints.transfer import hand_out, raise_together
+from train.start.group import Place, from_all_ranks
 
 
 @dataclass(frozen=True)
-class Found:
-    """Where to begin: `path` is this host's intact file, None to begin anew; `notes` are for the user."""
+class StartPoint:
+    """Where to begin: `path` is this host's intact file, None to begin at step 0; `notes` are for the user."""
 
     path: Path | None = None
     step: int | None = None
@@ -58,9 +58,10 @@ def newest_common(folder: Path, place: Place) -> tuple[int | None, list[str]]:
     return choice.step, notes + give(choice, folder, folder, place)
 
 
-def resolve(resume: str, folder: Path, place: Place) -> Found:
-    """Where training begins, for --resume: "auto" (newest_common in `folder`), "none" (anew) or a path: a step-<n>.pt,
-    a folder of checkpoints, or a run's folder; hosts where nothing is at that path are given it, into `folder`.
+def resolve(resume: str, folder: Path, place: Place) -> StartPoint:
+    """Where training begins, for --resume: "auto" (newest_common in `folder`), "none" (step 0) or a path: a
+    step-<n>.pt, a folder of checkpoints, or a run's folder; hosts where nothing is at that path are given it, into
+    `folder`.
 
     Checkpoints in `folder` of later steps than that are renamed to left-step-<n>: see `prune.set_aside`.
     Raises CheckpointError.
@@ -74,10 +75,10 @@ def resolve(resume: str, folder: Path, place: Place) -> Found:
         problem = try_set_aside(folder, choice.step if choice and same else -1)
     raise_together(problem if place.local_rank == 0 else "", place)  # and nobody writes before all are done
     if choice is None:
-        return Found(notes=notes)
+        return StartPoint(notes=notes)
     notes += give(choice, source, folder, place)
     mine = folder if place.rank - place.local_rank in choice.takers else source
-    return Found(files.path_of(mine, choice.step), choice.step, notes)
+    return StartPoint(files.path_of(mine, choice.step), choice.step, notes)
 
 
 def meant(path: Path) -> tuple[Path, int | None]:
@@ -96,10 +97,10 @@ def meant(path: Path) -> tuple[Path, int | None]:
 def choose(folder: Path, place: Place, only: int | None = None) -> tuple[Choice | None, list[str]]:
     """Goes from the newest step down; every leader that has a step verifies its copy."""
     mine = files.saved_steps(folder) if place.local_rank == 0 else []
-    steps = {step for steps in everyone(mine, place) for step in steps if only in (None, step)}
+    steps = {step for steps in from_all_ranks(mine, place) for step in steps if only in (None, step)}
     notes: list[str] = []
     for step in sorted(steps, reverse=True):
-        copies = everyone(inspect(folder, step, place) if place.local_rank == 0 else None, place)
+        copies = from_all_ranks(inspect(folder, step, place) if place.local_rank == 0 else None, place)
         notes += [f"{copy.host}: {copy.complaint}, passed over" for copy in copies if copy and copy.complaint]
         intact = [rank for rank, copy in enumerate(copies) if copy and copy.manifest]
         if intact:
@@ -135,5 +136,5 @@ def try_set_aside(folder: Path, after: int) -> str:
     try:
         set_aside(folder, after)
     except OSError as error:
-        return f"cannot rename the checkpoints in {folder} that this run goes back behind: {error}"
+        return f"cannot rename the checkpoints in {folder} of later steps than the one where this run begins: {error}"
     return ""

@@ -18,13 +18,13 @@ from typing import IO, Any, cast
 
 import torch
 
-from train.checkpoints.durable import Draft, write_file
+from train.durable import Draft, write_json
 
-SCHEMA = 2
+MANIFEST_SCHEMA = 2
 READABLE = (1, 2)
 State = dict[str, Any]
 Manifest = dict[str, Any]
-NAME = re.compile(r"step-(\d+)\.(pt|json)")
+FILE_NAME = re.compile(r"step-(\d+)\.(pt|json)")
 
 
 class CheckpointError(Exception):
@@ -41,7 +41,7 @@ def manifest_of(path: Path) -> Path:
 
 def step_of(path: Path) -> int | None:
     """The n of a file named step-<n>.pt or step-<n>.json."""
-    match = NAME.fullmatch(path.name)
+    match = FILE_NAME.fullmatch(path.name)
     return int(match[1]) if match else None
 
 
@@ -58,6 +58,7 @@ def write(folder: Path, step: int, state: State, metric: float | None = None) ->
     """
     path = path_of(folder, step)
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         with Draft(path) as draft:
             torch.save(state, cast(IO[bytes], draft))  # torch needs write() and flush()
             manifest_of(path).unlink(missing_ok=True)  # of an older checkpoint of this step
@@ -74,7 +75,7 @@ def write_manifest(path: Path, step: int, size: int, sha256: str, metric: float 
     """From here on the checkpoint exists. Raises OSError."""
     known = metric is not None and math.isfinite(metric)
     manifest = {
-        "schema": SCHEMA,
+        "schema": MANIFEST_SCHEMA,
         "file": path.name,
         "step": step,
         "bytes": size,
@@ -82,7 +83,7 @@ def write_manifest(path: Path, step: int, size: int, sha256: str, metric: float 
         "metric": metric if known else None,
         "time": time.time(),
     }
-    write_file(manifest_of(path), (json.dumps(manifest, indent=2) + "\n").encode())
+    write_json(manifest_of(path), manifest)
 
 
 def cannot_write(path: Path, error: Exception) -> CheckpointError:
@@ -104,7 +105,7 @@ def remove(folder: Path, step: int) -> None:
 
 
 def manifest(folder: Path, step: int) -> Manifest:
-    """Raises CheckpointError where there is none, or it is none of ours."""
+    """The content of the manifest. Raises CheckpointError where it is missing or not of this trainer."""
     path = path_of(folder, step)
     try:
         content = json.loads(manifest_of(path).read_text(encoding="utf-8"))
@@ -179,5 +180,5 @@ def compare(file: BufferedReader, content: Manifest, folder: Path, step: int) ->
 
 
 def others(folder: Path, step: int) -> str:
-    """What else there is, for the end of a message."""
+    """The other checkpoints in the folder, for the end of a message."""
     return f"; other checkpoints there: {[s for s in saved_steps(folder) if s != step] or 'none'}"

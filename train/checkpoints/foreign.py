@@ -48,7 +48,7 @@ def read_torch(path: Path) -> Any:
     except Exception as error:  # torch raises UnpicklingError, RuntimeError, EOFError and others here
         raise CheckpointError(
             f"{path} is no file of weights, or holds more than tensors and plain values, which could run code when "
-            f"unpacked: refused. Mend: torch.save(model.state_dict(), ...) where it was made. torch says: "
+            f"unpacked: refused. Fix: torch.save(model.state_dict(), ...) where it was made. torch says: "
             f"{str(error).splitlines()[0] if str(error) else type(error).__name__}"
         ) from error
 

@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the newest ones and the best one; and those that a run went back behind."""
+"""Which checkpoints are kept: the newest and the best. Those after the step where a run begins are set aside."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def metric_of(folder: Path, step: int) -> float | None:
 
 def set_aside(folder: Path, after: int) -> None:
     """Renames the checkpoints of steps later than `after` to left-step-<n>: a run that begins at `after` passed them
-    over (corrupt) or went back behind them, so they must count neither as newest nor as best. Raises OSError.
+    over (corrupt) or was told to begin earlier, so they must count neither as newest nor as best. Raises OSError.
     """
     for step in files.saved_steps(folder):
         if step > after:

@@ -20,7 +20,7 @@ class Snapshot:
 
     def __init__(self) -> None:
         self.buffers: list[Tensor] = []
-        self.late: list[tuple[Tensor, Tensor, int]] = []  # buffer, tensor, the tensor's version in take()
+        self.deferred: list[tuple[Tensor, Tensor, int]] = []  # buffer, tensor, the tensor's version in take()
 
     def take(self, state: State, guarded: Set[int] = frozenset()) -> State:
         """The same nested dicts, lists and tuples with each tensor replaced by its copy, which is valid until the next
@@ -41,16 +41,16 @@ class Snapshot:
 
         copied = rebuilt(state, "state", copy_of)
         del self.buffers[len(pairs) :]
-        is_late = [tensor.is_cpu and tensor.data_ptr() in guarded for _, tensor in pairs]
-        self.late = [(*pair, pair[1]._version) for pair, late in zip(pairs, is_late, strict=True) if late]
-        copy_all([pair for pair, late in zip(pairs, is_late, strict=True) if not late])
+        is_deferred = [tensor.is_cpu and tensor.data_ptr() in guarded for _, tensor in pairs]
+        self.deferred = [(*pair, pair[1]._version) for pair, defer in zip(pairs, is_deferred, strict=True) if defer]
+        copy_all([pair for pair, defer in zip(pairs, is_deferred, strict=True) if not defer])
         return dict(copied)
 
     def finish(self) -> None:
         """Copies what take() left. Raises CheckpointError where a tensor has changed since."""
-        late, self.late = self.late, []
-        copy_all([(buffer, tensor) for buffer, tensor, _ in late])
-        if any(tensor._version != version for _, tensor, version in late):
+        deferred, self.deferred = self.deferred, []
+        copy_all([(buffer, tensor) for buffer, tensor, _ in deferred])
+        if any(tensor._version != version for _, tensor, version in deferred):
             raise CheckpointError("weights changed while they were copied: call Writer.settle() before changing them")
 
 

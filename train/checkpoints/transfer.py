@@ -4,33 +4,22 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 from train.checkpoints import files
-from train.checkpoints.durable import Draft
 from train.checkpoints.files import CheckpointError, Manifest
-from train.group import Place
+from train.durable import Draft
+from train.start.group import Place, from_all_ranks
 
-PIECE = 16 << 20  # bytes of one broadcast
-TIMEOUT = timedelta(seconds=300)  # of one broadcast
-T = TypeVar("T")
-
-
-def everyone(mine: T, place: Place) -> list[T]:
-    """Every rank's object, by rank."""
-    if place.world_size == 1:
-        return [mine]
-    theirs: list[T] = [mine] * place.world_size
-    dist.all_gather_object(theirs, mine)
-    return theirs
+BROADCAST_BYTES = 16 << 20
+BROADCAST_TIMEOUT = timedelta(seconds=300)
 
 
 def raise_together(complaint: str, place: Place) -> None:
     """Raises CheckpointError on all ranks where any has a complaint; a barrier otherwise."""
-    found = [f"rank {rank}: {text}" for rank, text in enumerate(everyone(complaint, place)) if text]
+    found = [f"rank {rank}: {text}" for rank, text in enumerate(from_all_ranks(complaint, place)) if text]
     if found:
         raise CheckpointError("; ".join(found))
 
@@ -38,9 +27,9 @@ def raise_together(complaint: str, place: Place) -> None:
 def hand_out(source: Path, folder: Path, manifest: Manifest, giver: int, takers: list[int], place: Place) -> None:
     """Rank `giver` sends its file in `source`; each of `takers` writes file and manifest into `folder`.
 
-    Raises CheckpointError on all ranks where one could not write it, or got other bytes than the manifest tells.
+    Raises CheckpointError on all ranks where one could not write it, or got other bytes than the manifest says.
     """
-    group = dist.new_group(sorted([giver, *takers]), timeout=TIMEOUT, backend="gloo")
+    group = dist.new_group(sorted([giver, *takers]), timeout=BROADCAST_TIMEOUT, backend="gloo")
     complaint = ""
     try:
         if place.rank == giver:
@@ -54,7 +43,7 @@ def hand_out(source: Path, folder: Path, manifest: Manifest, giver: int, takers:
 
 
 def send(path: Path, size: int, group: dist.ProcessGroup) -> str:
-    """Sends `size` bytes whatever happens, so that nobody waits for them. Returns the complaint."""
+    """Sends `size` bytes whatever happens, so that no rank waits for them. Returns the complaint."""
     complaint = ""
     with ExitStack() as stack:
         try:
@@ -75,6 +64,7 @@ def send(path: Path, size: int, group: dist.ProcessGroup) -> str:
 def receive(path: Path, manifest: Manifest, giver: int, group: dist.ProcessGroup) -> str:
     """Receives all pieces even where they cannot be written. Returns the complaint."""
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         draft = Draft(path)
     except OSError as error:
         for _ in pieces(manifest["bytes"], giver, group):
@@ -103,4 +93,4 @@ def pieces(size: int, giver: int, group: dist.ProcessGroup) -> Iterator[bytearra
 
 def sizes(size: int) -> list[int]:
     """`size` bytes in pieces."""
-    return [min(PIECE, size - start) for start in range(0, size, PIECE)]
+    return [min(BROADCAST_BYTES, size - start) for start in range(0, size, BROADCAST_BYTES)]

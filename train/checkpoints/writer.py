@@ -1,4 +1,4 @@
-"""Writes checkpoints in the background: training waits for a copy in memory, not for the disk."""
+"""Writes checkpoints in the background: the training waits for a copy in memory, not for the disk."""
 
 import os
 import sys
@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from train.checkpoints import files
-from train.checkpoints.durable import clear_drafts
 from train.checkpoints.files import CheckpointError, State
 from train.checkpoints.prune import prune
 from train.checkpoints.snapshot import Snapshot
+from train.durable import clear_drafts
 
-TURN = 0.0002  # seconds
-NICE = 10  # the background takes what the training leaves of the cores
+SWITCH_SECONDS = 0.0002  # turns of the interpreter's lock while a checkpoint is pickled
+NICE = 10  # so that the background takes only what the training leaves of the cores
 
 
 class Writer:
@@ -43,9 +43,9 @@ class Writer:
         clear_drafts(folder)
 
     def reserve(self, state: State) -> None:
-        """Gets the memory for the copies ready beside the training, for a state of this structure: else the first
+        """Prepares the memory for the copies in the background, for a state of this structure: else the first
         save() takes ten times as long as the others. Best called after the first optimizer step, when the optimizer
-        has its state. The values that it reads meanwhile do not matter.
+        has its state. The values that it reads do not matter.
         """
         if not self.blocking:
             self.wait()
@@ -71,7 +71,7 @@ class Writer:
         return {each.data_ptr() for each in tensors if isinstance(each, Tensor) and each.is_cpu}
 
     def settle(self) -> None:
-        """Until the background has copied what save() left to it."""
+        """Waits until the background has copied what save() left to it."""
         copying, self.copying = self.copying, None
         if copying is not None and not copying.done():
             begun = time.monotonic()
@@ -97,7 +97,7 @@ class Writer:
             self.lost += time.monotonic() - begun
 
     def wait(self) -> None:
-        """Until all is on the disk. Raises CheckpointError, once, for a checkpoint that could not be written."""
+        """Waits until all is on the disk. Raises CheckpointError, once, for a checkpoint that could not be written."""
         pending, self.pending = self.pending, None
         if pending is not None:
             pending.result()
@@ -119,7 +119,7 @@ class Writer:
             prune(self.folder, self.keep, step)
         except CheckpointError:
             raise
-        except Exception as error:  # whatever ended it, training must hear of it
+        except Exception as error:  # the training must learn of any failure
             raise files.cannot_write(path, error) from error
 
 
@@ -129,7 +129,7 @@ def short_turns() -> Iterator[None]:
     background while that pickles (measured on ResNet-50: 4 ms lost by a checkpoint instead of 10).
     """
     before = sys.getswitchinterval()
-    sys.setswitchinterval(TURN)
+    sys.setswitchinterval(SWITCH_SECONDS)
     try:
         yield
     finally:

@@ -1,13 +1,15 @@
 """Datasets on local disk: which there are, how one is loaded, and that all hosts hold the same one.
 
-    dataset = load(settings, place)            raises DataError: what is missing or wrong, where, and the mend
+May import: settings, order, start. Writes no document; the fingerprint of a dataset is compared by start.proof.
+
+    dataset = load(settings, place)            raises DataError: what is missing or wrong, where, and what to do
     loader = Loader(dataset, settings, device, place)     (train.datasets.loader)
     for images, labels in loader.training(requests, epoch): ...
 
 Small datasets (digits, mnist, fashion-mnist, cifar10, cifar100, stl10, fake) are arrays in memory, or the files
-themselves mapped into it; imagefolder decodes its files whenever they are asked for. All are read in the layout in
+themselves mapped into it; imagefolder decodes its files for each batch. All are read in the layout in
 which torchvision leaves them on disk. Importing this package imports neither torch nor torchvision: a reader is
-imported when its dataset is asked for.
+imported only when its dataset is needed.
 """
 
 from collections.abc import Callable
@@ -19,7 +21,7 @@ from train.datasets.fingerprint import fingerprint
 from train.settings import Settings
 
 if TYPE_CHECKING:  # it imports torch
-    from train.group import Place
+    from train.start.group import Place
 
 __all__ = ["DATASETS", "DataError", "Dataset", "fingerprint", "load"]
 

@@ -11,11 +11,11 @@ from train.datasets.base import ArraySource, DataError, Dataset
 from train.datasets.memory import Kept, keeps
 from train.datasets.sidestream import on_side_stream
 from train.datasets.transform import Form, Normaliser, Store, affine_batch, cropped_batch, to_device
-from train.group import Place
 from train.order import Ints
 from train.settings import Settings
+from train.start.group import Place
 
-GPU_PART = 0.25  # of the GPU's free memory may be taken by a dataset without being asked to
+GPU_PART = 0.25  # of the GPU's free memory that a dataset may take with --memory auto
 
 
 class ArrayBatches:
@@ -83,7 +83,7 @@ class ArrayBatches:
 
 
 def home_of(size: int, memory: str, device: torch.device) -> torch.device:
-    """Where a dataset of `size` bytes lives. Raises DataError where it is told to be on a GPU that has no room."""
+    """The device whose memory holds a dataset of `size` bytes. Raises DataError where --memory gpu finds no room."""
     if device.type != "cuda" or memory in ("ram", "disk"):
         return torch.device("cpu")
     free = torch.cuda.mem_get_info(device)[0]

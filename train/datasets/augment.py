@@ -69,7 +69,7 @@ def box_draws(seed: int, epoch: int, indices: Ints) -> npt.NDArray[np.float64]:
 
 
 def resized_crop(draws: npt.NDArray[np.float64], width: int, height: int, areas: tuple[float, float]) -> Box:
-    """The box of torchvision's RandomResizedCrop, from numbers in [0, 1) instead of a generator."""
+    """The box of torchvision's RandomResizedCrop, from random numbers in [0, 1) instead of a generator."""
     area = width * height * (areas[0] + (areas[1] - areas[0]) * draws[:TRIES])
     ratio = np.exp(np.log(RATIOS[0]) + np.log(RATIOS[1] / RATIOS[0]) * draws[TRIES : 2 * TRIES])
     widths, heights = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))

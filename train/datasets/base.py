@@ -1,5 +1,6 @@
 """What a dataset is: two sources of uint8 images with labels, and how its images are changed and normalised."""
 
+import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,9 @@ from train.order import Ints
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Triple: TypeAlias = tuple[float, float, float]
+
+HASHED_WHOLE = 64 << 20  # bytes: of larger arrays only evenly spread images are hashed
+HASHED_IMAGES = 1024
 
 
 class DataError(Exception):
@@ -36,7 +40,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Largest random change of a training image. Drawn anew for each (seed, epoch, sample number).
+    """Largest random change of a training image. Drawn for each (seed, epoch, sample number).
 
     Either an affine map (degrees, scale, shift), or a crop (padding: as far as that many pixels of the stored size
     over each edge, black outside), or, for files, resized_crop: (least, largest) part of the image's area.
@@ -69,9 +73,18 @@ class ArraySource:
         return len(self.labels)
 
     def manifest(self) -> tuple[int, str]:
-        from train.datasets.fingerprint import array_hash
-
         return self.images.nbytes, array_hash(self.images, self.labels)
+
+
+def array_hash(images: Bytes, labels: Ints) -> str:
+    digest = hashlib.sha256(repr(images.shape).encode())
+    digest.update(np.ascontiguousarray(labels).data)
+    if images.nbytes <= HASHED_WHOLE:
+        digest.update(np.ascontiguousarray(images).data)
+    else:
+        for sample in np.linspace(0, len(images) - 1, HASHED_IMAGES).astype(np.int64):
+            digest.update(np.ascontiguousarray(images[sample]).data)
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -94,7 +107,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Files:
-    """Where a dataset's files are looked for, and the error for those that are missing or wrong."""
+    """The folder of a dataset's files, and the errors for files that are missing or wrong."""
 
     dataset: str
     root: Path

@@ -13,9 +13,9 @@ from train.datasets.memory import keeps
 from train.datasets.sidestream import on_side_stream
 from train.datasets.transform import Form, Normaliser, to_device
 from train.datasets.workers import Pool, auto_workers, chunk_of, slots_for
-from train.group import Place
 from train.order import Ints
 from train.settings import Settings
+from train.start.group import Place
 
 
 class FileBatches:

@@ -1,20 +1,11 @@
 """That two hosts hold the same data: a short string to compare, found without reading everything."""
 
 import hashlib
-from typing import TYPE_CHECKING
 
-import numpy as np
-
-from train.order import Ints
-
-if TYPE_CHECKING:
-    from train.datasets.base import Bytes, Dataset
-
-WHOLE = 64 << 20  # bytes that are hashed whole; of more than that, evenly spread samples
-SPREAD = 1024  # samples
+from train.datasets.base import Dataset
 
 
-def fingerprint(dataset: "Dataset") -> str:
+def fingerprint(dataset: Dataset) -> str:
     """E.g. "stl10 5000+8000 images, 359424000 bytes, sha256 0f3a...".
 
     Small datasets are hashed whole; of large arrays all labels and 1024 evenly spread images; of files their names,
@@ -26,14 +17,3 @@ def fingerprint(dataset: "Dataset") -> str:
         f"{dataset.name} {len(dataset.train)}+{len(dataset.test)} images, "
         f"{sum(part[0] for part in parts)} bytes, sha256 {digest.hexdigest()[:32]}"
     )
-
-
-def array_hash(images: "Bytes", labels: Ints) -> str:
-    digest = hashlib.sha256(repr(images.shape).encode())
-    digest.update(np.ascontiguousarray(labels).data)
-    if images.nbytes <= WHOLE:
-        digest.update(np.ascontiguousarray(images).data)
-    else:
-        for sample in np.linspace(0, len(images) - 1, SPREAD).astype(np.int64):
-            digest.update(np.ascontiguousarray(images[sample]).data)
-    return digest.hexdigest()

@@ -18,7 +18,7 @@ from train.order import Ints
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
-NAMED = 10  # so many of a list of names are shown
+NAMED = 10  # names of a list that a message shows
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def read(files: Files) -> Dataset:
     try:
         train, test = (scan(folder, classes[0]) for folder in folders)
     except OSError as error:
-        raise DataError(f"dataset imagefolder: cannot be read ({error}). Mend or remove it") from error
+        raise DataError(f"dataset imagefolder: cannot be read ({error}). Fix or remove it") from error
     augmentation = Augmentation(resized_crop=(0.08, 1.0), mirror=True)
     return Dataset("imagefolder", tuple(classes[0]), train, test, MEAN, STD, 224, augmentation)
 

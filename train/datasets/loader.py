@@ -16,9 +16,9 @@ from train.datasets.base import ArraySource, Dataset
 from train.datasets.files import FileBatches
 from train.datasets.folder import FolderSource
 from train.datasets.transform import Form
-from train.group import Place
 from train.order import Ints
 from train.settings import Settings
+from train.start.group import Place
 
 Batch = tuple[Tensor, Tensor]
 

@@ -18,7 +18,7 @@ def on_side_stream(
 ) -> Iterator[Batch]:
     """make(request) for each request, its kernels and copies on `stream`, AHEAD of them begun before one is asked for.
 
-    The batch that is handed out is awaited by the stream that is current then, not by the host.
+    The stream that is current then waits for a batch that is yielded; the host does not.
     """
     coming, begun = iter(requests), deque[tuple[Batch, torch.cuda.Event]]()
 
@@ -39,5 +39,5 @@ def on_side_stream(
         current = torch.cuda.current_stream(stream.device)
         current.wait_event(ready)
         for tensor in batch:
-            tensor.record_stream(current)  # its memory is not used anew before the model is done with it
+            tensor.record_stream(current)  # its memory is not used again before the model is done with it
         yield batch

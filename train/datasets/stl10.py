@@ -31,7 +31,7 @@ def read_part(files: Files, folder: Path, part: str) -> ArraySource:
     size = path.stat().st_size
     if size == 0 or size % image:
         raise files.wrong(path, f"has {size} bytes, which are no whole images of {image}")
-    # Copy on write: nobody writes, and torch wants arrays that could be written to.
+    # Copy on write: nothing is written, but torch wants arrays that could be.
     images = np.memmap(path, np.uint8, "c", shape=(size // image, 3, SIZE, SIZE))
     path = folder / f"{part}_y.bin"
     labels = np.fromfile(path, np.uint8).astype(np.int64) - 1

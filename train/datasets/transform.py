@@ -3,7 +3,7 @@
 The resize is torch's uint8 kernel, which torchvision.transforms.v2 uses too (on a GPU it works on floats);
 normalising is fused with the conversion to floats. On the CPU a batch is made in blocks that stay in the cache.
 Every step works on each sample, or each pixel, for itself and without reordering sums: a sample's bits are the same
-whatever batch it stands in.
+whatever batch it is in.
 """
 
 from dataclasses import dataclass, field
@@ -19,13 +19,13 @@ from train.datasets.base import Dataset
 from train.datasets.memory import Kept, Recycler
 from train.order import Ints
 
-BLOCK = 1 << 19  # bytes of uint8 pixels that are prepared at a time on the CPU
+PREPARE_BLOCK = 1 << 19  # bytes of uint8 pixels that are prepared at a time on the CPU
 NORMALISE_BLOCK = 1 << 18  # floats normalised at a time: they stay in the second-level cache
 
 
 @dataclass(frozen=True)
 class Form:
-    """What a batch looks like: float32 [N, 3, size, size] on `device`, in NHWC memory where channels_last."""
+    """The form of a batch: float32 [N, 3, size, size] on `device`, in NHWC memory where channels_last."""
 
     size: int
     channels_last: bool
@@ -177,7 +177,7 @@ def cropped_batch(normalise: Normaliser, store: Store, indices: Ints, change: Sh
         images = store.sized(indices)
         return normalise(images if change is None else crop_on_gpu(images, change))
     out = form.empty(len(indices))
-    step = max(1, BLOCK // (3 * form.size**2))
+    step = max(1, PREPARE_BLOCK // (3 * form.size**2))
     for start in range(0, len(indices), step):
         piece = slice(start, start + step)
         images, places = store.ready(indices[piece])

@@ -1,7 +1,7 @@
 """Processes that decode image files into shared memory, always a little ahead of the model.
 
-The memory is a fixed number of slots, each for a chunk of a batch; a worker is told a slot and which samples to put
-there, and answers nothing but that it is done. Workers come from a fork server: forking a process that runs NCCL or
+The memory is a fixed number of slots, each for a chunk of a batch. A worker gets the number of a slot and the samples
+to put there, and only reports when it is done. Workers come from a fork server: forking a process that runs NCCL or
 CUDA is unsafe. They end with their parent, however that ends.
 """
 
@@ -24,9 +24,9 @@ from torch import Tensor
 from train.datasets.base import DataError
 from train.datasets.decode import Job, Task
 
-CHUNK = 16  # samples of one task, at most
+MOST_SAMPLES = 16  # of one task
 SHARED = Path("/dev/shm")
-LARGEST = 1 << 30  # bytes of shared memory of one rank, at most
+MOST_SHARED_BYTES = 1 << 30  # shared memory of one rank
 
 _job: Job
 _slots: Tensor
@@ -40,14 +40,14 @@ def auto_workers(local_world_size: int, on_gpu: bool) -> int:
 
 def chunk_of(batch: int, workers: int) -> int:
     """Samples of one task: all workers can work on one batch."""
-    return max(1, min(CHUNK, -(-batch // max(1, workers))))
+    return max(1, min(MOST_SAMPLES, -(-batch // max(1, workers))))
 
 
 def slots_for(image_bytes: int, chunk: int, batch: int, workers: int, local_world_size: int) -> int:
     """How many chunks may wait: two batches and one for each worker, if there is room. Raises DataError."""
     wanted = 2 * -(-batch // chunk) + workers
-    free = shutil.disk_usage(SHARED).free // 2 // local_world_size if SHARED.is_dir() else LARGEST
-    fit = min(free, LARGEST) // (chunk * image_bytes)
+    free = shutil.disk_usage(SHARED).free // 2 // local_world_size if SHARED.is_dir() else MOST_SHARED_BYTES
+    fit = min(free, MOST_SHARED_BYTES) // (chunk * image_bytes)
     if fit < 2:
         raise DataError(
             f"{SHARED} is too small for workers that decode images: half of its free {free >> 20} MB per rank holds "

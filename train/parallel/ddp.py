@@ -1,12 +1,12 @@
 """--parallel ddp: a replica on every rank, gradients averaged by torch's DistributedDataParallel.
 
-Its switches, and why they stand as they do:
+Its switches, and why they are set as they are:
 
 - gradient_as_bucket_view=True: gradients lie in the all-reduce buckets themselves: one copy of all gradients less in
-  memory and in time. It forbids detach_() on a gradient, which nobody here does.
+  memory and in time. It forbids detach_() on a gradient, which no code here does.
 - forward_sync_buffers=False (formerly broadcast_buffers): rank 0's batch statistics are not sent around before every
   forward, which would throw the other ranks' away and cost a collective in each step. Each rank keeps its own;
-  evaluation and checkpoints take their mean (`train.buffers`). At the start rank 0's are everybody's.
+  evaluation and checkpoints take their mean (`train.model.running_statistics`). At the start rank 0's are everybody's.
 - find_unused_parameters only on request: it walks the graph in every step, and hides a layer that was left out by
   mistake. Without it a parameter without a gradient is an error that names it.
 - static_graph only on request: it is a promise about the model (the same parameters, used the same way in every step)
@@ -21,10 +21,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from train.buffers import unchanged_buffers
-from train.group import Place
-from train.parallel import Loss, state
+from train.model.names import plain
+from train.model.running_statistics import unchanged_buffers
+from train.parallel import state
 from train.parallel.single import Single
+from train.parallel.strategy import Loss
+from train.start.group import Place
 
 
 class Ddp(Single):
@@ -47,7 +49,7 @@ class Ddp(Single):
             static_graph=static_graph,
         )
         self.module = self.ddp
-        # DDP looks at a static graph in its first backward and has to see it synchronised.
+        # DDP records a static graph in its first backward, which has to be a synchronised one.
         self.always_synchronise = static_graph
         self.unchecked = not (find_unused_parameters or static_graph)
 
@@ -57,7 +59,7 @@ class Ddp(Single):
         try:
             with self.ddp.no_sync() if quiet else nullcontext():
                 yield
-        except RuntimeError as error:  # DDP's own words come a step late and number the parameters
+        except RuntimeError as error:  # DDP's own message comes a step later and gives only numbers of parameters
             if "Expected to have finished reduction" in str(error):
                 raise RuntimeError(self.complaint(self.numbered(str(error)))) from error
             raise
@@ -70,13 +72,13 @@ class Ddp(Single):
         """After the first synchronised backward, once: later steps cost nothing."""
         self.unchecked = False
         named = self.network.named_parameters()
-        without = [state.plain(name) for name, p in named if p.requires_grad and p.grad is None]
+        without = [plain(name) for name, p in named if p.requires_grad and p.grad is None]
         if without:
             raise RuntimeError(self.complaint(without))
 
     def numbered(self, message: str) -> list[str]:
-        """The parameters that DDP's message counts up, by name."""
-        named = [state.plain(name) for name, p in self.network.named_parameters() if p.requires_grad]
+        """The names of the parameters whose numbers are in DDP's message."""
+        named = [plain(name) for name, p in self.network.named_parameters() if p.requires_grad]
         found = re.search(r"did not receive grad for rank \d+:((?: \d+)+)", message)
         return [named[int(number)] for number in found[1].split()] if found else []
 
@@ -86,7 +88,7 @@ class Ddp(Single):
         return (
             f"no gradient reached {which}: the loss does not depend on them, so the ranks cannot average them. "
             "If that is meant, give --find-unused-parameters (or --static-graph if they are the same in every step); "
-            "if not, look at the model's forward"
+            "if not, check the model's forward method"
         )
 
     def join(self, divide_by_initial_world_size: bool = True) -> AbstractContextManager[None]:
@@ -98,7 +100,7 @@ class Ddp(Single):
         return self.world_size / global_count
 
     def warm_up(self, images: Tensor, labels: Tensor, loss: Loss) -> None:
-        """DDP sorts its buckets anew, by the order in which gradients came, after the first backward of a process. On
+        """DDP sorts its buckets again, by the order in which gradients came, after the first backward of a process. On
         three ranks or more that changes the order of the all-reduce's sums, thus bits. A resumed run does its first
         backward here, so that its first step already has the buckets of the unbroken run.
         """

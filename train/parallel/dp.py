@@ -1,6 +1,6 @@
 """--parallel dp: all GPUs of this host in one process, by torch's DataParallel.
 
-Kept for those who come from it: each pass copies the model to all GPUs and gathers the outputs on the first one, so
+For users who are used to it: each pass copies the model to all GPUs and gathers the outputs on the first one, so
 ddp is faster even on one host. The first GPU holds the gathered outputs, the loss and the optimizer's state as well;
 `--gpu0-batch` gives it fewer samples (what BalancedDataParallel does). It counts in samples of the whole --batch-size:
 a micro-batch, or a short last batch, is cut in the same proportion.
@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from train.order import LEAST
 from train.parallel.single import Single
 from train.settings import SettingsError
 
-LEAST = 2  # samples on a GPU: batch normalisation refuses a single value per channel
 Sizes = Callable[[int], Sequence[int]]  # samples of a pass -> samples for each GPU, the used ones first
 
 
@@ -63,10 +63,8 @@ def make_dp(network: nn.Module, device: torch.device, batch_size: int, gpu0_batc
     gpus = torch.cuda.device_count() if device.type == "cuda" else 0
     if gpus < 2:
         found = "no GPU" if gpus == 0 else "only one GPU"
-        unheeded = f"; --gpu0-batch {gpu0_batch} has no meaning here" if gpu0_batch else ""
-        strategy.note = (
-            f"--parallel dp: {found} is visible, so the model trains there as with --parallel none{unheeded}"
-        )
+        ignored = f"; --gpu0-batch {gpu0_batch} has no effect here" if gpu0_batch else ""
+        strategy.note = f"--parallel dp: {found} is visible, so the model trains there as with --parallel none{ignored}"
         return strategy
     if gpu0_batch and not 0 < gpu0_batch <= batch_size - LEAST * (gpus - 1):
         raise SettingsError(

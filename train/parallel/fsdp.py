@@ -21,13 +21,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from train.group import Place
 from train.parallel import state
 from train.parallel.single import Single
 from train.settings import SettingsError
+from train.start.group import Place
 
-LARGEST = 1 / 8  # part of all parameters: a block with more is looked into for smaller ones
-SMALLEST = 1 / 100  # one with fewer stays with the rest: it is not worth a collective of its own
+LARGEST_BLOCK = 1 / 8  # part of all parameters: a block with more is searched for smaller ones
+SMALLEST_BLOCK = 1 / 100  # one with fewer stays with the rest: it is not worth a collective of its own
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -102,7 +102,7 @@ def blocks(network: nn.Module) -> Iterator[nn.Module]:
     iterate over, and nothing inside of modules that may use a child's weight without calling it (attention).
     """
     total = size_of(network)
-    yield from blocks_of(network, total * LARGEST, total * SMALLEST)
+    yield from blocks_of(network, total * LARGEST_BLOCK, total * SMALLEST_BLOCK)
 
 
 def blocks_of(module: nn.Module, largest: float, smallest: float) -> Iterator[nn.Module]:

@@ -1,6 +1,6 @@
 """--parallel horovod: a replica on every rank, gradients summed by Horovod's DistributedOptimizer.
 
-As a tutorial has it (hvd.init, broadcast_parameters, DistributedOptimizer), but for three things:
+As in a tutorial (hvd.init, broadcast_parameters, DistributedOptimizer), except for three things:
 
 - op=Sum, and each rank's loss divided by the samples of all ranks: a mean of the ranks' means would weight samples
   unequally where ranks have different numbers of them.
@@ -23,14 +23,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from train.group import Place
-from train.parallel import Groups, state
+from train.model.names import plain
+from train.parallel import state
 from train.parallel.horovod_start import start
 from train.parallel.single import Single
+from train.parallel.strategy import Groups
 from train.settings import Settings, SettingsError
+from train.start.group import Place
 
 GROUP_BYTES = 16 << 20  # Horovod fuses at most 128 MB
-LEAVE = 10.0  # s
+LEAVE_SECONDS = 10.0
 
 
 class ThroughHost:
@@ -65,7 +67,7 @@ class Horovod(Single):
         direct = self.device.type == "cpu" or self.hvd.cuda_built()
         self.distributed = self.hvd.DistributedOptimizer(
             make(groups),
-            named_parameters=[(state.plain(name), p) for name, p in self.network.named_parameters()],
+            named_parameters=[(plain(name), p) for name, p in self.network.named_parameters()],
             compression=self.hvd.Compression.none if direct else ThroughHost,
             op=self.hvd.Sum,
             groups=fixed_groups(self.network, GROUP_BYTES),
@@ -93,11 +95,11 @@ class Horovod(Single):
         """After the first whole backward, once. Horovod would send zeros, which weight decay and momentum take up."""
         self.unchecked = False
         named = self.network.named_parameters()
-        without = [state.plain(name) for name, p in named if p.requires_grad and p.grad is None]
+        without = [plain(name) for name, p in named if p.requires_grad and p.grad is None]
         if without:
             raise RuntimeError(
                 f"no gradient reached {state.few(without)}: the loss does not depend on them. If that is meant, take "
-                "--parallel ddp --find-unused-parameters; if not, look at the model's forward"
+                "--parallel ddp --find-unused-parameters; if not, check the model's forward method"
             )
 
     def add_nothing(self) -> None:
@@ -121,18 +123,18 @@ class Horovod(Single):
 
         Horovod 0.28.1 by itself waits for ever for a rank that is merely busy: HOROVOD_STALL_SHUTDOWN_TIME_SECONDS did
         nothing when tried. shutdown() drops what is waited for, but may then wait for that rank as well, also when
-        Python ends: so this process has LEAVE s left to report what happened.
+        Python ends: so this process has LEAVE_SECONDS left to report what happened.
         """
 
         def give_up() -> None:
-            leave = threading.Timer(LEAVE, os._exit, (1,))
+            leave = threading.Timer(LEAVE_SECONDS, os._exit, (1,))
             leave.daemon = True
             leave.start()
             self.hvd.shutdown()
 
-        late = threading.Timer(self.timeout, give_up)
-        late.daemon = True
-        late.start()
+        deadline = threading.Timer(self.timeout, give_up)
+        deadline.daemon = True
+        deadline.start()
         try:
             yield
         except (RuntimeError, ValueError) as error:  # HorovodInternalError; a handle that was dropped
@@ -141,7 +143,7 @@ class Horovod(Single):
                 f"(--timeout): {error}"
             ) from error
         finally:
-            late.cancel()
+            deadline.cancel()
 
     def join(self, divide_by_initial_world_size: bool = True) -> AbstractContextManager[None]:
         raise SettingsError("--parallel horovod: every rank needs the same number of steps: take --parallel ddp")

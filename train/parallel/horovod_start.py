@@ -20,12 +20,12 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
-from train.group import Place, first_complaint
 from train.settings import SettingsError
+from train.start.group import Place, first_complaint
 
 SERVER = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")
 BEYOND = "192.0.2.1"  # of RFC 5737: what leads there is the default route
-POLL = 0.05  # s
+ADDRESS_POLL_SECONDS = 0.05
 
 
 def start(place: Place, timeout: float) -> Any:
@@ -108,16 +108,16 @@ def variables(place: Place, local_ranks: Sequence[int], interface: str, address:
 
 @contextmanager
 def server(place: Place, address: str) -> Iterator[tuple[str, int]]:
-    """Address and port of Horovod's rendezvous server, which rank 0 runs meanwhile (collective)."""
+    """Address and port of Horovod's rendezvous server, which rank 0 runs inside the context (collective)."""
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
     own = RendezvousHTTPServer((address, 0), RendezvousHandler, 0) if place.rank == 0 else None
     if own:
         threading.Thread(target=own.serve_forever, daemon=True).start()
     try:
-        told: list[Any] = [own.server_address[:2] if own else None]
-        dist.broadcast_object_list(told, src=0)
-        yield told[0]
+        shared: list[Any] = [own.server_address[:2] if own else None]
+        dist.broadcast_object_list(shared, src=0)
+        yield shared[0]
     finally:
         if own:
             own.shutdown()
@@ -198,7 +198,7 @@ def horovodrun_store(place: Place, timeout: float) -> Store:
     )
 
 
-# An environment's proxy must not stand between the ranks.
+# The ranks talk to each other directly, whatever proxy the environment names.
 WITHOUT_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -216,4 +216,4 @@ def wait_for(url: str, timeout: float) -> str:
             error.close()
         if time.monotonic() > limit:
             raise TimeoutError(f"rank 0 left no address at {url} within {timeout:.0f} s")
-        time.sleep(POLL)
+        time.sleep(ADDRESS_POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""Unequal shares of the global batch (`--shares`): who gets how much, as told or by measured speed.
+"""Unequal shares of the global batch (`--shares`): how much each rank gets, as given or by measured speed.
 
 The update does not depend on them: each rank weighs its samples by world size / global count
 (`Strategy.scale`), so that the averaged gradient is that of the whole batch however it is cut.
@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from train.buffers import unchanged_buffers
+from train.model.running_statistics import unchanged_buffers
 from train.order import Cut
 from train.settings import SettingsError
 
 ALIKE = 0.05  # speeds this near to each other are one speed: the difference is the measurement's
-ROUNDS, AT_FIRST = 5, 2
+ROUNDS, WARM_UP_ROUNDS = 5, 2
 
 
 def parse_shares(text: str, world_size: int) -> list[float]:
@@ -82,7 +82,7 @@ def measured(
     dist.barrier()
     times = []
     with torch.random.fork_rng([device] if device.type == "cuda" else []), unchanged_buffers(network):
-        for _ in range(AT_FIRST + ROUNDS):
+        for _ in range(WARM_UP_ROUNDS + ROUNDS):
             begun = time.perf_counter()
             loss(network(images), labels).sum().backward()
             if device.type == "cuda":
@@ -90,7 +90,7 @@ def measured(
             times.append(time.perf_counter() - begun)
             network.zero_grad(set_to_none=True)
     network.train(was_training)
-    mine = torch.tensor([len(images) / statistics.median(times[AT_FIRST:])], dtype=torch.float64, device=device)
+    mine = torch.tensor([len(images) / statistics.median(times[WARM_UP_ROUNDS:])], dtype=torch.float64, device=device)
     speeds = torch.empty(dist.get_world_size(), dtype=torch.float64, device=device)
     dist.all_gather_single(speeds, mine)
     return settled(speeds.tolist())

@@ -1,4 +1,4 @@
-"""--parallel none: one process, one device. What the other ways share, and differ from, stands here."""
+"""--parallel none: one process, one device. Also the base class of the other ways."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from train.parallel import Groups, Loss, state
+from train.parallel import state
+from train.parallel.strategy import Groups, Loss
 
 
 class Single:

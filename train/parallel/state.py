@@ -13,18 +13,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
+from train.model.names import plain
 from train.settings import SettingsError
 
-# What torch.compile and activation checkpointing put into names.
-WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module"}
 # How an update is computed, not what it is: this run's own choice, not the checkpoint's.
 IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
 Keep = Callable[[Tensor], Tensor | None]  # what becomes of a gathered tensor; None: this rank drops it
-
-
-def plain(name: str) -> str:
-    """The name in the bare torchvision model."""
-    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def as_it_is(tensor: Tensor) -> Tensor:
@@ -37,7 +31,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def like(target: Tensor, value: Tensor) -> Tensor:
-    """The whole `value` on the device of `target`, cut as `target` is; every rank holds `value`, so none talks."""
+    """The whole `value` on the device of `target`, cut as `target` is, without communication: every rank holds it."""
     value = value.to(device=target.device)
     if not isinstance(target, DTensor):
         return value

@@ -79,15 +79,15 @@ def test_without_an_interrupt_the_handlers_are_as_before() -> None:
 WAITING = """
 import sys, time
 from launch.cli import signals
-signals.LATER_SECONDS = 1.5
+signals.LATER_SECONDS = 3.0
 with signals.interrupts_as_exceptions():
     try:
         print("ready", flush=True)
-        time.sleep(60)
+        time.sleep(600)
     except KeyboardInterrupt:
         with signals.undisturbed("last words"):
             print("ending", flush=True)
-            time.sleep(60)
+            time.sleep(600)
 """
 
 
@@ -101,11 +101,11 @@ def test_a_user_who_does_not_wait_for_the_end_hears_the_last_words() -> None:
     assert process.stdout.readline() == "ending\n"
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGINT)  # at once: the same wish
-    time.sleep(1.6)
+    time.sleep(3.1)
     process.send_signal(signal.SIGTERM)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=300)
     assert (process.returncode, err) == (exits.INTERRUPTED, "last words\n")
 
 
@@ -139,7 +139,7 @@ def test_output_that_nobody_reads_is_no_error() -> None:
     assert process.stdout.readline() == "line 0\n"
     process.stdout.close()
     assert process.stderr.read() == "whole True"
-    assert process.wait(timeout=20) == 0
+    assert process.wait(timeout=300) == 0
 
 
 def test_other_errors_of_writing_are_not_hidden() -> None:
@@ -157,13 +157,13 @@ import fabfile
 def interrupted():
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(5)
+    time.sleep(600)
 fabfile._end(interrupted, fabfile.Path("inventory/lab"), fabfile.RUNS_GO_ON)
 """
 
 
 def test_the_last_words_of_an_interrupted_command_claim_no_more_than_it_knows() -> None:
-    done = subprocess.run([sys.executable, "-c", COMMAND], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run([sys.executable, "-c", COMMAND], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == exits.INTERRUPTED, done.stderr
     assert done.stderr == (
         "muster: interrupted; `make status INVENTORY=inventory/lab` shows what still runs on the hosts, "

@@ -62,7 +62,7 @@ def test_a_host_that_is_gone_is_named() -> None:
 
 
 def test_clearing_away_tells_what_there_was_and_removes_it(tmp_path: Path) -> None:
-    host_plan = make_plan(cluster(1), Options(module="train.probe"), "some-run", 29500, "me", "now").hosts[0]
+    host_plan = make_plan(cluster(1), Options(module="train.forecast.probe"), "some-run", 29500, "me", "now").hosts[0]
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "probe.json").write_text(json.dumps(DOCUMENT, indent=2))

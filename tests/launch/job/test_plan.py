@@ -53,9 +53,9 @@ def port(
 
 
 def test_a_plan_without_torchrun_needs_one_rank_on_every_host() -> None:
-    options = Options(module="train.probe", direct=True, args=("--seconds", "1"))
+    options = Options(module="train.forecast.probe", direct=True, args=("--seconds", "1"))
     last = make([1, 1], options).hosts[1].command
-    wanted = ["--direct", "1", "2", "10.78.0.11", "29512", "train.probe", "--seconds", "1"]
+    wanted = ["--direct", "1", "2", "10.78.0.11", "29512", "train.forecast.probe", "--seconds", "1"]
     assert last[-len(wanted) :] == wanted
     assert "--direct" not in make([1, 2], options).hosts[0].command
 
@@ -116,8 +116,8 @@ def test_a_users_script_takes_the_trainers_place_and_its_arguments_stay_apart() 
 
 def test_a_plan_can_run_another_module_than_the_trainer() -> None:
     assert make([1]).hosts[0].command[-2:] == ["-m", "train"]
-    assert make([1], Options(module="train.probe", args=("--seconds", "3"))).hosts[0].command[-4:] == [
-        *("-m", "train.probe", "--seconds", "3")
+    assert make([1], Options(module="train.forecast.probe", args=("--seconds", "3"))).hosts[0].command[-4:] == [
+        *("-m", "train.forecast.probe", "--seconds", "3")
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from launch.cli.refusal import Refusal
 from launch.network import choose as networks
+from launch.network.choose import Measurements
 from launch.network.links import Link
 from tests.launch.samples import facts, full_reach, nic
 
@@ -59,7 +60,7 @@ def choose(
 ) -> networks.Choice:
     chosen = settings or {host: {} for host in known}
     found = networks.working(known, chosen, full_reach(known, broken))
-    return networks.choose(known, SSH if ssh is None else ssh, found, links(found, speed))
+    return networks.choose(known, SSH if ssh is None else ssh, found, Measurements().with_round(links(found, speed)))
 
 
 def why_not(choice: networks.Choice, name: str) -> str:
@@ -77,6 +78,85 @@ def test_a_tie_goes_to_the_network_that_does_not_carry_ssh() -> None:
     assert why_not(choice, MANAGEMENT) == "945 Mbit/s measured on the slowest pair (h1 -> h2), but it carries SSH"
     assert "938 Mbit/s measured" in choice.network.reason and "does not carry SSH" in choice.network.reason
     assert len(choice.links) == 2
+
+
+def rounds(*measured: Mapping[str, float], hot: Sequence[str] = ()) -> Measurements:
+    """Measurements of networks between h1 and h2 in turns, each as Mbit/s by network."""
+    found = Measurements()
+    for one in measured:
+        found = found.with_round({name: [Link("h1", "h2", mbits, 0.1, 1500, None)] for name, mbits in one.items()}, hot)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("measured", "again"),
+    [
+        ([{DATA: 368.0, MANAGEMENT: 504.0}], True),  # a busy machine, no shaped link
+        ([{DATA: 94.0, MANAGEMENT: 940.0}], False),  # no disturbance explains a factor of ten
+        ([{DATA: 930.0, MANAGEMENT: 940.0}], False),
+        ([{DATA: 940.0}], False),
+        ([{DATA: 368.0, MANAGEMENT: 504.0}, {DATA: 610.0, MANAGEMENT: 480.0}], False),  # near: 610 and 504
+        (
+            [{DATA: 368.0, MANAGEMENT: 504.0}, {DATA: 380.0, MANAGEMENT: 900.0}],
+            False,
+        ),  # both of the one above both of the other
+        ([{DATA: 368.0, MANAGEMENT: 904.0}, {DATA: 380.0, MANAGEMENT: 900.0}], False),  # parted
+        ([{DATA: 300.0, MANAGEMENT: 200.0}, {DATA: 310.0, MANAGEMENT: 940.0}], True),
+        ([{DATA: 300.0, MANAGEMENT: 200.0}, {DATA: 310.0, MANAGEMENT: 940.0}, {DATA: 99.0, MANAGEMENT: 935.0}], False),
+        ([{DATA: 400.0, MANAGEMENT: 200.0}] * 2 + [{DATA: 410.0, MANAGEMENT: 940.0}] * 2, False),  # the most
+    ],
+)
+def test_networks_are_measured_again_until_they_part_or_are_equal(
+    measured: list[dict[str, float]], again: bool
+) -> None:
+    assert networks.contested(rounds(*measured)) == (list(measured[0]) if again else [])
+
+
+def test_a_busy_processor_leaves_no_first_measurement_to_itself() -> None:
+    once = {DATA: 94.0, MANAGEMENT: 940.0}
+    assert networks.contested(rounds(once, hot=["h1"])) == [DATA, MANAGEMENT]
+    assert networks.contested(rounds(once, once, hot=["h1"])) == []
+
+
+def decided(measurements: Measurements, kept: str = "") -> networks.Choice:
+    """The choice between the lab's networks, given their measurements by CIDR."""
+    known = lab()
+    found = networks.working(known, {host: {} for host in known}, full_reach(known))
+    names = {working.name: working.label for working in found.working}
+    labelled = Measurements(
+        {names[name]: links for name, links in measurements.links.items()},
+        {names[name]: speeds for name, speeds in measurements.speeds.items()},
+    )
+    return networks.choose(known, SSH, found, labelled, names.get(kept, ""))
+
+
+def test_a_difference_within_the_spread_of_measurements_is_no_difference() -> None:
+    unclear = rounds({DATA: 368.0, MANAGEMENT: 504.0}, {DATA: 400.0, MANAGEMENT: 380.0}, {DATA: 390.0})
+    assert decided(unclear).network.name == DATA
+    clear = rounds({DATA: 368.0, MANAGEMENT: 504.0}, {DATA: 360.0, MANAGEMENT: 510.0})
+    assert decided(clear).network.name == MANAGEMENT
+    four = rounds(*[{DATA: 500.0, MANAGEMENT: 400.0}] * 3, {DATA: 510.0, MANAGEMENT: 940.0})
+    assert decided(four).network.name == DATA
+    assert "not to be told from the fastest" not in decided(four).network.reason
+
+
+def test_a_choice_once_made_is_kept_unless_another_is_clearly_better() -> None:
+    alike, better = rounds({DATA: 945.0, MANAGEMENT: 940.0}), rounds({DATA: 940.0, MANAGEMENT: 94.0})
+    choice = decided(alike, kept=MANAGEMENT)
+    assert choice.network.name == MANAGEMENT
+    assert "was chosen before and is as fast (`make deploy MEASURE=1` chooses anew)" in why_not(choice, DATA)
+    assert decided(better, kept=MANAGEMENT).network.name == DATA
+
+
+def test_the_nic_of_ssh_carries_it_at_its_other_address_too() -> None:
+    """h3 has a second address, of the data network, on the NIC that SSH comes in by."""
+    known = {
+        "h1": facts(nic("m", "10.77.0.11/24"), nic("d", "10.78.0.11/24")),
+        "h2": facts(nic("m", "10.77.0.12/24", "10.78.0.112/24"), nic("d", "10.78.0.12/24")),
+    }
+    choice = choose(known, ssh={"h1": "10.77.0.11", "h2": "10.77.0.12"}, speed=speeds({MANAGEMENT: 94.0}))
+    assert choice.endpoints["h2"].interface == "d"
+    assert why_not(choice, f"{DATA} (d, m)").endswith("but it carries SSH")
 
 
 def test_the_faster_network_is_taken_even_if_it_carries_ssh() -> None:
@@ -154,11 +234,13 @@ def test_pairs_without_bandwidth_work_and_the_others_decide() -> None:
         }
 
     known: dict[str, Any] = {host: {"nics": []} for host in ends}
-    choice = networks.choose(known, {}, found, measured({DATA: 94.0, MANAGEMENT: 940.0}))
+    choice = networks.choose(known, {}, found, Measurements().with_round(measured({DATA: 94.0, MANAGEMENT: 940.0})))
     assert choice.network.name == MANAGEMENT
     words = "measured on the slowest pair (h1 -> h2), 4 pairs not measured"
     assert f"940 Mbit/s {words}" in choice.network.reason and why_not(choice, DATA) == f"94 Mbit/s {words}"
-    choice = networks.choose(known, {"h1": "10.0.0.0"}, found, measured({DATA: None, MANAGEMENT: None}))
+    choice = networks.choose(
+        known, {"h1": "10.0.0.0"}, found, Measurements().with_round(measured({DATA: None, MANAGEMENT: None}))
+    )
     assert "bandwidth not measured" in choice.network.reason and "0 Mbit/s" not in choice.network.reason
 
 

@@ -105,7 +105,11 @@ def test_an_answer_is_found_behind_what_a_shell_prints() -> None:
 
 def known_map(path: Path, **more: Any) -> Path:
     links = [{"source": "h1", "target": "h2", "mbits": 940.0, "rtt_ms": 0.1, "path_mtu": 1500, "error": None}]
-    document = {"measured_at": "2026-11-21T10:00:00+00:00", "measured_key": "key", "measured": {"data": links}}
+    document = {
+        "measured_at": "2026-11-21T10:00:00+00:00",
+        "measured_key": "key",
+        "measured": {"links": {"data": links}, "speeds": {"data": [940.0]}, "hot": []},
+    }
     path.write_text(json.dumps(document | more))
     return path
 
@@ -117,7 +121,7 @@ def known_map(path: Path, **more: Any) -> Path:
         ("another", 1.0, {}, False),
         ("key", 13.0, {}, False),
         ("key", -1.0, {}, False),
-        ("key", 1.0, {"measured": {"data": [{"source": "h1"}]}}, False),
+        ("key", 1.0, {"measured": {"links": {"data": [{"source": "h1"}]}}}, False),
         ("key", 1.0, {"measured_at": "yesterday"}, False),
     ],
 )
@@ -132,25 +136,17 @@ def test_figures_are_taken_from_the_last_map_only_where_they_hold(
 
 def test_broken_links_are_measured_again(tmp_path: Path) -> None:
     broken = {"source": "h1", "target": "h2", "mbits": None, "rtt_ms": None, "path_mtu": None, "error": "stalls"}
-    path = known_map(tmp_path / "cluster.json", measured={"data": [broken]})
+    path = known_map(
+        tmp_path / "cluster.json", measured={"links": {"data": [broken]}, "speeds": {"data": [0.0]}, "hot": []}
+    )
     now = datetime.datetime.fromisoformat("2026-11-21T10:30:00+00:00")
     assert detect.recall(path, "key", now) is None
 
 
-def test_the_better_of_two_measurements_counts() -> None:
+def test_the_better_of_two_measurements_of_a_pair_counts() -> None:
     def links(*mbits: float | None) -> dict[str, list[Link]]:
         return {"data": [Link("h1", f"h{n}", m, 0.1, 1500, None if m else "stalls") for n, m in enumerate(mbits, 2)]}
 
-    found = measure.faster(links(3000.0, 9000.0, None), links(7000.0, 8000.0, 10.0))["data"]
-    assert [link.mbits for link in found] == [7000.0, 9000.0, 10.0] and found[2].error is None
-
-
-@pytest.mark.parametrize(
-    ("slowest", "wanted"),
-    [((3050.0, 6910.0), True), ((6910.0, 7500.0), False), ((94.0, 9000.0), False), ((9000.0,), False)],
-)
-def test_fast_networks_that_differ_are_measured_again(slowest: tuple[float, ...], wanted: bool) -> None:
-    links = {str(n): [Link("h1", "h2", mbits, 0.1, 1500, None)] for n, mbits in enumerate(slowest)}
-    assert choose.contested(links) == wanted
-    links["broken"] = [Link("h1", "h2", None, None, None, "stalls")]
-    assert choose.contested(links) == wanted
+    both = choose.Measurements().with_round(links(3000.0, 9000.0, None)).with_round(links(7000.0, 8000.0, 10.0))
+    assert [link.mbits for link in both.links["data"]] == [7000.0, 9000.0, 10.0]
+    assert both.speeds == {"data": [3000.0, 10.0]} and both.links["data"][2].error is None

@@ -82,7 +82,7 @@ class Host:
 
     def wait(self, host_plan: HostPlan) -> int:
         self._while_running()
-        self._over.wait(30)
+        self._over.wait(300)
         return outcome.TERMINATED
 
     def stop(self, run: str, why: str, seconds: int | None = None) -> None:
@@ -119,7 +119,7 @@ def test_a_signal_that_comes_again_does_not_leave_the_run_behind(
     monkeypatch.setattr(lifecycle, "say", say_and_come_again)
     with signals.interrupts_as_exceptions():
         status = job(*hosts).run()
-        assert sent.wait(10)
+        assert sent.wait(300)
     assert status == exits.INTERRUPTED
     assert [host.steps for host in hosts] == [["started", "stopped", "gathered"]] * 2
     assert json.loads(Path("runs/some-run/summary.json").read_text())["status"] == "stopped"

@@ -75,7 +75,7 @@ def logs(run: str) -> int:
 def test_a_live_view_is_left_at_once_and_the_run_goes_on(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Host, "last", 6.0)
+    monkeypatch.setattr(Host, "last", 60.0)
 
     def come_twice() -> None:
         os.kill(os.getpid(), number)
@@ -93,7 +93,7 @@ def test_a_live_view_is_left_at_once_and_the_run_goes_on(
             logs("some-run")
     finally:
         sender.join()
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 30
     assert capsys.readouterr().out == "h1 rank 0 | a step\n"
     assert "c0ffee /proc/4242/cmdline && kill 4242" in Host.commands[-1]
 
@@ -104,11 +104,11 @@ def test_a_live_view_that_is_watched_to_the_end_is_whole(capsys: pytest.CaptureF
 
 
 def test_a_view_ends_when_nobody_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Host, "last", 6.0)
+    monkeypatch.setattr(Host, "last", 60.0)
     monkeypatch.setattr(viewing, "nobody_reads", lambda: True)
     began = time.monotonic()
     assert logs("some-run") == exits.SUCCEEDED
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 30
 
 
 def test_what_there_is_of_a_run_that_nobody_followed_to_its_end_is_said() -> None:

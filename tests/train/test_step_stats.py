@@ -1,0 +1,70 @@
+"""Promises of train.reporting.step_stats: every rank learns the same of each step, one step later."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.train.test_model import Results, run_ranks
+from train.reporting.step_stats import NonFiniteLoss, StepStats
+
+YES, NO = torch.tensor(True), torch.tensor(False)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return run_ranks(Path(tmp_path_factory.mktemp("ranks")), "stats", 3)
+
+
+@pytest.mark.slow
+def test_figures_are_those_of_all_ranks_and_come_one_step_late(ranks: Results) -> None:
+    for rank in ranks:
+        first, second, third = rank["seen"]
+        assert first is None
+        assert second == (1, (1 + 2 + 3) / 6, (0 + 1 + 2) / 6, (), {"lr": 0.1})
+        assert third[:3] == (2, (2 + 3 + 4) / 6, 0.5)
+
+
+@pytest.mark.slow
+def test_all_ranks_learn_who_was_asked_to_stop(ranks: Results) -> None:
+    assert [rank["seen"][2][3] for rank in ranks] == [(2,)] * 3
+
+
+@pytest.mark.slow
+def test_all_ranks_stop_alike_naming_the_ranks_and_the_step_of_a_loss_that_is_not_finite(ranks: Results) -> None:
+    for rank in ranks:
+        assert rank["error"].startswith("the loss was not finite on ranks 1, 2 at epoch 1, step 3: try a smaller --lr")
+
+
+@pytest.mark.slow
+def test_flush_gives_the_last_step_once(ranks: Results) -> None:
+    assert [(rank["last"], rank["none"]) for rank in ranks] == [((9, 1.0), None)] * 3
+
+
+def test_one_process_needs_no_process_group() -> None:
+    watch = StepStats(1, 0, torch.device("cpu"))
+    assert watch.add(1, 1, torch.tensor(6.0), torch.tensor(3), YES, 4, stop=True) is None
+    record = watch.flush()
+    assert record is not None
+    assert (record.loss, record.accuracy, record.stop) == (1.5, 0.75, (0,))
+    watch.add(2, 1, torch.tensor(float("inf")), torch.tensor(3), NO, 4)
+    with pytest.raises(NonFiniteLoss, match="on rank 0 at epoch 1, step 2: try a smaller --lr"):
+        watch.flush()
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_adding_a_step_waits_for_nothing_of_it() -> None:
+    device = torch.device("cuda", 0)
+    watch, finite = StepStats(1, 0, device), torch.tensor(True, device=device)
+    one = torch.ones((), device=device)
+    watch.add(1, 1, one, one, finite, 1)
+    torch.cuda.synchronize()
+    before, after = torch.cuda.Event(), torch.cuda.Event()
+    torch.cuda._sleep(2_000_000_000)  # about a second
+    before.record()
+    watch.add(2, 1, one * 2, one, finite, 1)  # reads step 1, done long ago
+    after.record()
+    assert not before.query()
+    record = watch.flush()
+    assert before.query()
+    assert record is not None and record.loss == 2.0

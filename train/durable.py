@@ -1,0 +1,118 @@
+"""Files that are whole or absent: written under a temporary name, hashed on the way, synced, then renamed."""
+
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+WRITE_BYTES = 1 << 22  # that are handed to the kernel at once
+
+
+class Draft:
+    """A file that is being written, e.g. by `torch.save`. It takes its final name in `commit`; else it is removed.
+
+    The name is this draft's own, so that two hosts may write to one shared folder; the lock held on it shows
+    `clear_drafts` that its writer is alive. An error of the disk is kept for `commit`: raised inside `write`
+    it would pass through torch's C++ writer.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError where the folder does not exist or cannot be written to."""
+        self.path = path
+        self.draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        self.descriptor = open_locked(self.draft)
+        self.hash = hashlib.sha256()
+        self.bytes = 0
+        self.error: OSError | None = None
+
+    def write(self, data: bytes | memoryview) -> int:
+        piece = memoryview(data).cast("B")
+        self.bytes += len(piece)
+        while piece and self.error is None:
+            self.hash.update(piece[:WRITE_BYTES])
+            self.error, piece = write_all(self.descriptor, piece[:WRITE_BYTES]), piece[WRITE_BYTES:]
+        return memoryview(data).nbytes
+
+    def flush(self) -> None:
+        """There is no buffer; torch.save wants the method."""
+
+    def commit(self) -> None:
+        """Makes it durable under its final name. Raises OSError, also those of earlier writes."""
+        if self.error is not None:
+            raise self.error
+        os.fchmod(self.descriptor, 0o644)  # whatever the umask is: others gather it
+        os.fsync(self.descriptor)
+        self.draft.replace(self.path)
+        sync_folder(self.path.parent)
+
+    def __enter__(self) -> "Draft":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.draft.unlink(missing_ok=True)  # gone already if committed
+        os.close(self.descriptor)
+
+
+def open_locked(draft: Path) -> int:
+    """A new file, open for writing, its lock held. Again where `clear_drafts` came between open and lock."""
+    while True:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError:  # a file system without locks: then `clear_drafts` cannot lock it either, and leaves it
+            return descriptor
+        if os.fstat(descriptor).st_nlink:
+            return descriptor
+        os.close(descriptor)
+
+
+def write_all(descriptor: int, data: memoryview) -> OSError | None:
+    try:
+        while data:
+            data = data[os.write(descriptor, data) :]
+    except OSError as error:
+        return error
+    return None
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """A small file, whole or absent. Raises OSError."""
+    with Draft(path) as draft:
+        draft.write(data)
+        draft.commit()
+
+
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    """One indented JSON object, whole or absent. Raises OSError."""
+    write_file(path, (json.dumps(document, indent=2) + "\n").encode())
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames and removals in it survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def clear_drafts(folder: Path) -> None:
+    """Removes what killed writers left: drafts whose lock no process holds."""
+    for draft in folder.glob(".step-*.tmp"):
+        try:
+            descriptor = os.open(draft, os.O_WRONLY)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            draft.unlink(missing_ok=True)
+        except OSError:  # locked: being written by another process
+            pass
+        finally:
+            os.close(descriptor)

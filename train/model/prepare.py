@@ -1,0 +1,51 @@
+"""What is done to a network before a strategy wraps it.
+
+Order: build on the CPU -> `prepare` -> strategy (to the device) -> strategy.compile -> optimizer.
+"""
+
+import os
+
+import torch
+from torch import nn
+
+from train.model.recompute import checkpoint_blocks
+from train.settings import Settings, SettingsError
+
+
+def prepare(network: nn.Module, settings: Settings, device: torch.device, world_size: int) -> nn.Module:
+    """The network with SyncBatchNorm, channels_last and activation checkpointing, where asked for; names stay plain.
+
+    device: where it will compute. Changes the network in place; returns it, or its replacement. Raises SettingsError.
+    """
+    if settings.sync_bn:
+        check_sync_bn(settings, device)
+        if world_size > 1:
+            network = nn.SyncBatchNorm.convert_sync_batchnorm(network)
+    if settings.channels_last:
+        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if settings.activation_checkpointing and not checkpoint_blocks(network):
+        raise SettingsError(
+            f"--activation-checkpointing: {settings.model} is a plain chain of layers, it has no blocks to recompute: "
+            "leave it out, and save memory with --micro-batch"
+        )
+    return network
+
+
+def check_sync_bn(settings: Settings, device: torch.device) -> None:
+    if device.type != "cuda":
+        raise SettingsError("--sync-bn: torch's SyncBatchNorm needs GPUs: leave it out on the CPU")
+    if settings.parallel == "dp":
+        raise SettingsError("--sync-bn: needs one process per GPU: use --parallel ddp instead of dp")
+
+
+def use_deterministic(settings: Settings) -> None:
+    """With --deterministic only kernels that give the same bits every time; others raise, naming themselves.
+
+    To be called before CUDA is first used: cuBLAS reads its workspace's size (a documented condition) once.
+    """
+    if not settings.deterministic:
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False

@@ -1,0 +1,99 @@
+"""What a run leaves for others to read: metrics.jsonl as it goes, result.json and curves.png at its end. Rank
+0 only.
+"""
+
+import json
+import resource
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from train.durable import write_file
+from train.reporting.eventfiles import EventFiles
+
+Event = dict[str, Any]
+METRICS_FILE = "metrics.jsonl"
+
+
+class Metrics:
+    """Writes metrics.jsonl: one JSON object per line, {"event", "time": unix seconds, ...}, flushed line by
+    line, and the same as TensorBoard's event files where asked.
+
+    Events: start; step {"epoch", "step", "loss", "lr", "images"}; epoch {"epoch", "train_loss",
+    "train_accuracy", "test_accuracy", "test_loss", "images_per_second", "seconds"}; end.
+
+    A run that continues after optimizer step `after` keeps the events up to that step and drops the rest, so
+    that a curve has each step once. These events are in `folder`, or in `earlier`, the folder of the run that
+    is continued. With `after` 0 the file begins empty.
+    """
+
+    def __init__(self, folder: Path, after: int = 0, earlier: Path | None = None, tensorboard: bool = False) -> None:
+        """Raises OSError."""
+        path = folder / METRICS_FILE
+        known = known_events(folder, earlier) if after else []
+        before = kept(known, after)
+        write_file(path, "".join(line_of(event) for event in before).encode())
+        self.file = path.open("a", encoding="utf-8", buffering=1)
+        self.event_files: EventFiles | None = None
+        if tensorboard:
+            self.event_files = EventFiles(folder / "tensorboard", after)
+            if after and not self.event_files.has_history():
+                for event in before:
+                    self.event_files.add(event)
+
+    def __enter__(self) -> "Metrics":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.file.close()
+        if self.event_files:
+            self.event_files.close()
+
+    def write(self, event: str, **values: Any) -> None:
+        entry = {"event": event, "time": time.time(), **values}
+        self.file.write(line_of(entry))
+        if self.event_files:
+            self.event_files.add(entry)
+
+
+def line_of(event: Event) -> str:
+    return json.dumps(event) + "\n"
+
+
+def known_events(folder: Path, earlier: Path | None) -> list[Event]:
+    """Of the first folder that has any."""
+    for path in (folder / METRICS_FILE, *([earlier / METRICS_FILE] if earlier else [])):
+        if path.is_file() and (events := read_metrics(path)):
+            return events
+    return []
+
+
+def kept(events: list[Event], after: int) -> list[Event]:
+    """The events up to optimizer step `after`. An epoch belongs to the step before it; an end is no end any more."""
+    found: list[Event] = []
+    step = 0
+    for event in events:
+        if event["event"] == "start":
+            step = event.get("resumed_from") or 0
+        step = event.get("step", step)
+        if event["event"] != "end" and step <= after:
+            found.append(event)
+    return found
+
+
+def read_metrics(path: Path) -> list[Event]:
+    """All whole lines of a metrics.jsonl; the last one may be torn while a run writes it."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def peak_memory(device: torch.device) -> dict[str, int | None]:
+    """The most memory that this process had at once, in bytes: resident, and tensors on its GPU."""
+    on_gpu = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts KiB
+    return {"peak_rss_bytes": resident, "peak_gpu_bytes": on_gpu}

@@ -1,0 +1,200 @@
+"""What rank 0 reports of a run: its opening line, progress, metrics, and at the end the picture and result.json.
+
+Other ranks have the same object, which reports nothing.
+"""
+
+import os
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from train.durable import write_json
+from train.evaluate import Score
+from train.reporting import metrics, picture
+from train.reporting.progress import progress_for
+from train.reporting.step_stats import StepRecord
+from train.session import Session
+from train.settings import as_document
+from train.start.devices import describe
+
+
+class Report:
+    def __init__(self, session: Session, notes: list[str], started: float) -> None:
+        """started: time.monotonic() at this process's start, for the time to the first optimizer step."""
+        self.session, self.notes, self.started = session, notes, started
+        self.reports = session.place.rank == 0
+        self.begun = time.monotonic()
+        self.first = True
+        self.epoch_waited = session.loader.waited  # when this epoch began
+        self.images = 0  # of this process's steps
+
+    def __enter__(self) -> "Report":
+        if self.reports:
+            session, settings = self.session, self.session.settings
+            document = as_document(settings)
+            self.progress = progress_for(settings.epochs, session.total_steps)
+            self.metrics = metrics.Metrics(
+                settings.run_dir, session.position.step, earlier_run(session), settings.tensorboard
+            )
+            for line in (opening(session), *filter(None, self.notes)):
+                self.progress.say(line)
+            write_json(settings.run_dir / "settings.json", document)
+            resumed = session.position.step if session.resumed_from else None
+            self.metrics.write(
+                "start",
+                world_size=session.place.world_size,
+                device=str(session.device),
+                resumed_from=resumed,
+                notes=self.notes,
+                **document,
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.reports:
+            self.progress.close()
+            self.metrics.__exit__(kind, error, trace)
+
+    def stepped(self) -> None:
+        """After each optimizer step; says when the first one was done."""
+        if self.first and self.reports:
+            if self.session.device.type == "cuda":
+                torch.cuda.synchronize()
+            self.progress.say(f"first optimizer step after {time.monotonic() - self.started:.2f} s")
+        self.first = False
+
+    def step(self, record: StepRecord) -> None:
+        """`record`: booked already in the session's position."""
+        if not self.reports:
+            return
+        position = self.session.position
+        self.metrics.write(
+            "step",
+            epoch=record.epoch,
+            step=record.step,
+            lr=record.values["lr"],
+            images=record.images,
+            loss=record.loss,
+            accuracy=record.accuracy,
+            seconds=record.values["seconds"],
+        )
+        self.progress.step(
+            record.epoch,
+            record.step,
+            record.loss,
+            position.images / record.values["seconds"],
+            position.correct / position.images,
+            self.data_wait(),
+            self.session.strategy.comm_share(),
+        )
+
+    def data_wait(self) -> float:
+        """Part of this epoch's time that the model waited for data."""
+        seconds = self.session.position.seconds
+        return min(1.0, (self.session.loader.waited - self.epoch_waited) / seconds) if seconds else 0.0
+
+    def epoch(self, score: Score) -> None:
+        """After an epoch and its evaluation."""
+        if not self.reports:
+            return
+        session, position = self.session, self.session.position
+        values = {
+            "epoch": position.epoch + 1,
+            "step": position.step,
+            "train_loss": position.loss / session.samples,
+            "train_accuracy": position.correct / session.samples,
+            "test_accuracy": score.accuracy,
+            "test_loss": score.loss,
+            "images_per_second": session.samples / position.seconds,
+            "seconds": position.seconds,
+            "data_wait": self.waited_in_training / position.seconds,
+            "comm": session.strategy.comm_share(),
+        }
+        self.metrics.write("epoch", **values)
+        self.progress.epoch(values)
+
+    def trained(self) -> None:
+        """Between an epoch's last step and its evaluation, whose waiting for data is another matter."""
+        self.waited_in_training = self.session.loader.waited - self.epoch_waited
+
+    def begin_epoch(self) -> None:
+        self.epoch_waited = self.session.loader.waited
+
+    def stopped(self) -> None:
+        if self.reports:
+            position = self.session.position
+            self.progress.say(
+                f"stopped as asked after step {position.step} of {self.session.total_steps}; its checkpoint is "
+                f"written: --resume {self.session.settings.run_dir} goes on from there"
+            )
+
+    def end(self, score: Score, lost: float) -> None:
+        """The picture, then result.json: whoever sees that file sees a whole folder.
+
+        lost: seconds that training waited for checkpoints.
+        """
+        if not self.reports:
+            return
+        session, folder = self.session, self.session.settings.run_dir
+        result = result_of(session, score) | {
+            "train_seconds": time.monotonic() - self.begun,
+            "checkpoint_seconds": lost,
+            "data_wait_seconds": session.loader.waited,
+            **metrics.peak_memory(session.device),
+        }
+        self.metrics.write("end", **result)
+        events = metrics.read_metrics(folder / metrics.METRICS_FILE)
+        title = f"{session.settings.model} on {session.settings.dataset}, {ranks(session)}"
+        picture.draw(events, title, folder / "curves.png")
+        write_json(folder / "result.json", result)
+        self.progress.say(
+            f"test accuracy {score.accuracy:.2%}, {result['images_per_second']:.0f} images/s, "
+            f"{result['train_seconds']:.1f} s of training"
+        )
+
+
+def result_of(session: Session, score: Score) -> dict[str, Any]:
+    """The part of result.json that is the same on every rank, except for times."""
+    settings, position = session.settings, session.position
+    trained = position.train_seconds
+    return {
+        "test_accuracy": score.accuracy,
+        "best_accuracy": max(score.accuracy, position.best_accuracy),
+        "images_per_second": position.epoch * session.samples / trained if trained else 0.0,
+        "epochs": settings.epochs,
+        "steps": session.total_steps,
+        "world_size": session.place.world_size,
+        "parallel": settings.parallel,
+        "model": settings.model,
+        "dataset": settings.dataset,
+        "comm": session.strategy.comm_share(),
+        "resumed_from": str(session.resumed_from) if session.resumed_from else None,
+    }
+
+
+def earlier_run(session: Session) -> Path | None:
+    """The folder of the run that this one continues, where it is another one."""
+    if session.resumed_from is None:
+        return None
+    given = os.environ.get("MUSTER_RESUME_DIR")
+    return Path(given) if given else session.resumed_from.parent.parent
+
+
+def ranks(session: Session) -> str:
+    number = session.place.world_size
+    return "1 rank" if number == 1 else f"{number} ranks"
+
+
+def opening(session: Session) -> str:
+    settings, data = session.settings, session.dataset
+    where = "the CPU" if session.device.type == "cpu" else f"GPUs, rank 0 on {describe(session.device)}"
+    return (
+        f"training {settings.model} on {settings.dataset} ({len(data.train)} images, {len(data.test)} held out, "
+        f"{settings.image_size} px): {settings.epochs} epochs, global batch {settings.batch_size}, "
+        f"{ranks(session)} on {where}, --parallel {settings.parallel}, seed {settings.seed}"
+    )

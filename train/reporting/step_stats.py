@@ -1,0 +1,122 @@
+"""Loss and accuracy of each global batch over all ranks, and the stop on a loss that is not finite.
+
+One small all-reduce runs beside the next step and is read only when that step adds its own: the figures come one step
+later, and no step waits for a GPU, a network or its logging. The same sum carries what one rank knows and all must
+agree on: that it was asked to stop, and that a checkpoint is due.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+LOSS, CORRECT, FIRST_RANK = 0, 1, 2
+NOT_FINITE, STOP, DUE = 1, 2, 4  # bits of a rank's own slot
+
+
+class NonFiniteLoss(Exception):
+    """The loss became NaN or infinite; the message names ranks, epoch and step. Raised on all ranks alike."""
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What a step did over all ranks."""
+
+    step: int
+    epoch: int
+    images: int  # of the global batch
+    loss_sum: float
+    correct: float
+    stop: tuple[int, ...]  # ranks that were asked to stop
+    due: bool  # a rank's clock says that a checkpoint is due
+    values: dict[str, Any]  # what `add` was given besides
+
+    @property
+    def loss(self) -> float:
+        return self.loss_sum / self.images
+
+    @property
+    def accuracy(self) -> float:
+        return self.correct / self.images
+
+
+class StepStats:
+    """Sums over the ranks, read one step later. Every rank calls `add` and `flush` at the same places (collective).
+
+    CUDA's path (a side stream, pinned memory, an event) waits for no kernel of the step just enqueued.
+    """
+
+    def __init__(self, world_size: int, rank: int, device: torch.device) -> None:
+        self.world_size, self.rank, self.device = world_size, rank, device
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.pending: tuple[Tensor, Tensor, Any, dict[str, Any]] | None = None
+
+    def add(
+        self,
+        step: int,
+        epoch: int,
+        loss_sum: Tensor,
+        correct: Tensor,
+        losses_finite: Tensor,
+        images: int,
+        stop: bool = False,
+        due: bool = False,
+        **values: Any,
+    ) -> StepRecord | None:
+        """Starts the sum of this step; returns the step before it, None at the first.
+
+        loss_sum, correct: this rank's sums; losses_finite: bool; all three on the device, with no dimensions.
+        images: of the global batch. stop: this rank was asked to stop; due: its
+        clock says that a checkpoint is due. Raises NonFiniteLoss where the step before was not finite.
+        """
+        mine = torch.zeros(FIRST_RANK + self.world_size, dtype=torch.float64, device=self.device)
+        mine[LOSS] = loss_sum.detach()
+        mine[CORRECT] = correct
+        mine[FIRST_RANK + self.rank] = losses_finite.logical_not() * NOT_FINITE + STOP * stop + DUE * due
+        work = dist.all_reduce(mine, async_op=True) if self.world_size > 1 else None
+        before = self.pending
+        self.pending = (*self._to_host(mine, work), {"step": step, "epoch": epoch, "images": images, "values": values})
+        return self._read(before)
+
+    def flush(self) -> StepRecord | None:
+        """The last step's, waiting for it: at the end of an epoch and before a checkpoint is written. Raises
+        NonFiniteLoss."""
+        before, self.pending = self.pending, None
+        return self._read(before)
+
+    def _to_host(self, sums: Tensor, work: Any) -> tuple[Tensor, Tensor, Any]:
+        """(the sums on the host, the sums on the device, what to wait for before reading the first)."""
+        if self.stream is None:
+            return sums, sums, work
+        host = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.stream):
+            if work is not None:
+                work.wait()  # of NCCL: the side stream waits, the host does not
+            host.copy_(sums, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(self.stream)
+        return host, sums, event  # the device's tensor is kept until it was copied
+
+    def _read(self, pending: tuple[Tensor, Tensor, Any, dict[str, Any]] | None) -> StepRecord | None:
+        if pending is None:
+            return None
+        host, _, ready, about = pending
+        if ready is not None:
+            ready.synchronize() if self.stream is not None else ready.wait()
+        loss_sum, correct, *slots = host.tolist()
+        if wrong := [rank for rank, slot in enumerate(slots) if int(slot) & NOT_FINITE]:
+            raise NonFiniteLoss(complaint(wrong, about["epoch"], about["step"]))
+        stop = tuple(rank for rank, slot in enumerate(slots) if int(slot) & STOP)
+        due = any(int(slot) & DUE for slot in slots)
+        return StepRecord(loss_sum=loss_sum, correct=correct, stop=stop, due=due, **about)
+
+
+def complaint(ranks: list[int], epoch: int, step: int) -> str:
+    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+    return (
+        f"the loss was not finite on {who} at epoch {epoch}, step {step}: try a smaller --lr, a longer --warmup or "
+        "--clip 1; with --amp fp16 try bf16; or check the data of that step"
+    )

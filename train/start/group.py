@@ -1,0 +1,191 @@
+"""This process among the ranks: its rank, its device, and the process group.
+
+Ranks are started by torchrun, by `--spawn` (`train.start.spawn`), by mpirun or horovodrun, or by hand with the four
+variables of torchrun; alone, this process is rank 0 of 1.
+"""
+
+import atexit
+import ctypes
+import gc
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from train.settings import SettingsError
+from train.start.rendezvous import meet
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+LARGEST_KEPT_BYTES = 32 << 20  # of one block; the most that glibc accepts
+KEPT_BYTES = 1 << 30  # in all
+LAST_TENSORS_SECONDS = 0.1  # to drop them takes far less
+# rank, local rank, world size, local world size: as torchrun, Open MPI and horovodrun call them.
+VARIABLES = (
+    ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("HOROVOD_RANK", "HOROVOD_LOCAL_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_SIZE"),
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """The numbers of this rank, counted from 0. A process alone is rank 0 of 1."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+
+    @staticmethod
+    def from_environment(environment: Mapping[str, str] = os.environ) -> "Place":
+        """Raises SettingsError where the variables are incomplete or contradict each other."""
+        for names in VARIABLES:
+            if names[0] in environment:
+                return Place._of(names, environment)
+        return Place()
+
+    @staticmethod
+    def _of(names: tuple[str, ...], environment: Mapping[str, str]) -> "Place":
+        missing = [name for name in names if not environment.get(name)]
+        if missing:
+            raise SettingsError(
+                f"{names[0]} is set but not {', '.join(missing)}: start ranks with torchrun or --spawn, or set all of "
+                + ", ".join(names)
+            )
+        found = ", ".join(f"{name}={environment[name]}" for name in names)
+        try:
+            place = Place(*(int(environment[name]) for name in names))
+        except ValueError as error:
+            raise SettingsError(f"{found}: whole numbers are needed") from error
+        if not (0 <= place.rank < place.world_size and 0 <= place.local_rank < place.local_world_size):
+            raise SettingsError(f"{found}: ranks count from 0 and are below the size")
+        return place
+
+
+def keep_freed_memory() -> None:
+    """Makes glibc keep the memory that a step frees for the next one: giving it back and faulting it in again took a
+    sixth of the training time on the CPU. Does nothing under another C library.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT_BYTES)
+        mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+
+
+def device_of(place: Place) -> torch.device:
+    """One GPU for each local rank, or the CPU where there is no GPU at all.
+
+    Raises SettingsError where there are GPUs but fewer than local ranks.
+    """
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if gpus == 0:
+        return torch.device("cpu")
+    if place.local_world_size > gpus:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        limit = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible} hides the others)"
+        raise SettingsError(
+            f"{place.local_world_size} ranks on a host with {gpus} GPU(s){limit}: start at most one rank per GPU"
+        )
+    return torch.device("cuda", place.local_rank)
+
+
+def backend_for(device: torch.device, backend: str = "auto") -> str:
+    """The backend as init_process_group takes it. Raises SettingsError for one that cannot be had here.
+
+    On GPUs a gloo part is added for what lives in the CPU's memory: objects, checkpoints.
+    """
+    if backend == "mpi" and not dist.is_mpi_available():
+        raise SettingsError(
+            "--backend mpi: this torch is built without MPI, as all of its wheels are: take --backend gloo (or nccl on "
+            "GPUs); mpirun may still start the ranks. With MPI, torch has to be built from source beside MPI"
+        )
+    if backend == "nccl" and device.type != "cuda":
+        raise SettingsError("--backend nccl: it needs a GPU for each rank, and none is visible here: --backend gloo")
+    if backend == "nccl" and not dist.is_nccl_available():
+        raise SettingsError(
+            "--backend nccl: this torch is built without NCCL: --backend gloo, or a CUDA build of torch"
+        )
+    if backend == "auto":
+        backend = "nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo"
+    return "cpu:gloo,cuda:nccl" if backend == "nccl" else backend
+
+
+@contextmanager
+def process_group(
+    place: Place, device: torch.device, timeout: float, backend: str = "auto", init: str = "env://"
+) -> Iterator[None]:
+    """The default process group; no collective waits longer than `timeout` s.
+
+    Raises SettingsError for a backend or an --init that cannot be, RendezvousError where the ranks do not meet.
+    """
+    chosen = backend_for(device, backend)
+    # Its functions take the group as it is when this is imported for a default. torch imports it in the first
+    # collective of objects: they would then hold the group until after the interpreter's end, and gloo's threads abort.
+    import torch.distributed.nn.functional
+
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if chosen == "mpi":  # brings its own rendezvous; rank and size are mpirun's
+        dist.init_process_group("mpi", timeout=timedelta(seconds=timeout))
+    else:
+        dist.init_process_group(
+            chosen,
+            store=meet(init, place.rank, place.world_size, timeout),
+            rank=place.rank,
+            world_size=place.world_size,
+            timeout=timedelta(seconds=timeout),
+            device_id=device if "nccl" in chosen else None,
+        )
+    try:
+        yield
+    finally:
+        leave_process_group()
+
+
+T = TypeVar("T")
+_left: list[object] = []
+
+
+@atexit.register
+def let_go() -> None:
+    """While the interpreter still lives: gloo's threads need it to drop their last tensors, or abort the process."""
+    if not _left:
+        return
+    gc.collect()  # DDP's cycles hold the group
+    kept = sys.getrefcount(_left[0]) > 2  # the list's and the argument's
+    _left.clear()
+    if kept:  # by torch (FSDP's meshes are): its threads cannot be joined, but they get the lock
+        time.sleep(LAST_TENSORS_SECONDS)
+
+
+def leave_process_group() -> None:
+    """In place of destroy_process_group, with which a rank may hang for ever after its last step.
+
+    There DDP's reducer can be the group's last holder. It then waits for gloo's threads without letting go of the
+    interpreter's lock, which such a thread needs to drop its last tensor. Python's own reference lets go of the lock.
+    """
+    _left.append(dist.group.WORLD)
+    dist.destroy_process_group()
+
+
+def from_all_ranks(mine: T, place: Place) -> list[T]:
+    """The object of every rank, by rank (collective). Objects are pickled."""
+    if place.world_size == 1:
+        return [mine]
+    theirs: list[T] = [mine] * place.world_size
+    dist.all_gather_object(theirs, mine)
+    return theirs
+
+
+def first_complaint(complaint: str, place: Place) -> str:
+    """The complaint of the lowest rank that has one, known to all ranks; empty if none has."""
+    complaints = enumerate(from_all_ranks(complaint, place))
+    named = [f"{text} (rank {rank})" if rank else text for rank, text in complaints if text]
+    return named[0] if named else ""
