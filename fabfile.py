@@ -36,9 +36,9 @@ def _truth(value: object, name: str) -> bool:
     return bool(value) or os.environ.get(name, "") not in ("", "0", "no", "false")
 
 
-#: What the user is told after an interrupt of a command that starts runs, and of one that changes hosts.
+#: Printed after an interrupt of a command that starts runs, and of one that changes hosts.
 RUNS_GO_ON = "`make status` shows what still runs on the hosts, and `make stop RUN=<id>` ends it"
-HOSTS_HALF_DONE = "the hosts stay as far as it came; `make {0}` again goes on from there"
+HOSTS_HALF_DONE = "the hosts are not finished; run `make {0}` again, it continues where it stopped"
 
 
 def _end(command: Callable[[], int], inventory: Path | None = None, after_interrupt: str = "") -> NoReturn:
@@ -64,9 +64,9 @@ def deploy(context: Context, inventory: str = "", horovod: bool = False, measure
     """Provision the hosts, detect, choose the network, build and distribute the image, write the cluster map."""
     from launch.deploy import deploy as deploying
 
-    wanted, afresh = _truth(horovod, "HOROVOD"), _truth(measure, "MEASURE")
+    with_horovod, remeasure = _truth(horovod, "HOROVOD"), _truth(measure, "MEASURE")
     _end(
-        lambda: deploying.deploy(_inventory(inventory), CONSOLE, wanted, afresh),
+        lambda: deploying.deploy(_inventory(inventory), CONSOLE, with_horovod, remeasure),
         _inventory(inventory),
         HOSTS_HALF_DONE.format("deploy"),
     )

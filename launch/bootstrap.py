@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
-PIP = "pip==26.3"  # the first thing in a new .venv; Debian 12's own pip knows no dependency groups
+PIP = "pip==26.3"  # installed first: Debian 12's own pip knows no dependency groups
 
 
 def main(groups: list[str]) -> int:

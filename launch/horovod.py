@@ -17,12 +17,12 @@ CHECK = "import horovod.torch as hvd; assert hvd.gloo_built()"
 
 
 def main() -> int:
-    """Build it and install it; returns the exit status."""
+    """Run `make horovod`; returns the exit status."""
     return command.run(build)
 
 
 def build() -> int:
-    """As `main`.
+    """Build Horovod and install it into .venv; returns the exit status.
 
     Raises:
         Refusal: when it cannot be built.
@@ -34,7 +34,7 @@ def build() -> int:
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", f"--find-links={folder}"]
     subprocess.run([*pip, str(wheel_of(folder))], check=True)
     if subprocess.run([sys.executable, "-c", CHECK], check=False).returncode != 0:
-        print("make horovod: it does not load; Python's own words stand above", file=sys.stderr)
+        print("make horovod: it cannot be imported; see Python's message above", file=sys.stderr)
         return exits.FAILED
     print("horovod: installed; train with `make local ARGS='--parallel horovod'`")
     return exits.SUCCEEDED

@@ -131,7 +131,7 @@ def torchrun(nproc: int, folder: Path, training: Sequence[str]) -> list[str]:
 
 
 def environment(nproc: int, folder: Path, grace_seconds: int) -> dict[str, str]:
-    """Of the agent and its ranks: ours, completed."""
+    """The environment of the agent and its ranks: this process's own, and what they need."""
     cores = len(os.sched_getaffinity(0))
     ours = {
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
@@ -155,7 +155,7 @@ def follow(words: Sequence[str], env: Mapping[str, str], folder: Path, stop_seco
     """
     agent = None
     try:
-        with undisturbed(then_interrupt=True):  # a process that is just being started cannot be stopped
+        with undisturbed(then_interrupt=True):  # while it is being started it cannot be stopped
             agent = subprocess.Popen(words, env=env, start_new_session=True)
         status, stopped = agent.wait(), False
     except KeyboardInterrupt:
@@ -184,7 +184,7 @@ def kill_what_is_left(folder: Path) -> None:
             if ours and label in (process / "environ").read_bytes().split(b"\0"):
                 os.kill(int(process.name), signal.SIGKILL)
         except OSError:
-            continue  # it has ended meanwhile
+            continue  # it has just ended
 
 
 def summarise(folder: Path, nproc: int, status: int, stopped: bool) -> dict[str, Any]:
@@ -203,7 +203,7 @@ def summarise(folder: Path, nproc: int, status: int, stopped: bool) -> dict[str,
 
 
 def closing(summary: Mapping[str, Any], folder: Path) -> str:
-    """What is printed last."""
+    """The last message."""
     path = Path(shown(folder))
     if summary["status"] == "stopped":
         return f"stopped; what there is of the run is in {path}"

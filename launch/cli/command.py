@@ -10,15 +10,15 @@ from pathlib import Path
 from launch.cli.make_variables import name_inventory, refuse_unknown_variables
 from launch.cli.output import patient_output
 from launch.cli.refusal import Refusal
-from launch.cli.signals import interrupts_as_exceptions, leave
+from launch.cli.signals import exit_now, interrupts_as_exceptions
 
 
 def run(command: Callable[[], int], inventory: Path | None = None, after_interrupt: str = "") -> int:
     """Run a command and return its exit status.
 
     Args:
-        inventory: the one that the command works on; the commands in a message then name it.
-        after_interrupt: what the user has to know after an interrupt about which the command itself says nothing.
+        inventory: the one that the command works on: messages that name another command name it too.
+        after_interrupt: printed after an interrupt, if the command itself has no message for it.
     """
     with patient_output():
         try:
@@ -29,5 +29,5 @@ def run(command: Callable[[], int], inventory: Path | None = None, after_interru
             print(f"muster: refused:\n{name_inventory(str(refusal), inventory)}", file=sys.stderr, flush=True)
             return refusal.status
         except KeyboardInterrupt as interrupt:
-            words = str(interrupt) or "; ".join(filter(None, ("interrupted", after_interrupt)))
-            leave(f"muster: {name_inventory(words, inventory)}")
+            message = str(interrupt) or "; ".join(filter(None, ("interrupted", after_interrupt)))
+            exit_now(f"muster: {name_inventory(message, inventory)}")

@@ -40,7 +40,7 @@ def refuse_unknown_variables(makeflags: str) -> None:
 def names_given(makeflags: str) -> list[str]:
     """The names of the variables on make's command line.
 
-    In MAKEFLAGS they stand after ` -- `, one blank between two. In a value, make puts a backslash before a blank, a tab
+    They follow ` -- ` in MAKEFLAGS, separated by a blank. In a value, make puts a backslash before a blank, a tab
     and a backslash, and doubles `$`; quotation marks and newlines stay as they were typed.
     """
     _, _, given = f" {makeflags}".partition(" -- ")

@@ -1,6 +1,6 @@
 """A run's container on one host: started, waited for, stopped and removed there, by its label or its name.
 
-Never by a process name. Each command here is one call over the host's connection.
+Never found by a process name. Each function here is one call over the host's connection.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def start(machine: Machine, host_plan: HostPlan) -> None:
     The run's folder is closed to other users of the host.
 
     Raises:
-        RuntimeError: with Podman's own words when it does not start.
+        RuntimeError: with Podman's message, when it does not start.
     """
-    used = folders(host_plan)  # an earlier run that is continued becomes one of the newest, which are kept
+    used = folders(host_plan)  # touched: the run that is continued must be one of the newest, which are kept
     command = f"mkdir -p -m 700 {used} && touch {used} && {shlex.join(host_plan.command)} && {prune_command()}"
     done = machine.root(command, START_SECONDS)
     if done.exited != 0:
@@ -36,7 +36,7 @@ def start(machine: Machine, host_plan: HostPlan) -> None:
 def prune_command(runs: str = HOST_RUNS_DIR, keep: int = KEPT_RUNS) -> str:
     """A shell command that removes all folders of runs but the `keep` newest and those that a container uses.
 
-    It goes on in the background, so that nobody waits for it. Pure.
+    It runs in the background, so that nobody waits for it. Pure.
     """
     script = f"""
 ids=$(podman ps --all --quiet --filter label=muster.run) && used=$(podman inspect $ids) || exit
@@ -64,12 +64,12 @@ def wait(machine: Machine, host_plan: HostPlan) -> int:
 
 
 def stop(machine: Machine, run: str, why: str, seconds: int | None = None) -> None:
-    """Stop every container of a run on a host: SIGTERM, then SIGKILL. Leaves a note of who stopped it and why.
+    """Stop every container of a run on a host: SIGTERM, then SIGKILL. Writes there who stopped the run and why.
 
-    `seconds`: between the two signals; None: what the plan gave the container, so that ranks can write a checkpoint.
+    `seconds`: between the two signals; None: as long as the plan says, so that ranks can write a checkpoint.
 
     Raises:
-        RuntimeError: with the host's own words when its containers could not be stopped.
+        RuntimeError: with the host's message, when its containers could not be stopped.
     """
     folder = run_dir_on_host(run)
     note = f"test -d {folder} && printf '%s\\n' {shlex.quote(why)} > {folder}/stopped"
@@ -80,10 +80,10 @@ def stop(machine: Machine, run: str, why: str, seconds: int | None = None) -> No
 
 
 def remove(machine: Machine, run: str) -> None:
-    """Remove what is left of a stopped run on a host, after whoever follows it had 3 seconds to gather it.
+    """Remove the containers of a stopped run from a host. Who follows the run has 3 seconds to gather it before that.
 
     Raises:
-        RuntimeError: with the host's own words when containers are left.
+        RuntimeError: with the host's message, when containers are left.
     """
     wait_for_follower = f'for i in 1 2 3 4 5 6; do test -z "$({_ids(run)})" && break; sleep 0.5; done'
     command = f'ids=$({_ids(run)}) || exit; test -z "$ids" || podman rm --force $ids'
@@ -94,7 +94,7 @@ def listed(machine: Machine) -> list[dict[str, Any]]:
     """The containers with a run's label on a host, as `podman ps` lists them.
 
     Raises:
-        RuntimeError: with the host's own words when it cannot list them.
+        RuntimeError: with the host's message, when it cannot list them.
     """
     found: list[dict[str, Any]] = json.loads(
         machine.answer("podman ps --all --filter label=muster.run --format json") or "[]"
@@ -103,7 +103,7 @@ def listed(machine: Machine) -> list[dict[str, Any]]:
 
 
 def finish(machine: Machine, host_plan: HostPlan) -> dict[str, Any]:
-    """After the end: keep what the script wrote beside itself, give all to the SSH user, remove the container.
+    """After the end: keep what the script wrote in its own folder, give all to the SSH user, remove the container.
 
     Nobody else on the host can read a run's folder (see `start`).
 

@@ -1,4 +1,4 @@
-"""What became of a run: the failure that came first, and what runs/<id>/summary.json says. Writes nothing."""
+"""How a run ended: the failure that came first, and the content of runs/<id>/summary.json. Writes nothing."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 from launch.cli import exits
 from launch.files import read_json
 
-#: 128 + SIGTERM: torchrun was told to stop, and its ranks with it.
+#: 128 + SIGTERM: torchrun received SIGTERM, and sent it to its ranks.
 TERMINATED = 143
 #: How a container ends where nothing went wrong but somebody asked for the end.
 STOPPED_STATUSES = (exits.STOPPED, TERMINATED)
 
 
 def verdict(statuses: Sequence[int | None]) -> str:
-    """What the exit statuses of all hosts' containers make of a run: "succeeded", "stopped" or "failed".
+    """ "succeeded", "stopped" or "failed", from the exit statuses of all hosts' containers.
 
-    Stopped: ranks ended with a checkpoint of their own accord, as one of them was told to. SIGTERM alone, with no such
-    rank, is a failure: nobody has saved anything.
+    A run was stopped if its ranks saved a checkpoint and ended because one of them received a signal. SIGTERM alone,
+    without such a rank, is a failure: nothing was saved.
     """
     if all(status == 0 for status in statuses):
         return "succeeded"
@@ -29,11 +29,10 @@ def verdict(statuses: Sequence[int | None]) -> str:
     return "stopped" if asked and exits.STOPPED in statuses else "failed"
 
 
-def stopped_reason(told: Sequence[str]) -> str:
-    """Who stopped a run that Muster did not; `told`: hosts whose torchrun got the signal."""
-    if told:
-        return f"{', '.join(told)} was told to stop (SIGTERM), not by Muster; all ranks saved a checkpoint and ended"
-    return "a rank was told to stop by a signal, not by Muster; all ranks saved a checkpoint and ended"
+def stopped_reason(signalled: Sequence[str]) -> str:
+    """Why a run stopped that Muster did not stop. `signalled`: hosts whose torchrun received SIGTERM."""
+    who = f"torchrun on {', '.join(signalled)}" if signalled else "a rank"
+    return f"{who} received a signal to stop, not from Muster; all ranks saved a checkpoint and ended"
 
 
 @dataclass(frozen=True)
@@ -85,12 +84,12 @@ def refused_its_settings(reports: Mapping[str, Mapping[str, Any]], folder: Path)
 
 
 def describe_end(status: int | None, state: Mapping[str, Any], reason: str = "", what: str = "the container") -> str:
-    """How a container (or `what` else held the ranks) ended, where no rank has left word.
+    """How a container (or `what` else runs the ranks) ended, if no rank has reported a failure.
 
     Args:
-        status: its exit status, 128 + the number of a signal that killed it; None: the host was lost.
+        status: its exit status, 128 + the number of a signal that killed it; None: the host does not answer.
         state: Podman's of the container, or {}.
-        reason: why the host counts as lost.
+        reason: why it counts as lost.
     """
     if status is None:
         return f"lost: {reason}"

@@ -25,7 +25,7 @@ CONTAINER_RESUME_DIR = "/muster/resume"
 HOST_RUNS_DIR = "/var/lib/muster/runs"
 CONTAINER_DATA_DIR = "/data"
 
-#: Hosts start within seconds of each other; torchrun's own patience is a quarter of an hour.
+#: For all hosts to start, which takes seconds; torchrun itself would wait for 15 minutes.
 RENDEZVOUS_SECONDS = 120
 
 #: GRACE where the user gives none: the time from SIGTERM to SIGKILL that ranks of a stopped run have to finish a step

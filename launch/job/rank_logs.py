@@ -1,4 +1,4 @@
-"""What torchrun wrote of each rank's output, under names that say the rank."""
+"""The files into which torchrun writes the output of each rank, renamed by rank."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def flatten(folder: Path, ranks: Sequence[int]) -> None:
-    """Make torchrun's <id>/attempt_0/<local rank>/stdout.log of one host rank-<rank>.out and rank-<rank>.err.
+    """Rename torchrun's <id>/attempt_0/<local rank>/stdout.log and stderr.log to rank-<rank>.out and rank-<rank>.err.
 
     Args:
         folder: where torchrun's logs of that host are.

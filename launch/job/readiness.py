@@ -97,10 +97,10 @@ def ask(
 
     Raises:
         TimeoutError: when the host does not answer in time.
-        RuntimeError: when its container engine does not answer, as where sudo was lost.
+        RuntimeError: when its container engine does not answer, for example because sudo asks for a password.
     """
     script = [
-        # First, for the rest needs the engine too: a host without it, or whose sudo is lost, has to say so.
+        # First, because the rest needs the engine too: without it, or without sudo, the call must fail.
         "runs=$(podman ps --filter label=muster.run --format json) || exit",
         "printf 'ps=%s\\n' \"$(printf %s \"$runs\" | tr -d '\\n')\"",
         f"podman image exists {image} && echo image=yes",

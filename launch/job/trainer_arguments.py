@@ -37,15 +37,16 @@ def split(text: str) -> list[str]:
 
 
 def check(args: Sequence[str], world_size: int) -> None:
-    """Let the trainer itself check its arguments for so many ranks, without torch: nothing is started for wrong ones.
+    """Let the trainer itself check its arguments, before anything is started. It needs no torch for that.
 
-    What only a rank can find out (data, memory) is left to the ranks, and so is a config file that only hosts have.
+    What only a rank can know (data, memory) is not checked here, and nothing is if only the hosts have the config file.
 
     Args:
         args: as `inline` returns them.
+        world_size: number of ranks that would train.
 
     Raises:
-        Refusal: with the trainer's own words.
+        Refusal: with the trainer's message.
     """
     configs = (Path(word) for flag, word in itertools.pairwise(args) if flag == "--config")
     if any(config.is_absolute() and not config.is_file() for config in configs):
@@ -65,7 +66,7 @@ def check(args: Sequence[str], world_size: int) -> None:
 
 
 def inline(args: Sequence[str]) -> tuple[str, ...]:
-    """The arguments with what is in the config file in the place of its name; a ready config's name stays.
+    """The arguments, with the content of a config file in place of its name. The name of a ready config stays.
 
     Raises:
         Refusal: for a file that cannot be read as settings.
@@ -76,7 +77,7 @@ def inline(args: Sequence[str]) -> tuple[str, ...]:
 
 
 def content(name: str) -> str:
-    """One line of JSON, or the name itself where there is no such file here: the trainer then looks for it."""
+    """The settings in a config file, as one line of JSON. Without such a file its name, which may be a ready one's."""
     path = Path(name)
     if not path.is_file():
         return name

@@ -19,7 +19,7 @@ from launch.job.readiness import NO_ANSWER_FIX
 
 
 def ask_all(cluster: ClusterMap, work: Callable[[Machine], Any]) -> dict[str, Any]:
-    """work(machine) on every host that can be reached, in parallel; exceptions stand in the answers' place."""
+    """work(machine) on all hosts in parallel. Returns its result by host, or the exception that was raised instead."""
     known_hosts = Path(cluster.known_hosts)
 
     def ask(target: Target) -> Any:

@@ -1,4 +1,4 @@
-"""What a run left on its hosts, brought to runs/<id>/ here. Removes the containers; starts and stops nothing."""
+"""Copies what a run wrote on its hosts to runs/<id>/ here, and removes its containers. Starts and stops nothing."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from launch.job import container
 from launch.job.plan import HostPlan
 
 GATHER_SECONDS = 600  # for one copy from one host
-#: Names in runs/<id>/ that are Muster's own: what a script gave such a name stays on its host.
+#: Names in runs/<id>/ that are Muster's own. A script's file with such a name stays on its host.
 OURS = ("plan.json", "summary.json", "logs")
-NOTES = ("failure.json", "stopped")  # of one host: they go beside its logs
+NOTES = ("failure.json", "stopped")  # of each host: they are kept with its logs
 
 
 def gather(machine: Machine, host_plan: HostPlan, folder: Path) -> dict[str, Any]:
-    """Remove a host's container and bring its logs here; from the first host everything else too.
+    """Remove a host's container and copy its logs here; from the first host copy everything else too.
 
-    Nothing of it can replace or lead to a file outside: links that point out of the folder are left there.
+    A script may have written anything there: links that point out of the folder are not copied.
 
     Returns what `container.finish` does.
 
@@ -55,7 +55,7 @@ def rsync(shell: str, machine: Machine, sources: Sequence[str], into: Path, opti
 
 
 def stopped_elsewhere(logs: Path, host_plans: Sequence[HostPlan]) -> str | None:
-    """The note that `make stop` leaves on each host, if somebody stopped this run."""
+    """The note that `make stop` writes on each host, if somebody stopped this run."""
     for host_plan in host_plans:
         note = logs / host_plan.host / "stopped"
         if note.exists() and (text := note.read_text().strip()).startswith("make stop"):

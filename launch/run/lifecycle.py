@@ -1,7 +1,7 @@
-"""One run on its hosts: all containers started or none, followed, ended everywhere, gathered, summed up.
+"""One run on its hosts: all containers are started or none; they are followed, ended, gathered and summed up.
 
-The container is the unit of starting and killing. Whatever happens here, the run's containers are ended on every host
-that can be reached, and runs/<id>/summary.json says how it went.
+Containers are started and killed, never single processes. Whatever happens here, the run's containers are ended on
+every host that can be reached, and runs/<id>/summary.json says how it ended.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from launch.job.plan import HostPlan, Plan
 from launch.run import gather
 from launch.run.follow import Ended, Follower
 
-LAST_WORDS_SECONDS = 10  # after the first failure, for the other hosts to end by themselves and say why
+SELF_END_SECONDS = 10  # after the first failure, for the other hosts to end by themselves and report why
 
 
 class Run:
@@ -40,9 +40,9 @@ class Run:
         self.folder = files.runs_dir() / plan.run
         self.ends: dict[str, Ended] = {}
         self.interrupted = False
-        # Of a user who does not wait for the end.
-        self._last_words = (
-            f"muster: left at once: run {plan.run} may still be running on the hosts; {self._command('stop')} "
+        # For a user who does not wait for the end.
+        self._last_message = (
+            f"muster: not waited for: run {plan.run} may still be running on the hosts; {self._command('stop')} "
             "ends it and removes what is left of it"
         )
 
@@ -60,8 +60,8 @@ class Run:
         status = "failed"
         follower = None
         try:
-            # A container that is just being made cannot be stopped: an interrupt waits until all are there.
-            with undisturbed(self._last_words, then_interrupt=True):
+            # A container that is just being created cannot be stopped: an interrupt waits until all exist.
+            with undisturbed(self._last_message, then_interrupt=True):
                 self._start()
             follower = Follower(self.pairs, self.folder / "logs")
             status = self._watch(follower)
@@ -74,18 +74,18 @@ class Run:
             )
             self._stop_everywhere("Ctrl-C", plans.stop_seconds(plan.grace))
         except Refusal as refusal:
-            with undisturbed(self._last_words):
+            with undisturbed(self._last_message):
                 self._finish_everywhere()
             failure = outcome.Failure(refusal.problems[0].where, None, refusal.problems[0].what)
             files.write_json(self.folder / "summary.json", self._summary("failed", failure))
             raise
-        with undisturbed(self._last_words):
+        with undisturbed(self._last_message):
             if follower:
                 follower.drain()
             return self._sum_up(status)
 
     def _command(self, target: str, variable: str = "RUN") -> str:
-        """What to type for this run."""
+        """The command to type for this run."""
         return name_inventory(f"`make {target} {variable}={self.plan.run}`", Path(self.plan.inventory))
 
     def _start(self) -> None:
@@ -102,9 +102,9 @@ class Run:
             raise Refusal(failed, exits.FAILED)
 
     def _watch(self, follower: Follower) -> str:
-        """Wait until all hosts have ended; after the first failure the others get LAST_WORDS_SECONDS.
+        """Wait until all hosts have ended; after the first failure the others get SELF_END_SECONDS.
 
-        Where a host was told to stop, the ranks have agreed on it: the others are writing their checkpoints too.
+        Where one host was stopped by a signal, all ranks have agreed to stop: the others write their checkpoints too.
         """
         deadline: float | None = None
         while len(self.ends) < len(self.pairs):
@@ -114,19 +114,19 @@ class Run:
                 self.ends[ended.host_plan.host] = ended
                 if ended.status != 0:
                     stopped = ended.status in outcome.STOPPED_STATUSES
-                    limit = time.monotonic() + (plans.stop_seconds(self.plan.grace) if stopped else LAST_WORDS_SECONDS)
+                    limit = time.monotonic() + (plans.stop_seconds(self.plan.grace) if stopped else SELF_END_SECONDS)
                     deadline = limit if deadline is None else min(deadline, limit)
             except queue.Empty:
                 if deadline is not None and time.monotonic() >= deadline:
                     say("ending the run on the other hosts")
                     self._stop_everywhere("another host failed", container.KILL_SECONDS)
-                    deadline = time.monotonic() + LAST_WORDS_SECONDS
+                    deadline = time.monotonic() + SELF_END_SECONDS
                     for _, host_plan in self.pairs:
                         self.ends.setdefault(host_plan.host, Ended(host_plan, 143, "ended with the others"))
         return outcome.verdict([ended.status for ended in self.ends.values()])
 
     def _stop_everywhere(self, why: str, seconds: int) -> None:
-        with undisturbed(self._last_words):
+        with undisturbed(self._last_message):
             results = ssh.in_parallel(lambda pair: container.stop(pair[0], self.plan.run, why, seconds), self.pairs)
         for (machine, _), result in zip(self.pairs, results, strict=True):
             if isinstance(result, BaseException):

@@ -45,8 +45,8 @@ def train(request: Request, console: Console) -> int:
     Raises:
         Refusal: when nothing was started.
     """
-    cluster = clustermap.read(request.inventory)
     options = parse_options(request)
+    cluster = clustermap.read(request.inventory)
     earlier = resuming.find(request.resume, request.inventory) if request.resume else None
     if earlier:
         options = resuming.continued(options, earlier)
@@ -114,12 +114,12 @@ def check_before_start(
     options: Options,
     earlier: resuming.Earlier | None,
 ) -> int:
-    """The quick form of `make check` and all else that a start needs to know, at the same time.
+    """The quick form of `make check`, and at the same time everything else that is asked before a start.
 
     Returns a free port on the first host.
 
     Raises:
-        Refusal: naming all that stands in the way.
+        Refusal: naming everything that prevents the start.
     """
 
     def ready() -> int:
@@ -149,7 +149,7 @@ def check_before_start(
 
 
 def _check_settings(options: Options, hosts: Sequence[MapHost]) -> None:
-    """Let our own trainer check its arguments; of a user's script nothing is known."""
+    """Let our own trainer check its arguments; a user's script has none that we know."""
     if options.script is None:
         trainer_arguments.check(options.args, sum(host.nproc_per_node for host in hosts))
 

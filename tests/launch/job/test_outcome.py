@@ -106,6 +106,6 @@ def test_ranks_that_saved_and_ended_on_request_have_not_failed(statuses: list[in
     assert outcome.verdict(statuses) == said
 
 
-def test_who_was_told_to_stop_is_named() -> None:
-    assert outcome.stopped_reason(["h2"]).startswith("h2 was told to stop (SIGTERM)")
-    assert outcome.stopped_reason([]).startswith("a rank was told to stop")
+def test_what_received_the_signal_is_named() -> None:
+    assert outcome.stopped_reason(["h2"]).startswith("torchrun on h2 received a signal to stop")
+    assert outcome.stopped_reason([]).startswith("a rank received a signal to stop")

@@ -38,7 +38,7 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
-    signals._came.first, signals._came.raised = None, False
+    signals._received.first, signals._received.raised = None, False
 
 
 def come_twice() -> None:
