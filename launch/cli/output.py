@@ -1,4 +1,4 @@
-"""How commands print: lines of Muster's own, phases with their time, and output that nobody reads any more."""
+"""How commands print: Muster's own lines, phases with their time, and output whose reader has gone."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rich.console import Console
 
 
 def say(text: str) -> None:
-    """Print a line of Muster's own, between the labelled lines of the ranks."""
+    """Print a line of Muster itself among the labelled lines of the ranks."""
     print(f"muster | {text}", flush=True)
 
 
 class Phases:
-    """Announces the phases of a long command and times them: `seconds` by the phase's name."""
+    """Prints the phases of a long command and measures them: `seconds`, by the name of the phase."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -28,7 +28,7 @@ class Phases:
 
     @contextmanager
     def phase(self, name: str, what: str) -> Iterator[None]:
-        """One phase; `what` says what is done, and an estimate of the time where it may be long."""
+        """One phase. `what`: what is done, with an estimate of the time if it can be long."""
         self.console.print(f"[bold]==> {what}[/bold]", highlight=False)
         begun = time.monotonic()
         try:
@@ -38,7 +38,7 @@ class Phases:
 
 
 class PatientOutput:
-    """A stream that takes what is written when nobody reads it any more (`| head`, a terminal that is gone)."""
+    """A stream that can be written to when its reader has gone (`| head`, a closed terminal)."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -75,7 +75,7 @@ class PatientOutput:
 
 @contextmanager
 def patient_output() -> Iterator[None]:
-    """stdout and stderr as PatientOutput: a run is not lost because its output is read no more."""
+    """Make stdout and stderr a PatientOutput: a run does not end because nobody reads its output any more."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (cast(TextIO, PatientOutput(stream)) for stream in before)
     try:
@@ -87,5 +87,5 @@ def patient_output() -> Iterator[None]:
 
 
 def nobody_reads() -> bool:
-    """Whether the reader of stdout has gone; known only after something was written."""
+    """Whether the reader of stdout has gone. This is known only after something was written."""
     return bool(getattr(sys.stdout, "unread", False))
