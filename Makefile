@@ -7,6 +7,8 @@ BIN := .venv/bin
 need = @$(PYTHON) -m launch.bootstrap
 
 export INVENTORY
+# What was typed on the command line reaches the commands unchanged; make would expand each `$` in it.
+$(foreach name,$(.VARIABLES),$(if $(findstring command line,$(origin $(name))),$(eval override export $(name) := $$(value $(name)))))
 .DEFAULT_GOAL := help
 .PHONY: help local horovod demo lab lab-down lab-status trust deploy check train status logs stop teardown \
 	test test-fast lint bench-deploy bench-launch bench-check bench-checkpoint bench-train bench-forecast

@@ -10,15 +10,14 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from invoke.context import Context
 from invoke.tasks import task
 from rich.console import Console
 
-from launch.cli.make_variables import DEFAULT_INVENTORY, name_inventory, refuse_unknown_variables
-from launch.cli.output import patient_output
-from launch.cli.refusal import Refusal
-from launch.cli.signals import interrupts_as_exceptions, leave
+from launch.cli.command import run as run_command
+from launch.cli.make_variables import DEFAULT_INVENTORY
 from launch.files import ROOT, shown
 
 # Where the output is no terminal (a file, CI), tables get room instead of rich's 80 columns.
@@ -37,28 +36,14 @@ def _truth(value: object, name: str) -> bool:
     return bool(value) or os.environ.get(name, "") not in ("", "0", "no", "false")
 
 
-#: What to do after an interrupt of a command that starts runs, and of one that changes hosts.
-LOOK = "`make status` shows what still runs on the hosts, and `make stop RUN=<id>` ends it"
-AGAIN = "the hosts are left as far as it came; `make {0}` again goes on from there"
+#: Printed after an interrupt of a command that starts runs, and of one that changes hosts.
+RUNS_GO_ON = "`make status` shows what still runs on the hosts, and `make stop RUN=<id>` ends it"
+HOSTS_HALF_DONE = "the hosts are not finished; run `make {0}` again, it continues where it stopped"
 
 
-def _end(command: Callable[[], int], inventory: Path | None = None, interrupted: str = "") -> None:
-    """Run a command; turn its refusal, or an interrupt, into one message and its exit status.
-
-    `interrupted`: what the user has to know after an interrupt that the command itself has nothing to say about.
-    """
-    with patient_output():
-        try:
-            refuse_unknown_variables(os.environ.get("MAKEFLAGS", ""))
-            with interrupts_as_exceptions():
-                status = command()
-        except Refusal as refusal:
-            print(f"muster: refused:\n{name_inventory(str(refusal), inventory)}", file=sys.stderr, flush=True)
-            status = refusal.status
-        except KeyboardInterrupt as interrupt:
-            words = str(interrupt) or "; ".join(filter(None, ("interrupted", interrupted)))
-            leave(f"muster: {name_inventory(words, inventory)}")
-    raise SystemExit(status)
+def _end(command: Callable[[], int], inventory: Path | None = None, after_interrupt: str = "") -> NoReturn:
+    """Run a command (launch.cli.command.run) and end this process with its exit status."""
+    raise SystemExit(run_command(command, inventory, after_interrupt))
 
 
 @task
@@ -79,11 +64,11 @@ def deploy(context: Context, inventory: str = "", horovod: bool = False, measure
     """Provision the hosts, detect, choose the network, build and distribute the image, write the cluster map."""
     from launch.deploy import deploy as deploying
 
-    wanted, afresh = _truth(horovod, "HOROVOD"), _truth(measure, "MEASURE")
+    with_horovod, remeasure = _truth(horovod, "HOROVOD"), _truth(measure, "MEASURE")
     _end(
-        lambda: deploying.deploy(_inventory(inventory), CONSOLE, wanted, afresh),
+        lambda: deploying.deploy(_inventory(inventory), CONSOLE, with_horovod, remeasure),
         _inventory(inventory),
-        AGAIN.format("deploy"),
+        HOSTS_HALF_DONE.format("deploy"),
     )
 
 
@@ -125,7 +110,7 @@ def train(
         dry_run=_truth(dry_run, "DRY_RUN"),
         skip_check=_truth(skip_check, "SKIP_CHECK"),
     )
-    _end(lambda: run.train(request, CONSOLE), request.inventory, LOOK)
+    _end(lambda: run.train(request, CONSOLE), request.inventory, RUNS_GO_ON)
 
 
 @task(
@@ -149,7 +134,7 @@ def check(
         forecast=_given(forecast, "FORECAST", "1"),
         as_json=_truth(as_json, "JSON"),
     )
-    _end(lambda: checking.check(request, CONSOLE), request.inventory, LOOK)
+    _end(lambda: checking.check(request, CONSOLE), request.inventory, RUNS_GO_ON)
 
 
 @task
@@ -181,7 +166,11 @@ def teardown(context: Context, inventory: str = "") -> None:
     """Remove Muster's containers, images and settings from every host; packages stay."""
     from launch.deploy import deploy as deploying
 
-    _end(lambda: deploying.teardown(_inventory(inventory), CONSOLE), _inventory(inventory), AGAIN.format("teardown"))
+    _end(
+        lambda: deploying.teardown(_inventory(inventory), CONSOLE),
+        _inventory(inventory),
+        HOSTS_HALF_DONE.format("teardown"),
+    )
 
 
 def _lab(*arguments: str) -> None:
@@ -228,4 +217,4 @@ def demo(context: Context) -> None:
     """The main job at once: a lab of two hosts, trust, deploy, a two-host run. The lab stays up."""
     from launch import demo as demonstration
 
-    _end(lambda: demonstration.demo(CONSOLE), ROOT / "inventory" / demonstration.LAB, LOOK)
+    _end(lambda: demonstration.demo(CONSOLE), ROOT / "inventory" / demonstration.LAB, RUNS_GO_ON)

@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +44,7 @@ from containers.wheels import content_hash, pinned, pip_folder, training_wheels,
 TRAIN_REFERENCE = "localhost/muster/train:latest"
 HOROVOD_REFERENCE = "localhost/muster/train-horovod:latest"
 WORKLOAD_REPOSITORY = "localhost/muster/workload-"
+KEPT_WORKLOADS = 5  # images of workloads that this machine keeps, the latest exported ones; the README says so
 ROOM = Path(__file__).parent
 IMAGES = BUILD / "images"
 POOL = IMAGES / "oci"
@@ -195,7 +196,8 @@ def export_oci(image: Image, progress: Progress) -> OciExport:
                     fix_of(failure),
                 ) from failure
             progress(f"{_short(image)}: exported {added / 1e6:.1f} MB in {time.monotonic() - started:.1f} s")
-        entries = [entry, *(other for other in _current_entries() if other["annotations"][REF_NAME] != image.ref)]
+        others = [other for other in _current_entries() if other["annotations"][REF_NAME] != image.ref]
+        entries = _without_old_workloads([entry, *others])
         write_whole(POOL / "oci-layout", json.dumps({"imageLayoutVersion": "1.0.0"}))
         write_whole(POOL / "index.json", _index(entries))
         needed = {digest for other in entries for digest in blob_sizes(other)}
@@ -260,7 +262,7 @@ def _image_id(reference: str) -> str | None:
 
 
 def _remove(identity: str) -> None:
-    """Remove an image that has lost its name, unless a container or a workload's image still uses it."""
+    """Remove an image, by its id or name, unless a container or a workload's image still uses it."""
     with contextlib.suppress(CommandFailed):
         podman("rmi", identity)
 
@@ -332,6 +334,15 @@ def _torn(entry: Mapping[str, Any]) -> list[Path]:
 
 def _current_entries() -> list[dict[str, Any]]:
     return [entry for entry in _entries() if _image_id(entry["annotations"][REF_NAME]) == _config_id(entry)]
+
+
+def _without_old_workloads(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The entries, latest first, without those of all but KEPT_WORKLOADS workloads, whose images are removed here."""
+    references = [entry["annotations"][REF_NAME] for entry in entries]
+    old = [reference for reference in references if reference.startswith(WORKLOAD_REPOSITORY)][KEPT_WORKLOADS:]
+    for reference in old:
+        _remove(reference)
+    return [entry for entry, reference in zip(entries, references, strict=True) if reference not in old]
 
 
 def _config_id(entry: Mapping[str, Any]) -> str:

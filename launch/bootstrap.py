@@ -1,8 +1,8 @@
 """Makes .venv and installs the groups of pyproject.toml that a make target needs. Standard library alone.
 
-Run by the system's own python3, before anything is installed: `python3 -m launch.bootstrap train control`. --root first
-makes sure that what follows can become root, so that nobody waits for an installation only to be refused.
-A stamp in .venv per group holds a digest of pyproject.toml, so a group is installed anew when versions change.
+Run by the system's own python3, before anything is installed: `python3 -m launch.bootstrap train control`. With --root
+it first checks that this user can become root, so that nobody waits for an installation only to be refused.
+For each group a file in .venv holds a digest of pyproject.toml, so a group is installed again when versions change.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-VENV = Path(".venv")
-PIP = "pip==26.3"  # the first thing in a new .venv; Debian 12's own pip knows no dependency groups
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PIP = "pip==26.3"  # installed first: Debian 12's own pip knows no dependency groups
 
 
 def main(groups: list[str]) -> int:
@@ -31,19 +32,21 @@ def main(groups: list[str]) -> int:
             "`make local` trains on this machine without root"
         )
     groups = [group for group in groups if group != "--root"]
-    wanted = hashlib.sha256(Path("pyproject.toml").read_bytes()).hexdigest()
-    missing = [group for group in groups if not _stamped(group, wanted)]
+    wanted = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
+    missing = [group for group in groups if not _is_installed(group, wanted)]
     if not missing:
         return 0
     whole = (VENV / "bin" / "python").exists() and (VENV / "bin" / "pip").exists()
     if not whole and (problem := _ensure_venv_module() or _make_venv()):
         return _fail(problem)
     arguments = [word for group in missing for word in ("--group", group)]
-    print(f"muster: installing {', '.join(missing)} into {VENV} (versions: pyproject.toml)", flush=True)
+    print(f"muster: installing {', '.join(missing)} into .venv (versions: pyproject.toml)", flush=True)
     if _pip("install", *arguments) != 0:
-        return _fail("pip could not install; its own words stand above. Run the same command again when it is fixed")
+        return _fail("pip could not install; see its own message above. Run the same command again when it is fixed")
     if "train" in missing or "test" in missing:
-        subprocess.run([VENV / "bin" / "python", "-m", "train.model.torchvision_cpu", "--install"], check=True)
+        subprocess.run(
+            [VENV / "bin" / "python", "-m", "train.model.torchvision_cpu", "--install"], cwd=ROOT, check=True
+        )
     for group in missing:
         (VENV / f".{group}").write_text(wanted)
     return 0
@@ -56,7 +59,7 @@ def _has_root() -> bool:
     )
 
 
-def _stamped(group: str, wanted: str) -> bool:
+def _is_installed(group: str, wanted: str) -> bool:
     stamp = VENV / f".{group}"
     return stamp.exists() and stamp.read_text() == wanted
 
@@ -68,7 +71,7 @@ def _ensure_venv_module() -> str:
     package = f"python3.{sys.version_info.minor}-venv"
     prefix = [] if os.getuid() == 0 else ["sudo", "-n"]
     if shutil.which("apt-get") and (not prefix or shutil.which("sudo")):
-        print(f"muster: installing {package}, which python3 needs to make {VENV}", flush=True)
+        print(f"muster: installing {package}, which python3 needs to make .venv", flush=True)
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         for words in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", package]):
             if subprocess.run([*prefix, "apt-get", *words], env=environment, check=False).returncode != 0:
@@ -79,17 +82,17 @@ def _ensure_venv_module() -> str:
 
 
 def _make_venv() -> str:
-    print(f"muster: making {VENV}", flush=True)
+    print("muster: making .venv", flush=True)
     shutil.rmtree(VENV, ignore_errors=True)
     if subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=False).returncode != 0:
-        return f"python3 -m venv {VENV} failed; its own words stand above"
+        return f"python3 -m venv {VENV} failed; see its own message above"
     if _pip("install", "-q", PIP) != 0:
-        return "pip could not reach a package registry; its own words stand above"
+        return "pip could not reach a package registry; see its own message above"
     return ""
 
 
 def _pip(*words: str) -> int:
-    return subprocess.run([VENV / "bin" / "python", "-m", "pip", *words], check=False).returncode
+    return subprocess.run([VENV / "bin" / "python", "-m", "pip", *words], cwd=ROOT, check=False).returncode
 
 
 def _fail(problem: str) -> int:

@@ -6,13 +6,17 @@ Also: python -m train export, python -m train predict.
 """
 
 import os
+import signal
 import sys
 import time
+from types import FrameType
+from typing import NoReturn
 
 STARTED = time.monotonic()
+INTERRUPTED = "train: interrupted before the first step: nothing was trained"
 
 # Only what reads the command line is imported here; torch, which takes a second, after that.
-from train.settings import Settings, SettingsError, parse, problems, refuse  # noqa: E402
+from train.settings import Settings, SettingsError, parse, problems, refuse, unknown_model  # noqa: E402
 
 
 def main() -> int:
@@ -25,16 +29,26 @@ def main() -> int:
         from train.inference import predict
 
         return predict.main(arguments[1:])
+    only_check = arguments[:1] == ["--check-settings"]  # what launch/ asks before it starts a rank
     world_size = ranks_here()
     settings, complaint = Settings(), ""
     try:
-        settings = parse(arguments)
-        complaint = "; ".join(problems(settings, settings.spawn or world_size))
+        settings = parse(arguments[only_check:])
+        models = unknown_model(settings.model) if only_check else []
+        complaint = "; ".join([*problems(settings, settings.spawn or world_size), *models])
     except SettingsError as error:
         complaint = str(error)
-    if complaint and world_size == 1:
+    if complaint and (only_check or world_size == 1):
         return refuse(complaint)
+    if only_check:
+        return 0
+    interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if interruptible:
+        signal.signal(signal.SIGINT, exit_at_once)
     from train.run import run
+
+    if interruptible:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
     if settings.spawn:
         from train.start.spawn import spawn
@@ -44,6 +58,12 @@ def main() -> int:
     from torch.distributed.elastic.multiprocessing.errors import record
 
     return record(run)(settings, complaint, STARTED) or 0
+
+
+def exit_at_once(number: int, frame: FrameType | None) -> NoReturn:
+    """For Ctrl-C during imports: libraries can swallow an exception there, or leave a module incomplete."""
+    os.write(2, f"{INTERRUPTED}\n".encode())
+    os._exit(130)
 
 
 def ranks_here() -> int:
@@ -59,5 +79,5 @@ if __name__ == "__main__":
     except KeyboardInterrupt:  # before the loop, which ends its step and writes a checkpoint
         if "TORCHELASTIC_RUN_ID" in os.environ:
             raise
-        print("train: interrupted before the first step: nothing was trained", file=sys.stderr)
+        print(INTERRUPTED, file=sys.stderr)
         sys.exit(130)

@@ -3,7 +3,7 @@
 SUCCEEDED = 0
 FAILED = 1  # the run started and a rank failed
 REFUSED = 2  # bad input or a failed check: nothing was started
-UNREACHABLE = 3  # a host did not answer, or would not let us in
+UNREACHABLE = 3  # a host did not answer, or refused the login
 DEPLOY_FAILED = 4  # provisioning, building or distributing failed
-STOPPED = 75  # of the trainer and its agent alone: told to stop, they saved a checkpoint and ended
+STOPPED = 75  # of the trainer and its agent alone: a signal stopped them, after they had saved a checkpoint
 INTERRUPTED = 130  # Ctrl-C, SIGTERM or `make stop`

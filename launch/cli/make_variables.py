@@ -1,4 +1,4 @@
-"""The variables that `make` hands on: misspelt ones are refused, and messages name the inventory in use. Pure."""
+"""The variables on make's command line: misspelt ones are refused, and messages name the inventory in use. Pure."""
 
 from __future__ import annotations
 
@@ -24,10 +24,8 @@ def refuse_unknown_variables(makeflags: str) -> None:
     Raises:
         Refusal: naming each one, with a guess.
     """
-    _, _, given = f" {makeflags}".partition(" -- ")
-    names = [word.partition("=")[0] for word in shlex.split(given) if "=" in word]
     problems = []
-    for name in names:
+    for name in names_given(makeflags):
         if name in KNOWN:
             continue
         close = difflib.get_close_matches(name.upper(), KNOWN, n=1, cutoff=0.6)
@@ -39,9 +37,21 @@ def refuse_unknown_variables(makeflags: str) -> None:
         raise Refusal(problems)
 
 
+def names_given(makeflags: str) -> list[str]:
+    """The names of the variables on make's command line.
+
+    They follow ` -- ` in MAKEFLAGS, separated by a blank. In a value, make puts a backslash before a blank, a tab
+    and a backslash, and doubles `$`; quotation marks and newlines stay as they were typed.
+    """
+    _, _, given = f" {makeflags}".partition(" -- ")
+    words = re.findall(r"(?:\\.|[^\\ ])+", given, re.DOTALL)
+    return [word.partition("=")[0].rstrip(":+?!") for word in words if "=" in word]
+
+
 def name_inventory(message: str, inventory: Path | None) -> str:
-    """The commands that a message tells to type, completed with the inventory where it is not the default one."""
+    """A message whose `make` commands name the inventory, where it is not the default one."""
     if inventory is None or inventory == DEFAULT_INVENTORY:
         return message
     command = re.compile(r"`make (trust|deploy|check|train|status|logs|stop|teardown)((?: (?!INVENTORY=)[^`\s]+)*)`")
-    return command.sub(rf"`make \1\2 INVENTORY={inventory}`", message)
+    given = shlex.quote(str(inventory))
+    return command.sub(lambda found: f"`make {found[1]}{found[2]} INVENTORY={given}`", message)

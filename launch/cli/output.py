@@ -1,4 +1,4 @@
-"""How commands print: lines of Muster's own, phases with their time, and output that nobody reads any more."""
+"""How commands print: Muster's own lines, phases with their time, and output whose reader has gone."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from rich.status import Status
 
 
 def say(text: str) -> None:
-    """Print a line of Muster's own, between the labelled lines of the ranks."""
+    """Print a line of Muster itself among the labelled lines of the ranks."""
     print(f"muster | {text}", flush=True)
 
 
 class Phases:
-    """Announces the phases of a long command and times them: `seconds` by the phase's name."""
+    """Prints the phases of a long command and measures them: `seconds`, by the name of the phase."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -71,7 +71,7 @@ class Phases:
 
 
 class PatientOutput:
-    """A stream that takes what is written when nobody reads it any more (`| head`, a terminal that is gone)."""
+    """A stream that can be written to when its reader has gone (`| head`, a closed terminal)."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -108,7 +108,7 @@ class PatientOutput:
 
 @contextmanager
 def patient_output() -> Iterator[None]:
-    """stdout and stderr as PatientOutput: a run is not lost because its output is read no more."""
+    """Make stdout and stderr a PatientOutput: a run does not end because nobody reads its output any more."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (cast(TextIO, PatientOutput(stream)) for stream in before)
     try:
@@ -120,5 +120,5 @@ def patient_output() -> Iterator[None]:
 
 
 def nobody_reads() -> bool:
-    """Whether the reader of stdout has gone; known only after something was written."""
+    """Whether the reader of stdout has gone. This is known only after something was written."""
     return bool(getattr(sys.stdout, "unread", False))

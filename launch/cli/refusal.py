@@ -1,4 +1,4 @@
-"""How Muster says no: every bad thing found, each with its place and its fix. Not for bugs (those raise as usual)."""
+"""Refusals: everything that is wrong with an input or a host, each with its place and its fix. Not for bugs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from launch.cli import exits
 
 @dataclass(frozen=True)
 class Problem:
-    """One bad thing: where it is, what it is, and how to fix it."""
+    """One thing that is wrong: where it is, what it is, and how to fix it."""
 
     where: str
     what: str
@@ -21,7 +21,7 @@ class Problem:
 
 
 class Refusal(Exception):
-    """Nothing was started, or what was started has been taken back; `status` is the exit status."""
+    """Nothing was started, or what was started has been ended again; `status` is the exit status."""
 
     def __init__(self, problems: Iterable[Problem], status: int = exits.REFUSED) -> None:
         self.problems = tuple(problems)

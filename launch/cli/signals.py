@@ -1,7 +1,7 @@
-"""What Ctrl-C, SIGTERM and SIGHUP do: end a command in order, and not disturb that ending.
+"""What Ctrl-C, SIGTERM and SIGHUP do: they end a command in order, and do not disturb its end once that has begun.
 
-One wish to end comes as several signals: make hands on what its process group has got already. The first one ends a
-command; what comes after it is that same wish, but for a Ctrl-C that comes later.
+One request to end arrives as several signals, because make sends on what its process group has already received. The
+first signal ends the command. Those that follow belong to the same request, except a Ctrl-C that comes some time later.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from typing import Any, NoReturn
 
 from launch.cli import exits
 
-LATER_SECONDS = 2.0  # after the first signal; a Ctrl-C from then on is a second wish
-FLUSH_SECONDS = 1.0
+LATER_SECONDS = 2.0  # a Ctrl-C so long after the first signal is a second request
+FLUSH_SECONDS = 1.0  # for the last message to reach a slow reader
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass
-class _Came:
-    """What has come of these signals since a command began."""
+class _Received:
+    """The signals that a command has received."""
 
-    first: float | None = None
-    raised: bool = False  # KeyboardInterrupt, for the first one
+    first: float | None = None  # time.monotonic() of the first one
+    raised: bool = False  # whether KeyboardInterrupt was raised for it
 
     def take(self, number: int) -> bool:
-        """Note a signal; whether it is a Ctrl-C so late after the first one that it is a second wish."""
+        """Note a signal. Returns whether it is a second request: a Ctrl-C LATER_SECONDS after the first signal."""
         now = time.monotonic()
         if self.first is None:
             self.first = now
@@ -43,42 +43,42 @@ class _Came:
         raise KeyboardInterrupt
 
 
-_came = _Came()
+_received = _Received()
 
 
 @contextmanager
 def interrupts_as_exceptions() -> Iterator[None]:
-    """The first of these signals raises KeyboardInterrupt, and so does a later Ctrl-C; once one has, the rest is lost.
+    """The first of these signals raises KeyboardInterrupt, and so does a later Ctrl-C. All others are ignored.
 
-    After an interrupt the signals stay ignored: the process is about to end, and nothing may take its last words away.
+    After an interrupt all signals stay ignored: the process is about to end, and its last message has to be printed.
     """
-    _came.first, _came.raised = None, False
+    _received.first, _received.raised = None, False
 
     def interrupt(number: int, frame: Any) -> None:
-        later = _came.take(number)
-        if later or not _came.raised:
-            _came.interrupt()
+        later = _received.take(number)
+        if later or not _received.raised:
+            _received.interrupt()
 
     before = {number: signal.signal(number, interrupt) for number in _ENDING}
     try:
         yield
     finally:
-        _restore(dict.fromkeys(_ENDING, signal.SIG_IGN) if _came.raised else before)
+        _restore(dict.fromkeys(_ENDING, signal.SIG_IGN) if _received.raised else before)
 
 
 @contextmanager
-def undisturbed(words: str = "", then_interrupt: bool = False) -> Iterator[None]:
-    """What is done here is not cut short by a signal; each step of it is bounded.
+def undisturbed(last_message: str = "", then_interrupt: bool = False) -> Iterator[None]:
+    """Signals do not interrupt what is done here. Each of its steps has to have a time limit of its own.
 
     Args:
-        words: the last words of a user who does not want to wait: a later Ctrl-C says them and ends the process.
-            Without words there is no such way out.
-        then_interrupt: an interrupt that came meanwhile, and is the first one, is raised at the end.
+        last_message: for a user who does not want to wait: a later Ctrl-C prints it and ends the process. Without it,
+            a later Ctrl-C is ignored too.
+        then_interrupt: if the first signal came meanwhile, KeyboardInterrupt is raised at the end.
     """
 
     def hold(number: int, frame: Any) -> None:
-        if _came.take(number) and words:
-            os.write(2, f"{words}\n".encode())  # not print: the signal may have come in the middle of one
+        if _received.take(number) and last_message:
+            os.write(2, f"{last_message}\n".encode())  # not print: the signal may have come in the middle of one
             os._exit(exits.INTERRUPTED)
 
     before = {number: signal.signal(number, hold) for number in _ENDING}
@@ -86,8 +86,8 @@ def undisturbed(words: str = "", then_interrupt: bool = False) -> Iterator[None]
         yield
     finally:
         _restore(before)
-    if then_interrupt and _came.first is not None and not _came.raised:
-        _came.interrupt()
+    if then_interrupt and _received.first is not None and not _received.raised:
+        _received.interrupt()
 
 
 def _restore(handlers: dict[signal.Signals, Any]) -> None:
@@ -95,14 +95,14 @@ def _restore(handlers: dict[signal.Signals, Any]) -> None:
         signal.signal(number, handler)
 
 
-def leave(words: str) -> NoReturn:
-    """End the process now, with its last words: threads that wait for a host, or for a reader, are not waited for."""
+def exit_now(message: str) -> NoReturn:
+    """Print a last message and end the process, without waiting for threads that wait for a host or a reader."""
 
-    def say() -> None:
+    def show() -> None:
         sys.stdout.flush()
-        print(words, file=sys.stderr, flush=True)
+        print(message, file=sys.stderr, flush=True)
 
-    speaker = threading.Thread(target=say, daemon=True)
-    speaker.start()
-    speaker.join(FLUSH_SECONDS)
+    printer = threading.Thread(target=show, daemon=True)
+    printer.start()
+    printer.join(FLUSH_SECONDS)
     os._exit(exits.INTERRUPTED)

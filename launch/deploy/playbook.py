@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 from launch.cli import exits
 from launch.cli.refusal import refuse
 from launch.files import ROOT
-from launch.hosts import inventory, ssh
+from launch.hosts import inventory, openssh
 from launch.hosts.inventory import Inventory
 
 PLAYBOOK_SECONDS = 3600  # for one playbook on all hosts
@@ -46,11 +47,15 @@ def path(name: str) -> Path:
 
 
 def environment(inv: Inventory) -> dict[str, str]:
-    """Ansible's environment: host keys checked against the inventory's known_hosts, all hosts at once."""
-    options = " ".join(ssh.openssh_options(inventory.known_hosts_path(inv.path)))
+    """Ansible's environment: host keys checked against the inventory's known_hosts, all hosts at once.
+
+    Through a jump host only as many at once as it lets in.
+    """
+    options = shlex.join(openssh.options(inventory.known_hosts_path(inv.path)))
+    jump = any(openssh.through_jump_host(host.target) for host in inv.hosts)
     return inventory.ansible_environment() | {
         "ANSIBLE_SSH_ARGS": f"-o ControlMaster=auto -o ControlPersist=60s {options}",
-        "ANSIBLE_FORKS": str(max(5, len(inv.hosts))),
+        "ANSIBLE_FORKS": str(openssh.LOGINS_AT_ONCE if jump else max(5, len(inv.hosts))),
     }
 
 

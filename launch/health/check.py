@@ -7,7 +7,6 @@ The full form then measures a short all-reduce and what a forecast needs, in the
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -57,7 +56,8 @@ def check(request: Request, console: Console) -> int:
 
     cluster = clustermap.read(request.inventory)
     hosts = plans.chosen_hosts(cluster, plans.parse_nodes(request.nodes))
-    arguments = _trainer_arguments(request.args) if wants_forecast(request.forecast) else None
+    world_size = sum(host.nproc_per_node for host in hosts)
+    arguments = _trainer_arguments(request.args, world_size) if wants_forecast(request.forecast) else None
     progress = Console(stderr=True, soft_wrap=True) if request.as_json else console
     with machines(cluster, hosts) as opened:
         document = examine(cluster, hosts, opened, arguments, progress)
@@ -79,11 +79,11 @@ def wants_forecast(text: str) -> bool:
     return text in ("1", "yes", "true")
 
 
-def _trainer_arguments(text: str) -> list[str]:
-    try:
-        return list(trainer_arguments.inline(tuple(shlex.split(text))))
-    except ValueError as error:
-        raise refuse("ARGS", f"ARGS={text}: {error}", "close the quotation") from None
+def _trainer_arguments(text: str, world_size: int) -> list[str]:
+    """ARGS as the trainer gets them. Raises Refusal for what the trainer would refuse."""
+    arguments = trainer_arguments.inline(trainer_arguments.split(text))
+    trainer_arguments.check(arguments, world_size)
+    return list(arguments)
 
 
 def examine(

@@ -1,6 +1,6 @@
 """The user's inventory, read through ansible-inventory and validated whole. Not for facts learned from hosts.
 
-Nothing here touches a host. Every problem found is reported, not only the first.
+Nothing here connects to a host. Every problem found is reported, not only the first.
 """
 
 from __future__ import annotations
@@ -31,16 +31,34 @@ VARIABLES = {
     "data_dir": "an absolute path on the host",
 }
 
+#: Ansible's variables for a login and for becoming root (`ansible-doc -t connection ssh`, `-t become sudo`, and the
+#: table MAGIC_VARIABLE_MAPPING in ansible/constants.py). What is spelt nearly like one of them is taken for a mistake.
+_CONNECTION_VARIABLES = """
+become become_exe become_flags become_method become_pass become_password become_user
+connection connection_user control_path control_path_dir host host_key_checking
+password pipelining port private_key private_key_file private_key_passphrase python_interpreter
+scp_executable scp_extra_args sftp_batch_mode sftp_executable sftp_extra_args shell_executable shell_type
+ssh_args ssh_common_args ssh_executable ssh_extra_args ssh_host ssh_host_key_checking
+ssh_pass ssh_password ssh_password_mechanism ssh_pipelining ssh_pkcs11_provider ssh_port
+ssh_private_key ssh_private_key_file ssh_private_key_passphrase ssh_retries ssh_timeout ssh_transfer_method
+ssh_use_tty ssh_user ssh_verbosity sshpass_prompt
+sudo_chdir sudo_exe sudo_flags sudo_pass sudo_user timeout user
+"""
+CONNECTION_VARIABLES = frozenset(f"ansible_{name}" for name in _CONNECTION_VARIABLES.split())
+
+VAULT_FIX = "name the file that holds the vault's password: `export ANSIBLE_VAULT_PASSWORD_FILE=...`"
+
 
 @dataclass(frozen=True)
 class Target:
-    """How to reach one host over SSH, as the inventory says."""
+    """How to reach one host over SSH: as the inventory says, and where it says nothing, as OpenSSH would."""
 
     name: str
     address: str
     port: int = 22
     user: str | None = None
     key_file: str | None = None
+    jump: str | None = None  # jump hosts in their order, as `ssh -J` takes them
     proxy_command: str | None = None
     python: str = "python3"
     sudo_password: str | None = field(default=None, repr=False)
@@ -125,13 +143,17 @@ def read(path: Path) -> Inventory:
     hostvars = raw.get("_meta", {}).get("hostvars", {})
     hosts: list[Host] = []
     problems = list(_twice_in_ini(path))
+    decrypted: dict[str, str] = {}
     for name in names:
-        variables = hostvars.get(name, {})
-        problems += check_variables(str(path), name, variables)
+        where = f"{path}, host {name}"
         try:
+            variables = _decrypt(where, hostvars.get(name, {}), decrypted)
+            problems += check_variables(str(path), name, variables)
             hosts.append(_host(path, name, variables))
+        except Refusal as refusal:
+            problems += refusal.problems
         except ValueError as error:
-            problems.append(Problem(f"{path}, host {name}", str(error), "correct this value"))
+            problems.append(Problem(where, str(error), "correct this value"))
     problems += check_distinct(str(path), [host.target for host in hosts])
     if problems:
         raise Refusal(merge_problems(problems))
@@ -150,14 +172,7 @@ def merge_problems(problems: list[Problem]) -> list[Problem]:
 
 
 def _list_inventory(path: Path) -> dict[str, Any]:
-    done = subprocess.run(
-        ["ansible-inventory", "-i", str(path), "--list"],
-        env=ansible_environment() | {"ANSIBLE_NOCOLOR": "1"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = _ansible("ansible-inventory", "-i", str(path), "--list")
     unexpected = re.findall(r"Skipping (?:unexpected )?key \((.+?)\) in group \((.+?)\)", done.stderr)
     if unexpected:
         raise Refusal(
@@ -177,8 +192,50 @@ def _list_inventory(path: Path) -> dict[str, Any]:
     return loaded
 
 
+def _decrypt(where: str, variables: dict[str, Any], known: dict[str, str]) -> dict[str, Any]:
+    """A host's variables with the vaulted ones decrypted, which ansible-inventory does not do.
+
+    known: decrypted texts by their vaulted form; what is new comes in here, as several hosts may share it.
+
+    Raises:
+        Refusal: naming the first variable that cannot be decrypted.
+    """
+    clear = {}
+    for key, value in variables.items():
+        clear[key] = value
+        if isinstance(value, dict) and "__ansible_vault" in value:
+            text = value["__ansible_vault"]
+            if text not in known:
+                if not {"ANSIBLE_VAULT_PASSWORD_FILE", "ANSIBLE_VAULT_IDENTITY_LIST"} & set(os.environ):
+                    # ansible-vault would ask at the terminal.
+                    raise refuse(where, f"`{key}` is encrypted with Ansible Vault; there is no password", VAULT_FIX)
+                done = _ansible("ansible-vault", "decrypt", "--output", "-", stdin=text)
+                if done.returncode != 0:
+                    raise refuse(where, f"`{key}` cannot be decrypted: {_last_line(done.stderr)}", VAULT_FIX)
+                known[text] = done.stdout
+            clear[key] = known[text]
+    return clear
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1].removeprefix("[ERROR]: ") if lines else "no reason given"
+
+
+def _ansible(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        words,
+        env=ansible_environment() | {"ANSIBLE_NOCOLOR": "1"},
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
 def _syntax_problem(path: Path, stderr: str) -> Problem:
-    """Ansible's account of a parse error, cut down to the one line that counts."""
+    """What Ansible prints about an inventory that it cannot read, as one problem."""
     where, what = str(path), "Ansible cannot read this inventory"
     origin = re.search(r"Origin: (/[^\n]+?):(\d+)(?::(\d+))?\n", stderr)
     if origin:
@@ -190,8 +247,9 @@ def _syntax_problem(path: Path, stderr: str) -> Problem:
         if twice:
             return Problem(where, f"`{twice[1]}` stands here twice", "keep one of the two entries")
         return Problem(where, f"not valid YAML: {what}", "correct this line")
-    lines = [line for line in stderr.splitlines() if line.strip()]
-    return Problem(where, f"{what}: {lines[-1] if lines else 'no reason given'}", "correct the file")
+    reason = _last_line(stderr)
+    fix = VAULT_FIX if "vault" in reason or "Decryption" in reason else "correct the file"
+    return Problem(where, f"{what}: {reason}", fix)
 
 
 def _names_in_order(raw: dict[str, Any]) -> list[str]:
@@ -233,14 +291,23 @@ def _did_you_mean(word: str, known: list[str]) -> str:
     return f" (did you mean `{close[0]}`?)" if close else ""
 
 
+def _misspelt(key: str) -> str | None:
+    """The connection variable that a key nearly is; None for one of them, and for what is not like any of them."""
+    if key in CONNECTION_VARIABLES:
+        return None
+    known = {name.removeprefix("ansible_"): name for name in sorted(CONNECTION_VARIABLES)}
+    close = difflib.get_close_matches(key.removeprefix("ansible_"), known, n=1, cutoff=0.75)
+    return known[close[0]] if close else None
+
+
 def check_variables(path: str, host: str, variables: dict[str, Any]) -> list[Problem]:
-    """Unknown variables, and known ones with a bad value. Pure."""
-    problems = []
+    """Unknown and misspelt variables, and known ones with a bad value. Pure."""
+    where, problems = f"{path}, host {host}", []
     for key, value in variables.items():
-        where = f"{path}, host {host}"
         if key.startswith("ansible_"):
-            continue
-        if key not in VARIABLES:
+            if meant := _misspelt(key):
+                problems.append(Problem(where, f"unknown variable `{key}`", f"write `{meant}`, if that is meant"))
+        elif key not in VARIABLES:
             what = f"unknown variable `{key}`{_did_you_mean(key, list(VARIABLES))}"
             problems.append(
                 Problem(where, what, f"Muster knows {', '.join(VARIABLES)}, and Ansible's own `ansible_...`")
@@ -298,19 +365,23 @@ def _host(path: Path, name: str, variables: dict[str, Any]) -> Host:
 
     if get("ansible_connection") not in (None, "ssh", "smart", "ansible.builtin.ssh"):
         raise ValueError(f"`ansible_connection: {get('ansible_connection')}`: Muster reaches hosts over SSH only")
-    if get("ansible_password", "ansible_ssh_pass"):
+    if get("ansible_password", "ansible_ssh_pass", "ansible_ssh_password"):
         raise ValueError("an SSH password is set: Muster logs in with keys (`ssh-copy-id` puts one on the host)")
-    port = get("ansible_port", "ansible_ssh_port") or "22"
-    if not port.isdigit() or not 0 < int(port) < 65536:
+    port = get("ansible_port", "ansible_ssh_port")
+    if port is not None and not (port.isdigit() and 0 < int(port) < 65536):
         raise ValueError(f"`ansible_port: {port}` is not a port number")
     key_file = get("ansible_ssh_private_key_file", "ansible_private_key_file")
+    address = get("ansible_host", "ansible_ssh_host") or name
+    arguments = f"{get('ansible_ssh_common_args') or ''} {get('ansible_ssh_extra_args') or ''}"
+    ssh = openssh_settings(address, port, get("ansible_user", "ansible_ssh_user"), arguments)
     target = Target(
         name=name,
-        address=get("ansible_host", "ansible_ssh_host") or name,
-        port=int(port),
-        user=get("ansible_user", "ansible_ssh_user"),
+        address=address,
+        port=int(ssh["port"]),
+        user=ssh["user"],
         key_file=str(Path(key_file).expanduser()) if key_file else None,
-        proxy_command=proxy_command(get("ansible_ssh_common_args") or ""),
+        jump=ssh.get("proxyjump"),
+        proxy_command=ssh.get("proxycommand"),
         python=get("ansible_python_interpreter") or "python3",
         sudo_password=get("ansible_become_password", "ansible_become_pass", "ansible_sudo_pass"),
     )
@@ -321,8 +392,6 @@ def _host(path: Path, name: str, variables: dict[str, Any]) -> Host:
 
 def _render(key: str, value: Any, context: dict[str, Any]) -> str:
     """A connection variable as text; `{{ ... }}` is filled from the host's other variables."""
-    if isinstance(value, dict):
-        raise ValueError(f"`{key}` is encrypted with Ansible Vault, which Muster cannot open for its own SSH")
     text = str(value)
     if "{{" not in text:
         return text
@@ -337,15 +406,21 @@ def _render(key: str, value: Any, context: dict[str, Any]) -> str:
     return text
 
 
-def proxy_command(ssh_arguments: str) -> str | None:
-    """The ProxyCommand that `ansible_ssh_common_args` asks for (-J, ProxyJump or ProxyCommand), if any. Pure."""
-    words = shlex.split(ssh_arguments)
-    for position, word in enumerate(words):
-        following = words[position + 1] if position + 1 < len(words) else ""
-        option = following if word == "-o" else word[2:] if word.startswith("-o") else ""
-        name, _, value = option.partition("=")
-        if word == "-J" or name.lower() == "proxyjump":
-            return f"ssh -W %h:%p {shlex.quote(following if word == '-J' else value)}"
-        if name.lower() == "proxycommand":
-            return value
-    return None
+def openssh_settings(address: str, port: str | None, user: str | None, arguments: str) -> dict[str, str]:
+    """What OpenSSH itself would use for a host: port, user, proxyjump, proxycommand, from ~/.ssh/config too.
+
+    So Ansible, rsync and Fabric, each with its own way of reading that file, use the same.
+
+    Raises:
+        ValueError: when ssh refuses the arguments, which are the inventory's ansible_ssh_common_args and such.
+    """
+    words = ["ssh", *(["-p", port] if port else []), *(["-l", user] if user else []), *shlex.split(arguments)]
+    try:
+        done = subprocess.run(
+            [*words, "-G", address], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
+        )
+    except FileNotFoundError:
+        raise refuse("this machine", "OpenSSH's `ssh` is not installed", "`apt-get install openssh-client`") from None
+    if done.returncode != 0:
+        raise ValueError(f"ssh refuses `{shlex.join(words[1:])}` for {address}: {done.stderr.strip()}")
+    return dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)

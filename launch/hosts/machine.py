@@ -1,4 +1,4 @@
-"""One host over one SSH connection, which is made again when it drops. Not for what is done there: see launch.job."""
+"""One host over one SSH connection, which is opened again when it drops. Not for what is done there: see launch.job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launch.hosts.clustermap import ClusterMap, MapHost
 from launch.hosts.inventory import Target
 
 ANSWER_SECONDS = 30
-LINK_SECONDS = 60  # how long a dropped SSH connection may take to come back
+LINK_SECONDS = 60  # how long a host whose SSH connection dropped may take to be reached again
 
 _LINK_ERRORS = (OSError, EOFError, paramiko.SSHException, ssh.Unreachable)
 
@@ -72,7 +72,7 @@ class Machine:
         self._connection.close()
 
     def through_drops(self, work: Callable[[], Any]) -> Any:
-        """Do `work`, again from its start after each time that the connection drops.
+        """Do `work`, and start it again each time that the connection drops.
 
         Raises:
             HostLost: when the host stays away for LINK_SECONDS.
@@ -88,9 +88,9 @@ class Machine:
             self._replace(used)
 
     def _replace(self, dropped: Connection) -> None:
-        """Make the connection anew, once for all threads that found it dropped."""
+        """Open the connection again, once for all threads that found it dropped."""
         with self._reconnecting:
-            if self._lost:  # another thread has waited in vain
+            if self._lost:  # another thread has waited for LINK_SECONDS already
                 raise self._lost
             if self._connection is not dropped:
                 return

@@ -1,10 +1,12 @@
-"""The first look at every host, before Ansible touches one: login, host key, python3, root."""
+"""Whether every host can be provisioned, before Ansible touches one: login, host key, python3, root."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+
+import paramiko
 
 from launch.cli import exits
 from launch.cli.refusal import Problem, Refusal
@@ -17,34 +19,38 @@ OLDEST_PYTHON = (3, 8)  # what ansible-core's modules run on
 #: Prints `key=value` lines. With a sudo password, that comes on standard input (sudo -S reads it there).
 _SCRIPT = """
 echo "python=$(PYTHON -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)"
-if [ "$(id -u)" = 0 ]; then echo root=yes
+if reason=$(SUDO true 2>&1); then echo root=yes
 elif ! command -v sudo >/dev/null; then echo root=sudo is not installed
-elif reason=$(SUDO true 2>&1); then echo root=yes
 else echo "root=$(echo "$reason" | tail -n 1)"; fi
 """
 
 
-def look(target: Target, known_hosts: Path) -> list[Problem]:
-    """Log in to one host and say what stands in the way of provisioning it.
+def check_host(target: Target, known_hosts: Path) -> list[Problem]:
+    """Log in to one host and return what keeps Muster from provisioning it.
 
     Raises:
         Unreachable: when there is no login.
     """
     connection = ssh.connect(target, known_hosts)
-    script = _SCRIPT.replace("SUDO", ssh.sudo_prefix(target).strip() or "sudo -n")
+    script = _SCRIPT.replace("SUDO ", ssh.sudo_prefix(target))
     script = script.replace("PYTHON", shlex.quote(target.python))
     stdin = ssh.Input(f"{target.sudo_password}\n") if target.sudo_password else None
     try:
         result = ssh.run(connection, f"sh -c {shlex.quote(script)}", ANSWER_SECONDS, stdin=stdin)
+        if result.exited < 0:  # the connection ended before the command did
+            raise EOFError
     except TimeoutError as error:
         return [Problem(f"host {target.name}", str(error), "log in by hand and see what the host is busy with")]
+    except (OSError, EOFError, paramiko.SSHException) as error:
+        what, fix = "the SSH connection was lost while it answered", "check that the host is up, and try again"
+        raise ssh.Unreachable(Problem(f"host {target.name}", what, fix)) from error
     finally:
         connection.close()
-    return judge(target, result.stdout)
+    return problems_in(target, result.stdout)
 
 
-def judge(target: Target, answer: str) -> list[Problem]:
-    """What the answer of `_SCRIPT` means. Pure."""
+def problems_in(target: Target, answer: str) -> list[Problem]:
+    """The problems that the answer of `_SCRIPT` shows. Pure."""
     found = dict(line.split("=", 1) for line in answer.splitlines() if "=" in line)
     where, problems = f"host {target.name}", []
     python, root = found.get("python", ""), found.get("root", "no answer")
@@ -63,14 +69,14 @@ def judge(target: Target, answer: str) -> list[Problem]:
 
 
 def check(targets: Sequence[Target], known_hosts: Path) -> None:
-    """Look at all hosts in parallel, one try each.
+    """Check all hosts in parallel, one try each.
 
     Raises:
         Refusal: every problem on every host, in one report.
     """
     problems: list[Problem] = []
     status = exits.REFUSED
-    for result in ssh.in_parallel(lambda target: look(target, known_hosts), targets):
+    for result in ssh.in_parallel(lambda target: check_host(target, known_hosts), targets):
         if isinstance(result, ssh.Unreachable):
             problems.append(result.problem)
             status = exits.UNREACHABLE

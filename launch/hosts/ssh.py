@@ -1,7 +1,7 @@
 """SSH to the hosts through Fabric, with host keys checked against the inventory's own known_hosts.
 
-Fabric accepts any host key unless told otherwise; here an unknown or changed key is refused before any command runs.
-Not for Ansible's connections: launch.deploy hands Ansible the same known_hosts.
+Fabric accepts any host key unless it is given a policy; here an unknown or changed key is refused before any command
+runs. Not for what uses OpenSSH (Ansible, rsync, jump hosts): openssh.py.
 """
 
 from __future__ import annotations
@@ -10,9 +10,14 @@ import base64
 import collections
 import contextlib
 import hashlib
+import logging
 import os
 import shlex
 import socket
+import subprocess
+import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,10 +30,15 @@ from paramiko.hostkeys import InvalidHostKey
 
 from launch.cli import exits
 from launch.cli.refusal import Problem, Refusal
+from launch.hosts import openssh
 from launch.hosts.inventory import Target
+from launch.hosts.openssh import CONNECT_SECONDS
 
-CONNECT_SECONDS = 10
-DEAD_LINK_SECONDS = 15
+DEAD_LINK_SECONDS = 15  # a host that has not answered for so long is gone
+ASK_SECONDS = 5  # between two questions whether it is still there
+
+# Paramiko's threads log their tracebacks, which Python prints where nobody listens. What they say is raised as well.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -67,8 +77,8 @@ def connect(target: Target, known_hosts: Path) -> Connection:
     connection = Connection(
         target.address,
         user=target.user,
-        port=None if target.port == 22 else target.port,
-        gateway=target.proxy_command,
+        port=target.port,
+        gateway=False,  # jump hosts are OpenSSH's work: Fabric would accept any key that one of them shows
         config=Config(overrides={"load_ssh_configs": True}),
         connect_timeout=CONNECT_SECONDS,
         connect_kwargs=_login(target),
@@ -76,17 +86,22 @@ def connect(target: Target, known_hosts: Path) -> Connection:
     client = connection.client
     client.set_missing_host_key_policy(_RefuseUnknown())
     where = f"host {target.name} ({connection.user}@{target.address}:{connection.port})"
+    proxy = None
     try:
         if known_hosts.exists():
             client.load_host_keys(str(known_hosts))
-        connection.open()
+        with openssh.login_slot(target):
+            if words := openssh.proxy_words(target, connection.host, known_hosts):
+                connection.connect_kwargs["sock"] = proxy = _ProxySocket(words)
+            connection.open()
     except Exception as error:
         connection.close()
-        problem = _why_not(where, error, known_hosts)
+        proxy_said = proxy.last_words() if proxy else ""
+        problem = _why_not(where, error, known_hosts, proxy_said)
         if problem is None:
             raise
         raise Unreachable(problem) from error
-    _notice_dead_links(connection)
+    _notice_dead_link(connection.transport)
     return connection
 
 
@@ -94,6 +109,7 @@ def _login(target: Target) -> dict[str, Any]:
     login: dict[str, Any] = {
         "banner_timeout": CONNECT_SECONDS,
         "auth_timeout": CONNECT_SECONDS,
+        "channel_timeout": CONNECT_SECONDS,  # Paramiko's default is an hour, and a command's own limit starts after it
         "look_for_keys": target.key_file is None,
     }
     if target.key_file:
@@ -101,15 +117,62 @@ def _login(target: Target) -> dict[str, Any]:
     return login
 
 
-def _notice_dead_links(connection: Connection) -> None:
-    """Make a peer that lost power show within DEAD_LINK_SECONDS instead of TCP's quarter of an hour."""
-    transport = connection.transport
-    transport.set_keepalive(5)
-    if isinstance(transport.sock, socket.socket) and hasattr(socket, "TCP_USER_TIMEOUT"):
-        transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_LINK_SECONDS * 1000)
+class _ProxySocket(socket.socket):
+    """A socket to a program that passes everything on to a host's sshd; the program ends when the socket is closed.
+
+    Paramiko's own ProxyCommand does not notice the end of its program, and Ctrl-C at the terminal ends the program.
+    """
+
+    def __init__(self, words: Sequence[str]) -> None:
+        ours, programs = socket.socketpair()
+        super().__init__(fileno=ours.detach())
+        self._messages = tempfile.TemporaryFile()  # noqa: SIM115
+        with programs:
+            self._process = subprocess.Popen(
+                words, stdin=programs.fileno(), stdout=programs.fileno(), stderr=self._messages, start_new_session=True
+            )
+
+    def close(self) -> None:
+        super().close()
+        self._process.kill()
+        self._process.wait()
+
+    def last_words(self) -> str:
+        """What the program printed until its end, which is awaited for a second; closes the socket."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1)
+        self.close()
+        self._messages.seek(0)
+        return openssh.reason(self._messages.read().decode(errors="replace"))
 
 
-def _why_not(where: str, error: Exception, known_hosts: Path) -> Problem | None:
+def _notice_dead_link(transport: paramiko.Transport) -> None:
+    """Close a connection whose host has not answered for DEAD_LINK_SECONDS.
+
+    Without it a host that lost power shows after TCP's quarter of an hour, and behind a jump host not even then.
+    """
+    answered = threading.Event()
+
+    def ask() -> None:
+        with contextlib.suppress(EOFError, OSError, paramiko.SSHException):  # the connection ended just now
+            while transport.is_active():
+                transport.global_request(
+                    "keepalive@openssh.com"
+                )  # returns with the answer, or when the connection ends
+                answered.set()
+                time.sleep(ASK_SECONDS)
+
+    def wait() -> None:
+        # In short waits, so that a process that was stopped (Ctrl-Z) still reads the answer that has come meanwhile.
+        while any(answered.wait(1) for _ in range(DEAD_LINK_SECONDS)) and transport.is_active():
+            answered.clear()
+        transport.close()
+
+    for work in (ask, wait):
+        threading.Thread(target=work, daemon=True, name=f"muster-{work.__name__}").start()
+
+
+def _why_not(where: str, error: Exception, known_hosts: Path, proxy_said: str) -> Problem | None:
     if isinstance(error, UnknownHostKey):
         what = f"its host key {error.args[0]} is not in {known_hosts}"
         return Problem(where, what, "run `make trust`, and compare the fingerprint with the host's own")
@@ -126,11 +189,22 @@ def _why_not(where: str, error: Exception, known_hosts: Path) -> Problem | None:
     if isinstance(error, paramiko.AuthenticationException):
         fix = "check ansible_user and ansible_ssh_private_key_file, or `ssh-copy-id` the key to the host"
         return Problem(where, f"login refused: {error}", fix)
+    if proxy_said:
+        return jump_problem(where, proxy_said)
     if isinstance(error, (OSError, EOFError, paramiko.SSHException)):
         reason = str(error).removeprefix("[Errno None] ") or type(error).__name__
         fix = "check that the host is up, its address and port, and that sshd runs"
         return Problem(where, f"no SSH connection: {reason}", fix)
     return None
+
+
+def jump_problem(where: str, said: str) -> Problem:
+    """A connection that failed on its way through jump hosts; `said`: ssh's own words, which name the jump host."""
+    what = f"no SSH connection through its jump host: {said}"
+    if "Host key verification failed" in said:
+        return Problem(where, what, "run `make trust`, which shows the jump host's key too")
+    fix = "check that `ssh` logs in to the jump host without a question (its key in ssh-agent or ~/.ssh/config), "
+    return Problem(where, what, fix + "and that the host is up and its address and port are right")
 
 
 def sudo_prefix(target: Target) -> str:
@@ -239,31 +313,6 @@ def connections(targets: Sequence[Target], known_hosts: Path) -> Iterator[list[C
     finally:
         for connection in opened:
             connection.close()
-
-
-def openssh_options(known_hosts: Path) -> list[str]:
-    """The options that make OpenSSH (Ansible's and rsync's transport) check the same host keys."""
-    return [
-        *("-o", "StrictHostKeyChecking=yes", "-o", f"UserKnownHostsFile={known_hosts.resolve()}"),
-        *("-o", f"ConnectTimeout={CONNECT_SECONDS}", "-o", "BatchMode=yes"),
-        *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
-    ]
-
-
-def rsync_shell(target: Target, known_hosts: Path) -> str:
-    """The `-e` argument with which rsync logs in to a host."""
-    words = ["ssh", *openssh_options(known_hosts), "-p", str(target.port)]
-    if target.key_file:
-        words += ["-i", target.key_file]
-    if target.proxy_command:
-        words += ["-o", f"ProxyCommand={target.proxy_command}"]
-    return shlex.join(words)
-
-
-def rsync_source(target: Target, path: str) -> str:
-    """host:path as rsync writes it."""
-    host = f"[{target.address}]" if ":" in target.address else target.address
-    return f"{target.user + '@' if target.user else ''}{host}:{path}"
 
 
 def local_user() -> str:

@@ -1,12 +1,13 @@
-"""`make trust`: collect host keys, show fingerprints, ask, write the inventory's known_hosts.
+"""`make trust`: collect the keys of hosts and jump hosts, show fingerprints, ask, write the inventory's known_hosts.
 
-From then on Ansible and Fabric both refuse unknown and changed keys. Nothing else writes that file.
+From then on Ansible, rsync and Fabric refuse unknown and changed keys. Nothing else writes that file.
 """
 
 from __future__ import annotations
 
 import subprocess
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paramiko.hostkeys import HostKeyEntry, InvalidHostKey
@@ -15,48 +16,67 @@ from rich.table import Table
 
 from launch.cli import exits
 from launch.cli.refusal import Problem, Refusal, refuse
-from launch.hosts import inventory, ssh
+from launch.files import write_whole
+from launch.hosts import inventory, openssh, ssh
 from launch.hosts.inventory import Target
 
 
-def collect_key(target: Target) -> str:
-    """The known_hosts line of a host, got by an SSH handshake that does not log in (so a jump host works too).
+def collect_keys(target: Target) -> list[str]:
+    """The known_hosts lines of a host and, before it, of its jump hosts, got by an SSH handshake without a login there.
+
+    The jump hosts are logged in to: only through them is there a way to the host.
 
     Raises:
         Unreachable: when no key comes within the time limit.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "known_hosts"
+    # In /tmp, as openssh.py says.
+    with tempfile.TemporaryDirectory(prefix="muster-ssh-", dir="/tmp") as folder, openssh.login_slot(target):
+        jumps, file = Path(folder) / "jumps", Path(folder) / "host"
         options = {
             "BatchMode": "yes",
-            "StrictHostKeyChecking": "accept-new",  # into this throw-away file only: the user decides below
-            "UserKnownHostsFile": str(file),
+            "LogLevel": "ERROR",
+            "StrictHostKeyChecking": "accept-new",  # into these throw-away files only: the user decides below
+            "UserKnownHostsFile": jumps,
             "GlobalKnownHostsFile": "/dev/null",
             "HashKnownHosts": "no",
-            "PreferredAuthentications": "none",
-            "ConnectTimeout": str(ssh.CONNECT_SECONDS),
+            "CheckHostIP": "no",
+            "ControlPath": "none",  # a connection that stands already would show no key
+            "ConnectTimeout": openssh.CONNECT_SECONDS,
         }
-        if target.proxy_command:
-            options["ProxyCommand"] = target.proxy_command
-        words = ["ssh", *(w for k, v in options.items() for w in ("-o", f"{k}={v}")), "-p", str(target.port)]
-        words += ["-l", target.user] if target.user else []
-        reason = f"no answer within {2 * ssh.CONNECT_SECONDS} s"
+        config = openssh.write_config(Path(folder) / "config", options)
+        words = ["ssh", "-F", str(config), "-o", f"UserKnownHostsFile={file}", "-o", "PreferredAuthentications=none"]
+        limit = 2 * openssh.CONNECT_SECONDS
+        reason = f"no answer within {limit} s"
         try:
             done = subprocess.run(
-                [*words, target.address, "true"],
+                [*words, *openssh.login_words(target), target.address, "true"],
+                stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
-                timeout=2 * ssh.CONNECT_SECONDS,
+                timeout=limit,
                 check=False,
             )
-            lines = done.stderr.strip().splitlines()
-            reason = lines[-1] if lines else f"ssh ended with {done.returncode}"
+            reason = openssh.reason(done.stderr) or f"ssh ended with {done.returncode}"
         except subprocess.TimeoutExpired:
             pass
         if not file.exists():
+            where = f"host {target.name} ({target.address}:{target.port})"
+            if openssh.through_jump_host(target):
+                raise ssh.Unreachable(ssh.jump_problem(where, reason))
             fix = "check that the host is up, its address and port, and that sshd runs"
-            raise ssh.Unreachable(Problem(f"host {target.name} ({target.address}:{target.port})", reason, fix))
-        return file.read_text().splitlines()[0]
+            raise ssh.Unreachable(Problem(where, reason, fix))
+        return [*(jumps.read_text().splitlines() if jumps.exists() else []), file.read_text().splitlines()[0]]
+
+
+def name_keys(keys: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Name -> known_hosts line, from what `collect_keys` returned for each host; each jump host once. Pure.
+
+    A jump host that is a host of the inventory as well has that host's name.
+    """
+    offered = {name: lines[-1] for name, lines in keys.items()}
+    places = {line.split()[0] for line in offered.values()}
+    jumps = {line.split()[0]: line for lines in keys.values() for line in lines[:-1]}
+    return {f"{place} (jump host)": line for place, line in jumps.items() if place not in places} | offered
 
 
 def entry_fingerprint(line: str) -> str:
@@ -82,16 +102,17 @@ def sort_keys(known: list[str], offered: dict[str, str]) -> tuple[dict[str, str]
 
 
 def trust(path: Path, assume_yes: bool, console: Console) -> int:
-    """Collect, show, ask, write.
+    """Collect all host keys, show them, ask the user, and write the inventory's known_hosts.
 
     Raises:
         Refusal: for a bad inventory, unreachable hosts, or a changed key under YES=1.
     """
     inv = inventory.read(path)
     file = inventory.known_hosts_path(path)
-    results = ssh.in_parallel(lambda host: collect_key(host.target), inv.hosts)
+    results = ssh.in_parallel(lambda host: collect_keys(host.target), inv.hosts)
     ssh.refuse_unreachable(results)
-    offered = {host.name: str(line) for host, line in zip(inv.hosts, results, strict=True)}
+    keys = {host.name: lines for host, lines in zip(inv.hosts, results, strict=True) if isinstance(lines, list)}
+    offered = name_keys(keys)
     known = file.read_text().splitlines() if file.exists() else []
     new, changed = sort_keys(known, offered)
     console.print(_table(offered, new, changed))
@@ -112,7 +133,7 @@ def trust(path: Path, assume_yes: bool, console: Console) -> int:
         raise refuse(str(file), "not confirmed, nothing written", "type yes, or give YES=1")
     replaced = {offered[name].split()[0] for name in changed}
     kept = [line for line in known if not line.split() or line.split()[0] not in replaced]
-    file.write_text("\n".join([*kept, *(offered[name] for name in (*new, *changed))]) + "\n")
+    write_whole(file, "\n".join([*kept, *(offered[name] for name in (*new, *changed))]) + "\n")
     console.print(f"Wrote {file}: {len(new)} new, {len(changed)} changed. Next: `make deploy INVENTORY={path}`.")
     return exits.SUCCEEDED
 

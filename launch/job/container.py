@@ -1,6 +1,6 @@
 """A run's container on one host: started, waited for, stopped and removed there, by its label or its name.
 
-Never by a process name. Each command here is one call over the host's connection.
+Never found by a process name. Each function here is one call over the host's connection.
 """
 
 from __future__ import annotations
@@ -10,23 +10,41 @@ import shlex
 from typing import Any
 
 from launch.hosts.machine import ANSWER_SECONDS, Machine
-from launch.job.plan import HostPlan, folders, run_dir_on_host
+from launch.job.plan import HOST_RUNS_DIR, HostPlan, folders, run_dir_on_host
 
 START_SECONDS = 120  # for Podman to make and start a container, and to remove it and keep what it holds
 KILL_SECONDS = 5  # from SIGTERM to SIGKILL, where nothing is left to save
 LONGEST_STOP_SECONDS = 3700  # the longest GRACE, and what the engine needs beyond it
+KEPT_RUNS = 20  # folders of finished runs that a host keeps; the README says so
 
 
 def start(machine: Machine, host_plan: HostPlan) -> None:
-    """Start a host's container, detached.
+    """Start a host's container, detached; remove the folders of old runs.
+
+    The run's folder is closed to other users of the host.
 
     Raises:
-        RuntimeError: with Podman's own words when it does not start.
+        RuntimeError: with Podman's message, when it does not start.
     """
-    command = f"mkdir -p {shlex.join(folders(host_plan))} && {shlex.join(host_plan.command)}"
+    used = folders(host_plan)  # touched: the run that is continued must be one of the newest, which are kept
+    command = f"mkdir -p -m 700 {used} && touch {used} && {shlex.join(host_plan.command)} && {prune_command()}"
     done = machine.root(command, START_SECONDS)
     if done.exited != 0:
         raise RuntimeError((done.stderr or done.stdout).strip() or f"podman ended with {done.exited}")
+
+
+def prune_command(runs: str = HOST_RUNS_DIR, keep: int = KEPT_RUNS) -> str:
+    """A shell command that removes all folders of runs but the `keep` newest and those that a container uses.
+
+    It runs in the background, so that nobody waits for it. Pure.
+    """
+    script = f"""
+ids=$(podman ps --all --quiet --filter label=muster.run) && used=$(podman inspect $ids) || exit
+ls -dt {runs}/*/ | tail -n +{keep + 1} | while read -r folder; do
+  case "$used" in *"$(basename "$folder")"*) ;; *) rm -rf "$folder" ;; esac
+done
+"""
+    return f"{{ setsid sh -c {shlex.quote(script)} </dev/null >/dev/null 2>&1 & }}"
 
 
 def stream_output(machine: Machine, host_plan: HostPlan, out: Any) -> Any:
@@ -46,12 +64,12 @@ def wait(machine: Machine, host_plan: HostPlan) -> int:
 
 
 def stop(machine: Machine, run: str, why: str, seconds: int | None = None) -> None:
-    """Stop every container of a run on a host: SIGTERM, then SIGKILL. Leaves a note of who stopped it and why.
+    """Stop every container of a run on a host: SIGTERM, then SIGKILL. Writes there who stopped the run and why.
 
-    `seconds`: between the two signals; None: what the plan gave the container, so that ranks can write a checkpoint.
+    `seconds`: between the two signals; None: as long as the plan says, so that ranks can write a checkpoint.
 
     Raises:
-        RuntimeError: with the host's own words when its containers could not be stopped.
+        RuntimeError: with the host's message, when its containers could not be stopped.
     """
     folder = run_dir_on_host(run)
     note = f"test -d {folder} && printf '%s\\n' {shlex.quote(why)} > {folder}/stopped"
@@ -62,10 +80,10 @@ def stop(machine: Machine, run: str, why: str, seconds: int | None = None) -> No
 
 
 def remove(machine: Machine, run: str) -> None:
-    """Remove what is left of a stopped run on a host, after whoever follows it had 3 seconds to gather it.
+    """Remove the containers of a stopped run from a host. Who follows the run has 3 seconds to gather it before that.
 
     Raises:
-        RuntimeError: with the host's own words when containers are left.
+        RuntimeError: with the host's message, when containers are left.
     """
     wait_for_follower = f'for i in 1 2 3 4 5 6; do test -z "$({_ids(run)})" && break; sleep 0.5; done'
     command = f'ids=$({_ids(run)}) || exit; test -z "$ids" || podman rm --force $ids'
@@ -76,7 +94,7 @@ def listed(machine: Machine) -> list[dict[str, Any]]:
     """The containers with a run's label on a host, as `podman ps` lists them.
 
     Raises:
-        RuntimeError: with the host's own words when it cannot list them.
+        RuntimeError: with the host's message, when it cannot list them.
     """
     found: list[dict[str, Any]] = json.loads(
         machine.answer("podman ps --all --filter label=muster.run --format json") or "[]"
@@ -85,7 +103,9 @@ def listed(machine: Machine) -> list[dict[str, Any]]:
 
 
 def finish(machine: Machine, host_plan: HostPlan) -> dict[str, Any]:
-    """After the end: keep what the script wrote beside itself, make everything readable, remove the container.
+    """After the end: keep what the script wrote in its own folder, give all to the SSH user, remove the container.
+
+    Nobody else on the host can read a run's folder (see `start`).
 
     Returns {"state": podman's State or {}, "left": ids of containers of this run that are still there}.
     """
@@ -93,8 +113,9 @@ def finish(machine: Machine, host_plan: HostPlan) -> dict[str, Any]:
     script = f"""
 state=$(podman inspect --format '{{{{json .State}}}}' {container} 2>/dev/null || echo '{{}}')
 upper=$(podman inspect --format '{{{{.GraphDriver.Data.UpperDir}}}}' {container} 2>/dev/null)
-if [ -n "$upper" ] && [ -d "$upper/workload" ]; then cp -a "$upper/workload" {run_dir}/; fi
-chmod -R a+rX {run_dir}
+if [ -n "$upper" ] && [ -d "$upper/workload" ]; then cp -a --remove-destination "$upper/workload" {run_dir}/; fi
+test -z "$SUDO_USER" || chown -R -h "$SUDO_USER" {run_dir}
+chmod -R u+rX {run_dir}
 podman rm --force --time {KILL_SECONDS} {container} >/dev/null 2>&1
 echo "state=$state"
 echo "left=$({_ids(host_plan.environment["MUSTER_RUN_ID"])} | tr '\\n' ' ')"

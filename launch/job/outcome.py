@@ -1,4 +1,4 @@
-"""What became of a run: the failure that came first, and what runs/<id>/summary.json says. Writes nothing."""
+"""How a run ended: the failure that came first, and the content of runs/<id>/summary.json. Writes nothing."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from typing import Any
 
 from launch.cli import exits
 from launch.files import read_json
-from launch.job.plan import Plan
 
-#: 128 + SIGTERM: torchrun was told to stop, and its ranks with it.
+#: 128 + SIGTERM: torchrun received SIGTERM, and sent it to its ranks.
 TERMINATED = 143
 #: How a container ends where nothing went wrong but somebody asked for the end.
 STOPPED_STATUSES = (exits.STOPPED, TERMINATED)
 
 
 def verdict(statuses: Sequence[int | None]) -> str:
-    """What the exit statuses of all hosts' containers make of a run: "succeeded", "stopped" or "failed".
+    """ "succeeded", "stopped" or "failed", from the exit statuses of all hosts' containers.
 
-    Stopped: ranks ended with a checkpoint of their own accord, as one of them was told to. SIGTERM alone, with no such
-    rank, is a failure: nobody has saved anything.
+    A run was stopped if its ranks saved a checkpoint and ended because one of them received a signal. SIGTERM alone,
+    without such a rank, is a failure: nothing was saved.
     """
     if all(status == 0 for status in statuses):
         return "succeeded"
@@ -30,11 +29,10 @@ def verdict(statuses: Sequence[int | None]) -> str:
     return "stopped" if asked and exits.STOPPED in statuses else "failed"
 
 
-def stopped_reason(told: Sequence[str]) -> str:
-    """Who stopped a run that Muster did not; `told`: hosts whose torchrun got the signal."""
-    if told:
-        return f"{', '.join(told)} was told to stop (SIGTERM), not by Muster; all ranks saved a checkpoint and ended"
-    return "a rank was told to stop by a signal, not by Muster; all ranks saved a checkpoint and ended"
+def stopped_reason(signalled: Sequence[str]) -> str:
+    """Why a run stopped that Muster did not stop. `signalled`: hosts whose torchrun received SIGTERM."""
+    who = f"torchrun on {', '.join(signalled)}" if signalled else "a rank"
+    return f"{who} received a signal to stop, not from Muster; all ranks saved a checkpoint and ended"
 
 
 @dataclass(frozen=True)
@@ -85,42 +83,61 @@ def refused_its_settings(reports: Mapping[str, Mapping[str, Any]], folder: Path)
     return exits.REFUSED in codes and not (folder / "metrics.jsonl").exists()
 
 
-def describe_end(status: int | None, state: Mapping[str, Any], reason: str = "") -> str:
-    """How a container ended, where no rank has left word."""
+def describe_end(status: int | None, state: Mapping[str, Any], reason: str = "", what: str = "the container") -> str:
+    """How a container (or `what` else runs the ranks) ended, if no rank has reported a failure.
+
+    Args:
+        status: its exit status, 128 + the number of a signal that killed it; None: the host does not answer.
+        state: Podman's of the container, or {}.
+        reason: why it counts as lost.
+    """
     if status is None:
         return f"lost: {reason}"
     if state.get("OOMKilled"):
         return "out of memory: the kernel killed the container (exit 137)"
     if status > 128:
         try:
-            return f"the container was killed by {signal.Signals(status - 128).name}"
+            return f"{what} was killed by {signal.Signals(status - 128).name}"
         except ValueError:
             pass
-    return f"the container ended with exit status {status}" if status >= 0 else "the container is gone"
+    return f"{what} ended with exit status {status}" if status >= 0 else f"{what} is gone"
 
 
 def summary(
-    plan: Plan,
+    run: str,
+    nodes: int,
+    world_size: int,
+    master_addr: str,
     status: str,
-    failure: Failure | None,
-    result: Mapping[str, Any],
-    exit_status: int | None = None,
+    failure: Failure | None = None,
+    result: Mapping[str, Any] | None = None,
+    refused: bool = False,
+    reason: str | None = None,
 ) -> dict[str, Any]:
-    """runs/<id>/summary.json; `result` is what the trainer left in result.json, or empty."""
+    """runs/<id>/summary.json.
+
+    Args:
+        status: "succeeded", "stopped" or "failed".
+        failure: what failed first, of a run that failed.
+        result: what the trainer left in result.json, of a run that succeeded.
+        refused: whether the trainer refused its settings.
+        reason: why a run was stopped.
+    """
     codes = {"succeeded": exits.SUCCEEDED, "failed": exits.FAILED, "stopped": exits.INTERRUPTED}
+    known = result or {}
     return {
-        "run": plan.run,
+        "run": run,
         "status": status,
-        "exit_status": codes[status] if exit_status is None else exit_status,
-        "nodes": len(plan.hosts),
-        "world_size": plan.world_size,
-        "master_addr": plan.master_addr,
-        "test_accuracy": result.get("test_accuracy"),
-        "images_per_second": result.get("images_per_second"),
-        "train_seconds": result.get("train_seconds"),
+        "exit_status": exits.REFUSED if refused else codes[status],
+        "nodes": nodes,
+        "world_size": world_size,
+        "master_addr": master_addr,
+        "test_accuracy": known.get("test_accuracy"),
+        "images_per_second": known.get("images_per_second"),
+        "train_seconds": known.get("train_seconds"),
         "failed_rank": failure.rank if failure else None,
         "failed_host": failure.host if failure else None,
-        "reason": failure.reason if failure else None,
+        "reason": failure.reason if failure else reason,
     }
 
 

@@ -25,13 +25,14 @@ CONTAINER_RESUME_DIR = "/muster/resume"
 HOST_RUNS_DIR = "/var/lib/muster/runs"
 CONTAINER_DATA_DIR = "/data"
 
-#: Hosts start within seconds of each other; torchrun's own patience is a quarter of an hour.
+#: For all hosts to start, which takes seconds; torchrun itself would wait for 15 minutes.
 RENDEZVOUS_SECONDS = 120
 
-#: From SIGTERM to SIGKILL for the ranks of a run that is stopped: to finish a step and write a checkpoint.
+#: GRACE where the user gives none: the time from SIGTERM to SIGKILL that ranks of a stopped run have to finish a step
+#: and write a checkpoint.
 GRACE_SECONDS = 30
-#: What the container gets beyond that, for torchrun to end after its ranks.
-ENGINE_MARGIN_SECONDS = 10
+#: What torchrun gets beyond that, to end after its ranks.
+TORCHRUN_MARGIN_SECONDS = 10
 
 #: torchrun puts this before each line of a rank; launch.run.follow cuts it off again and writes host and rank.
 LINE_PREFIX = "[rank${rank}]:"
@@ -135,7 +136,7 @@ def parse_grace(text: str) -> int:
 
 
 def new_run_id() -> str:
-    """A run id that sorts by time and is unique: 20261121-143005-3fa2."""
+    """A run id that sorts by time and that no other run has, on whatever machine: 20261121-143005-3fa2."""
     return f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
@@ -145,8 +146,8 @@ def run_dir_on_host(run: str) -> str:
 
 
 def stop_seconds(grace: int) -> int:
-    """From SIGTERM to SIGKILL for the container whose ranks get `grace` seconds."""
-    return grace + ENGINE_MARGIN_SECONDS
+    """The time from SIGTERM to SIGKILL for the torchrun, or the container, whose ranks get `grace` seconds."""
+    return grace + TORCHRUN_MARGIN_SECONDS
 
 
 def make_plan(cluster: ClusterMap, options: Options, run: str, master_port: int, owner: str, created: str) -> Plan:
@@ -285,6 +286,8 @@ def _engine_arguments(
         *(word for key, value in labels.items() for word in ("--label", f"{key}={value}")),
         # The host's network: ranks bind to the NIC itself. The host's /dev/shm: data workers and NCCL need room.
         *("--network", "host", "--ipc", "host", "--log-driver", "k8s-file"),
+        # Podman's limit of 2,048 threads and processes is too few for 8 ranks with data workers.
+        *("--pids-limit", "-1"),
         *("--stop-timeout", str(stop_seconds(options.grace))),
         *(word for gpu in host.gpus for word in ("--device", f"nvidia.com/gpu={gpu}")),
         *(word for mount in mounts for word in ("--volume", mount)),
@@ -302,9 +305,9 @@ def _torchrun_arguments(nnodes: int, node_rank: int, host: MapHost, master_addr:
     ]
 
 
-def folders(host_plan: HostPlan) -> list[str]:
-    """What has to exist on a host before its container starts: Podman mounts no folder that is not there."""
-    return [host_plan.run_dir, *([host_plan.resume_dir] if host_plan.resume_dir else [])]
+def folders(host_plan: HostPlan) -> str:
+    """What has to exist on a host before its container starts, quoted: Podman mounts no folder that is not there."""
+    return shlex.join([host_plan.run_dir, *([host_plan.resume_dir] if host_plan.resume_dir else [])])
 
 
 def describe(plan: Plan) -> str:
@@ -318,5 +321,5 @@ def describe(plan: Plan) -> str:
         place = f"{host_plan.interface} {host_plan.address}"
         lines.append(f"\n{host_plan.host} (node rank {host_plan.node_rank}, ranks {ranks}, {place})")
         lines += [f"  {key}={value}" for key, value in host_plan.environment.items()]
-        lines.append(f"  $ sudo mkdir -p {shlex.join(folders(host_plan))} && sudo {shlex.join(host_plan.command)}")
+        lines.append(f"  $ sudo mkdir -p -m 700 {folders(host_plan)} && sudo {shlex.join(host_plan.command)}")
     return "\n".join(lines)

@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launch import files
+from launch.cli import exits
 from launch.cli.refusal import Problem, Refusal
 from launch.hosts import clustermap, ssh
 from launch.hosts.clustermap import MapHost
 from launch.hosts.machine import Machine
 from launch.job import resume as resuming
+
+NO_ANSWER_FIX = "log in and try `sudo -n podman ps`: Muster needs root and Podman there; then run this command again"
 
 #: Tries the ports of a range on all addresses (torch's TCPStore listens on all) and prints the first free one.
 _FREE_PORT = """
@@ -52,7 +55,7 @@ def check(
     `earlier`: the run to continue; one host that holds a checkpoint of it is enough.
 
     Raises:
-        Refusal: naming every host that is not ready, and why.
+        Refusal: naming every host that is not ready, and why; with UNREACHABLE where one did not answer.
     """
     resume = resuming.has_checkpoint_command(earlier) if earlier else None
 
@@ -64,14 +67,14 @@ def check(
     problems: list[Problem] = []
     for host, readiness in zip(hosts, results, strict=True):
         if isinstance(readiness, BaseException):
-            fix = "log in and see what the host is busy with"
-            problems.append(Problem(f"host {host.name}", f"did not answer: {readiness}", fix))
+            problems.append(Problem(f"host {host.name}", f"did not answer: {readiness}", NO_ANSWER_FIX))
         else:
             problems += problems_of(host, readiness, image, needs_port=host is hosts[0])
     if earlier and not any(isinstance(readiness, Readiness) and readiness.has_resume for readiness in results):
         problems += resuming.refusal_of_nothing(earlier, [host.name for host in hosts]).problems
     if problems:
-        raise Refusal(problems)
+        answered = all(isinstance(readiness, Readiness) for readiness in results)
+        raise Refusal(problems, exits.REFUSED if answered else exits.UNREACHABLE)
     first = results[0]
     assert isinstance(first, Readiness) and first.port is not None
     return first.port
@@ -94,10 +97,10 @@ def ask(
 
     Raises:
         TimeoutError: when the host does not answer in time.
-        RuntimeError: when its container engine does not answer, as where sudo was lost.
+        RuntimeError: when its container engine does not answer, for example because sudo asks for a password.
     """
     script = [
-        # First, for the rest needs the engine too: a host without it, or whose sudo is lost, has to say so.
+        # First, because the rest needs the engine too: without it, or without sudo, the call must fail.
         "runs=$(podman ps --filter label=muster.run --format json) || exit",
         "printf 'ps=%s\\n' \"$(printf %s \"$runs\" | tr -d '\\n')\"",
         f"podman image exists {image} && echo image=yes",

@@ -23,7 +23,7 @@ Plans = Mapping[str, Mapping[str, Any]]  # run id -> its plan.json, {} where the
 
 @dataclass(frozen=True)
 class Earlier:
-    """What the plan of the earlier run says."""
+    """The earlier run, from its plan."""
 
     run: str
     script: str | None
@@ -92,7 +92,7 @@ def continued(options: Options, earlier: Earlier) -> Options:
 def has_checkpoint_command(earlier: Earlier) -> str:
     """A shell command that succeeds on a host that holds something to continue from.
 
-    Our trainer's checkpoints exist once their manifest does; what a user's script leaves is its own affair.
+    Our trainer's checkpoints exist once their manifest does; a user's script may leave anything.
     """
     folder = shlex.quote(run_dir_on_host(earlier.run))
     pattern = f"{folder}/checkpoints/step-*.json" if earlier.script is None else f"{folder}/*"
@@ -100,7 +100,7 @@ def has_checkpoint_command(earlier: Earlier) -> str:
 
 
 def refusal_of_nothing(earlier: Earlier, asked: Sequence[str]) -> Refusal:
-    """No host of the new run holds a checkpoint of the earlier one."""
+    """The refusal when no host of the new run holds a checkpoint of the earlier one."""
     what = f"run {earlier.run} left no checkpoint on {', '.join(asked)}; it ran on {', '.join(earlier.hosts)}"
     missed = [host for host in earlier.hosts if host not in asked]
     ways = [f"let one of {', '.join(missed)} take part (NODES)"] if missed else []

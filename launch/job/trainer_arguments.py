@@ -1,39 +1,83 @@
-"""`--config FILE` in ARGS may name a file of the control machine: its settings then travel in the plan.
+"""The trainer's arguments, ARGS: split as a shell does, completed with a config file's content, checked before a start.
 
-The trainer reads YAML also in place of a file's name; the plan carries it as one line of JSON, which is YAML.
+`--config FILE` may name a file of the control machine: its settings then travel in the plan. The trainer reads YAML in
+place of a file's name too; the plan carries it as one line of JSON, which is YAML.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import shlex
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
 
+from launch.cli import exits
 from launch.cli.refusal import refuse
+from launch.files import ROOT
+
+CHECK_SECONDS = 60  # it takes 0.1 s
+
+
+def split(text: str) -> list[str]:
+    """The words of ARGS.
+
+    Raises:
+        Refusal: for an open quotation.
+    """
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise refuse("ARGS", f"ARGS={text}: {error}", "close the quotation") from None
+
+
+def check(args: Sequence[str], world_size: int) -> None:
+    """Let the trainer itself check its arguments, before anything is started. It needs no torch for that.
+
+    What only a rank can know (data, memory) is not checked here, and nothing is if only the hosts have the config file.
+
+    Args:
+        args: as `inline` returns them.
+        world_size: number of ranks that would train.
+
+    Raises:
+        Refusal: with the trainer's message.
+    """
+    configs = (Path(word) for flag, word in itertools.pairwise(args) if flag == "--config")
+    if any(config.is_absolute() and not config.is_file() for config in configs):
+        return
+    search = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "train", "--check-settings", *args],
+        env=os.environ | {"PYTHONPATH": search, "WORLD_SIZE": str(world_size), "RANK": "0"},
+        capture_output=True,
+        text=True,
+        timeout=CHECK_SECONDS,
+        check=False,
+    )
+    if done.returncode == exits.REFUSED:
+        fix = "correct ARGS (`.venv/bin/python -m train --help` lists all settings)"
+        raise refuse("ARGS", done.stderr.strip().removeprefix("train: "), fix)
 
 
 def inline(args: Sequence[str]) -> tuple[str, ...]:
-    """The arguments with what is in the config file in the place of its name; a ready config's name stays.
+    """The arguments, with the content of a config file in place of its name. The name of a ready config stays.
 
     Raises:
         Refusal: for a file that cannot be read as settings.
     """
-    words: list[str] = []
-    for word in args:
-        flag, equals, value = word.partition("=")
-        if flag == "--config" and equals:
-            words.append(f"--config={content(value)}")
-        elif words and words[-1] == "--config":
-            words.append(content(word))
-        else:
-            words.append(word)
-    return tuple(words)
+    parted = (word.split("=", 1) if word.startswith("--config=") else [word] for word in args)
+    words = ["", *itertools.chain.from_iterable(parted)]
+    return tuple(content(word) if before == "--config" else word for before, word in itertools.pairwise(words))
 
 
 def content(name: str) -> str:
-    """One line of JSON, or the name itself where there is no such file here: the trainer then looks for it."""
+    """The settings in a config file, as one line of JSON. Without such a file its name, which may be a ready one's."""
     path = Path(name)
     if not path.is_file():
         return name

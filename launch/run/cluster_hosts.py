@@ -1,23 +1,25 @@
-"""One question to every host of a cluster map at once, where some may be away: they are reported, not waited for."""
+"""One question to every host of a cluster map at once. Hosts that do not answer are reported; nobody waits for them."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from launch.cli import exits
+from launch.cli.make_variables import name_inventory
 from launch.cli.refusal import Problem
 from launch.files import runs_dir
 from launch.hosts import ssh
 from launch.hosts.clustermap import ClusterMap
 from launch.hosts.inventory import Target
 from launch.hosts.machine import Machine, targets_of
+from launch.job.readiness import NO_ANSWER_FIX
 
 
 def ask_all(cluster: ClusterMap, work: Callable[[Machine], Any]) -> dict[str, Any]:
-    """work(machine) on every host that can be reached, in parallel; exceptions stand in the answers' place."""
+    """work(machine) on all hosts in parallel. Returns its result by host, or the exception that was raised instead."""
     known_hosts = Path(cluster.known_hosts)
 
     def ask(target: Target) -> Any:
@@ -31,16 +33,21 @@ def ask_all(cluster: ClusterMap, work: Callable[[Machine], Any]) -> dict[str, An
     return dict(zip((t.name for t in targets), ssh.in_parallel(ask, targets), strict=True))
 
 
-def report_silent(answers: Mapping[str, Any]) -> int:
-    """Report the hosts that did not answer, or failed; returns the exit status that follows from that."""
-    problems: Sequence[Problem] = [
-        answer.problem if isinstance(answer, ssh.Unreachable) else Problem(f"host {host}", str(answer), "look there")
+def report_failed(answers: Mapping[str, Any], inventory: Path) -> int:
+    """Report the hosts that could not be reached, or whose command failed; returns the exit status of that."""
+    problems = [
+        answer.problem if isinstance(answer, ssh.Unreachable) else Problem(f"host {host}", str(answer), NO_ANSWER_FIX)
         for host, answer in answers.items()
         if isinstance(answer, BaseException)
     ]
-    for problem in problems:
-        print(f"muster: did not answer:\n{problem}", file=sys.stderr)
-    return exits.UNREACHABLE if problems else exits.SUCCEEDED
+    if not problems:
+        return exits.SUCCEEDED
+    lines = "\n".join(map(str, problems))
+    print(
+        f"muster: no answer from {len(problems)} of {len(answers)} hosts:\n{name_inventory(lines, inventory)}",
+        file=sys.stderr,
+    )
+    return exits.UNREACHABLE
 
 
 def known_runs() -> str:

@@ -33,7 +33,7 @@ def split_label(host: str, line: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Ended:
-    """A host's container ended with `status`; None: the host was lost."""
+    """A host's container ended with `status`; None: the host does not answer any more."""
 
     host_plan: HostPlan
     status: int | None
@@ -72,7 +72,7 @@ class LineSink(io.TextIOBase):
         self._skip = 0
 
     def restart(self) -> None:
-        """The stream begins anew from its first line: what was handed on already is to be skipped."""
+        """The stream begins again with its first line: skip what was already handed on."""
         self._rest, self._skip, self._seen = "", self._seen, 0
 
     def write(self, text: str) -> int:

@@ -1,4 +1,4 @@
-"""What a run left on its hosts, brought to runs/<id>/ here. Removes the containers; starts and stops nothing."""
+"""Copies what a run wrote on its hosts to runs/<id>/ here, and removes its containers. Starts and stops nothing."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launch.hosts import ssh
+from launch.hosts import openssh
 from launch.hosts.machine import Machine
 from launch.job import container
 from launch.job.plan import HostPlan
 
 GATHER_SECONDS = 600  # for one copy from one host
+#: Names in runs/<id>/ that are Muster's own. A script's file with such a name stays on its host.
+OURS = ("plan.json", "summary.json", "logs")
+NOTES = ("failure.json", "stopped")  # of each host: they are kept with its logs
 
 
 def gather(machine: Machine, host_plan: HostPlan, folder: Path) -> dict[str, Any]:
-    """Remove a host's container and bring its logs here; from the first host everything else too.
+    """Remove a host's container and copy its logs here; from the first host copy everything else too.
+
+    A script may have written anything there: links that point out of the folder are not copied.
 
     Returns what `container.finish` does.
 
@@ -26,43 +31,32 @@ def gather(machine: Machine, host_plan: HostPlan, folder: Path) -> dict[str, Any
     finished = container.finish(machine, host_plan)
     logs = folder / "logs" / host_plan.host
     logs.mkdir(parents=True, exist_ok=True)
-    shell = ssh.rsync_shell(machine.target, Path(machine.known_hosts))
-    left = [f"{host_plan.run_dir}/{name}" for name in ("logs/", "failure.json", "stopped")]
-    rsync(shell, machine, left, logs, [])
+    shell = openssh.rsync_shell(machine.target, Path(machine.known_hosts))
+    rsync(shell, machine, [f"{host_plan.run_dir}/{name}" for name in ("logs/", *NOTES)], logs, [])
     if host_plan.node_rank == 0:
-        keep_out = ["--exclude=__pycache__", *(f"--exclude=/{name}" for name in ("logs", "failure.json", "stopped"))]
-        rsync(shell, machine, [f"{host_plan.run_dir}/"], folder, keep_out)
+        left_out = ["--exclude=__pycache__", *(f"--exclude=/{name}" for name in (*OURS, *NOTES))]
+        rsync(shell, machine, [f"{host_plan.run_dir}/"], folder, left_out)
     return finished
 
 
 def rsync(shell: str, machine: Machine, sources: Sequence[str], into: Path, options: Sequence[str]) -> None:
     """Copy from a host. A missing source is no error: not every run leaves everything."""
-    words = ["rsync", "-rlt", "--ignore-missing-args", *options, "-e", shell]
-    done = subprocess.run(
-        [*words, *(ssh.rsync_source(machine.target, source) for source in sources), f"{into}/"],
-        capture_output=True,
-        text=True,
-        timeout=GATHER_SECONDS,
-        check=False,
-        start_new_session=True,  # Ctrl-C goes to the whole process group of a terminal: this ends in its own time
-    )
+    words = ["rsync", "-rlt", "--safe-links", "--ignore-missing-args", *options, "-e", shell]
+    with openssh.login_slot(machine.target):
+        done = subprocess.run(
+            [*words, *(openssh.rsync_source(machine.target, source) for source in sources), f"{into}/"],
+            capture_output=True,
+            text=True,
+            timeout=GATHER_SECONDS,
+            check=False,
+            start_new_session=True,  # Ctrl-C goes to the whole process group of a terminal: this ends in its own time
+        )
     if done.returncode not in (0, 23, 24):
         raise RuntimeError(f"rsync ended with {done.returncode}: {done.stderr.strip()[-300:]}")
 
 
-def flatten_logs(logs: Path, host_plans: Sequence[HostPlan]) -> None:
-    """torchrun's <id>/attempt_0/<local_rank>/stdout.log as rank-<rank>.out and rank-<rank>.err of the host's folder."""
-    for host_plan in host_plans:
-        for kind, suffix in (("stdout.log", "out"), ("stderr.log", "err")):
-            for file in sorted((logs / host_plan.host).glob(f"*/attempt_*/*/{kind}")):
-                file.rename(logs / host_plan.host / f"rank-{host_plan.ranks[int(file.parent.name)]}.{suffix}")
-        for folder in sorted((logs / host_plan.host).rglob("*/"), reverse=True):
-            if folder.is_dir() and not any(folder.iterdir()):
-                folder.rmdir()
-
-
 def stopped_elsewhere(logs: Path, host_plans: Sequence[HostPlan]) -> str | None:
-    """The note that `make stop` leaves on each host, if somebody stopped this run."""
+    """The note that `make stop` writes on each host, if somebody stopped this run."""
     for host_plan in host_plans:
         note = logs / host_plan.host / "stopped"
         if note.exists() and (text := note.read_text().strip()).startswith("make stop"):

@@ -1,7 +1,7 @@
-"""One run on its hosts: all containers started or none, followed, ended everywhere, gathered, summed up.
+"""One run on its hosts: all containers are started or none; they are followed, ended, gathered and summed up.
 
-The container is the unit of starting and killing. Whatever happens here, the run's containers are ended on every host
-that can be reached, and runs/<id>/summary.json says how it went.
+Containers are started and killed, never single processes. Whatever happens here, the run's containers are ended on
+every host that can be reached, and runs/<id>/summary.json says how it ended.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from launch import files
-from launch.cli import exits, make_variables
+from launch.cli import exits
+from launch.cli.make_variables import name_inventory
 from launch.cli.output import say
 from launch.cli.refusal import Problem, Refusal
 from launch.cli.signals import undisturbed
 from launch.hosts import ssh
 from launch.hosts.machine import Machine
-from launch.job import container, outcome
+from launch.job import container, outcome, rank_logs
 from launch.job import plan as plans
 from launch.job.plan import HostPlan, Plan
 from launch.run import gather
 from launch.run.follow import Ended, Follower
 
-LAST_WORDS_SECONDS = 10  # after the first failure, for the other hosts to end by themselves and say why
+SELF_END_SECONDS = 10  # after the first failure, for the other hosts to end by themselves and report why
 
 
 class Run:
@@ -39,11 +40,10 @@ class Run:
         self.folder = files.runs_dir() / plan.run
         self.ends: dict[str, Ended] = {}
         self.interrupted = False
-        # Of a user who does not wait for the end.
-        self._last_words = make_variables.name_inventory(
-            f"muster: left at once: run {plan.run} may still be running on the hosts; `make stop RUN={plan.run}` "
-            "ends it and removes what is left of it",
-            Path(plan.inventory),
+        # For a user who does not wait for the end.
+        self._last_message = (
+            f"muster: not waited for: run {plan.run} may still be running on the hosts; {self._command('stop')} "
+            "ends it and removes what is left of it"
         )
 
     def run(self) -> int:
@@ -60,8 +60,8 @@ class Run:
         status = "failed"
         follower = None
         try:
-            # A container that is just being made cannot be stopped: an interrupt waits until all are there.
-            with undisturbed(self._last_words, then_interrupt=True):
+            # A container that is just being created cannot be stopped: an interrupt waits until all exist.
+            with undisturbed(self._last_message, then_interrupt=True):
                 self._start()
             follower = Follower(self.pairs, self.folder / "logs")
             status = self._watch(follower)
@@ -74,15 +74,19 @@ class Run:
             )
             self._stop_everywhere("Ctrl-C", plans.stop_seconds(plan.grace))
         except Refusal as refusal:
-            with undisturbed(self._last_words):
+            with undisturbed(self._last_message):
                 self._finish_everywhere()
             failure = outcome.Failure(refusal.problems[0].where, None, refusal.problems[0].what)
-            files.write_json(self.folder / "summary.json", outcome.summary(plan, "failed", failure, {}))
+            files.write_json(self.folder / "summary.json", self._summary("failed", failure))
             raise
-        with undisturbed(self._last_words):
+        with undisturbed(self._last_message):
             if follower:
                 follower.drain()
             return self._sum_up(status)
+
+    def _command(self, target: str, variable: str = "RUN") -> str:
+        """The command to type for this run."""
+        return name_inventory(f"`make {target} {variable}={self.plan.run}`", Path(self.plan.inventory))
 
     def _start(self) -> None:
         results = ssh.in_parallel(lambda pair: container.start(*pair), self.pairs)
@@ -98,9 +102,9 @@ class Run:
             raise Refusal(failed, exits.FAILED)
 
     def _watch(self, follower: Follower) -> str:
-        """Wait until all hosts have ended; after the first failure the others get LAST_WORDS_SECONDS.
+        """Wait until all hosts have ended; after the first failure the others get SELF_END_SECONDS.
 
-        Where a host was told to stop, the ranks have agreed on it: the others are writing their checkpoints too.
+        Where one host was stopped by a signal, all ranks have agreed to stop: the others write their checkpoints too.
         """
         deadline: float | None = None
         while len(self.ends) < len(self.pairs):
@@ -110,23 +114,23 @@ class Run:
                 self.ends[ended.host_plan.host] = ended
                 if ended.status != 0:
                     stopped = ended.status in outcome.STOPPED_STATUSES
-                    limit = time.monotonic() + (plans.stop_seconds(self.plan.grace) if stopped else LAST_WORDS_SECONDS)
+                    limit = time.monotonic() + (plans.stop_seconds(self.plan.grace) if stopped else SELF_END_SECONDS)
                     deadline = limit if deadline is None else min(deadline, limit)
             except queue.Empty:
                 if deadline is not None and time.monotonic() >= deadline:
                     say("ending the run on the other hosts")
                     self._stop_everywhere("another host failed", container.KILL_SECONDS)
-                    deadline = time.monotonic() + LAST_WORDS_SECONDS
+                    deadline = time.monotonic() + SELF_END_SECONDS
                     for _, host_plan in self.pairs:
                         self.ends.setdefault(host_plan.host, Ended(host_plan, 143, "ended with the others"))
         return outcome.verdict([ended.status for ended in self.ends.values()])
 
     def _stop_everywhere(self, why: str, seconds: int) -> None:
-        with undisturbed(self._last_words):
+        with undisturbed(self._last_message):
             results = ssh.in_parallel(lambda pair: container.stop(pair[0], self.plan.run, why, seconds), self.pairs)
         for (machine, _), result in zip(self.pairs, results, strict=True):
             if isinstance(result, BaseException):
-                say(f"{machine.name}: could not stop: {result}; `make stop RUN={self.plan.run}` when it is back")
+                say(f"{machine.name}: could not stop: {result}; {self._command('stop')} when it answers again")
 
     def _finish_everywhere(self) -> dict[str, dict[str, Any]]:
         """Remove the containers, audit what is left, bring logs and results here. host -> container state."""
@@ -139,13 +143,15 @@ class Run:
             else:
                 states[machine.name] = result["state"]
                 if result["left"]:
-                    say(f"{machine.name}: containers left: {' '.join(result['left'])}; `make stop` removes them")
+                    left = " ".join(result["left"])
+                    say(f"{machine.name}: containers left: {left}; {self._command('stop')} removes them")
         return states
 
     def _sum_up(self, status: str) -> int:
         states = self._finish_everywhere()
         logs, plan = self.folder / "logs", self.plan
-        gather.flatten_logs(logs, plan.hosts)
+        for host_plan in plan.hosts:
+            rank_logs.flatten(logs / host_plan.host, host_plan.ranks)
         stopped_by = gather.stopped_elsewhere(logs, plan.hosts)
         if status == "failed" and stopped_by:
             status = "stopped"
@@ -158,13 +164,19 @@ class Run:
         failure = outcome.root_failure(reports, bad) if status == "failed" else None
         result = files.read_json(self.folder / "result.json") if status == "succeeded" else {}
         refused = failure is not None and plan.script is None and outcome.refused_its_settings(reports, self.folder)
-        summary = outcome.summary(plan, status, failure, result, exits.REFUSED if refused else None)
+        reason = None
         if status == "stopped":
-            told = [host for host, ended in self.ends.items() if ended.status == outcome.TERMINATED]
-            summary["reason"] = stopped_by or ("Ctrl-C" if self.interrupted else outcome.stopped_reason(told))
+            signalled = [host for host, ended in self.ends.items() if ended.status == outcome.TERMINATED]
+            reason = stopped_by or ("Ctrl-C" if self.interrupted else outcome.stopped_reason(signalled))
+        summary = self._summary(status, failure, result, refused, reason)
         files.write_json(self.folder / "summary.json", summary)
         self._close(summary, failure)
         return int(summary["exit_status"])
+
+    def _summary(self, status: str, failure: outcome.Failure | None, *more: Any) -> dict[str, Any]:
+        plan = self.plan
+        where = (plan.run, len(plan.hosts), plan.world_size, plan.master_addr)
+        return outcome.summary(*where, status, failure, *more)
 
     def _close(self, summary: dict[str, Any], failure: outcome.Failure | None) -> None:
         run = self.plan.run
@@ -182,8 +194,7 @@ class Run:
             wrote = f"; what the script wrote: {files.shown(written)}" if written.exists() else ""
             say(f"logs: {files.shown(logs)}{wrote}")
         if summary["status"] != "succeeded" and any((self.folder / "checkpoints").glob("step-*.json")):
-            go_on = make_variables.name_inventory(f"`make train RESUME={run}`", Path(self.plan.inventory))
-            say(f"it continues from its last checkpoint with {go_on}")
+            say(f"it continues from its last checkpoint with {self._command('train', 'RESUME')}")
         if failure:
             say(f"run {run} FAILED: {failure}")
         else:

@@ -35,7 +35,7 @@ def logs(path: Path, run: str, console: Console) -> int:
 
     Raises:
         Refusal: when no such run is known here or on the hosts, or none of its output is here.
-        KeyboardInterrupt: when a live view is left; it says that the run goes on.
+        KeyboardInterrupt: when the user leaves a live view; its message says that the run continues.
     """
     folder = runs_dir() / run
     if run and (folder / "summary.json").exists():
@@ -55,21 +55,24 @@ def logs(path: Path, run: str, console: Console) -> int:
         if not shown:
             raise
         raise KeyboardInterrupt(f"left the view; run {run} goes on, `make stop RUN={run}` ends it") from None
+    failed = cluster_hosts.report_failed(answers, path)
     if not any(isinstance(answer, int) and answer for answer in answers.values()):
-        silent = cluster_hosts.report_silent(answers)
-        raise _nothing_to_show(run, silent)
-    return cluster_hosts.report_silent(answers)
+        raise _nothing_to_show(run, failed)
+    return failed
 
 
-def _nothing_to_show(run: str, silent: int) -> Refusal:
-    """Why there is no output of a run without a summary and without containers; `silent`: of hosts, or 0."""
-    status = silent or exits.REFUSED
-    heard = "no host that answered" if silent else "no host"
+def _nothing_to_show(run: str, failed: int) -> Refusal:
+    """Why there is no output of a run without a summary and without containers.
+
+    `failed`: UNREACHABLE where a host did not answer, else 0.
+    """
+    status = failed or exits.REFUSED
+    nobody = "no host that answered" if failed else "no host"
     folder = runs_dir() / run
     if not folder.is_dir():
-        where = "here or on the hosts that answered" if silent else "here or on the hosts"
+        where = "here or on the hosts that answered" if failed else "here or on the hosts"
         return refuse("RUN", f"there is no run {run}, {where}", cluster_hosts.known_runs(), status)
-    what = f"{heard} has a container of run {run}, and it has no summary here: it was not followed to its end"
+    what = f"{nobody} has a container of run {run}, and it has no summary here: it was not followed to its end"
     if any(file.is_file() and file.stat().st_size for file in (folder / "logs").rglob("*")):
         return refuse("RUN", what, f"read its output as far as it was followed in {shown(folder)}/logs", status)
     fix = f"see {shown(folder)} for what there is of it; none of its output was kept here"
@@ -139,7 +142,7 @@ class _View:
         for entry in mine:
             container_id = entry["Id"]
             sink = LineSink(functools.partial(self._take, machine, container_id))
-            # An SSH channel that closes ends nothing on the host: the process says its number, to be ended by.
+            # Closing an SSH channel ends no process on the host: this one prints its number, so that we can end it.
             machine.root(f"echo {_PID}$$; exec podman logs --follow {container_id} 2>&1", None, sink)
             sink.finish()
             self._reading.pop((machine.name, container_id), None)

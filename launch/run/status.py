@@ -26,15 +26,15 @@ def status(path: Path, console: Console) -> int:
     for host, answer in answers.items():
         for entry in answer if isinstance(answer, list) else []:
             labels = entry["Labels"]
-            words = (labels.get(key, "?") for key in ("muster.run", "muster.node_rank", "muster.owner"))
-            run, node_rank, owner = words
+            keys = ("muster.run", "muster.node_rank", "muster.owner")
+            run, node_rank, owner = (labels.get(key, "?") for key in keys)
             table.add_row(run, host, node_rank, entry.get("Status") or entry.get("State", "?"), owner)
-    silent = cluster_hosts.report_silent(answers)
-    heard = sum(isinstance(answer, list) for answer in answers.values())
-    none = f"No run has a container on the hosts that answered ({heard} of {len(cluster.hosts)})."
-    console.print(table if table.row_count else none)
+    failed = cluster_hosts.report_failed(answers, path)
+    answered = sum(isinstance(answer, list) for answer in answers.values())
+    nothing = f"No run has a container on the hosts that answered ({answered} of {len(cluster.hosts)})."
+    console.print(table if table.row_count else nothing)
     _show_gathered(console)
-    return silent
+    return failed
 
 
 def _show_gathered(console: Console) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from launch.cli import exits
 from launch.cli.refusal import refuse
 from launch.hosts import clustermap, ssh
 from launch.hosts.machine import Machine
@@ -16,14 +17,18 @@ from launch.run import cluster_hosts
 def stop(path: Path, run: str, console: Console) -> int:
     """Stop a run on every host and remove its containers; who watches it elsewhere sees it end as `stopped`.
 
+    Returns UNREACHABLE when a host did not answer or could not stop it (the others stop it all the same).
+
     Raises:
         Refusal: without RUN, or when no host has a container of it.
     """
     cluster = clustermap.read(path, current=False)
     if not run:
-        listed = cluster_hosts.ask_all(cluster, container.listed).values()
-        live = {e["Labels"]["muster.run"] for answer in listed if isinstance(answer, list) for e in answer}
-        raise refuse("RUN", "which run?", f"give RUN=<id>; on the hosts now: {', '.join(sorted(live)) or 'none'}")
+        answers = cluster_hosts.ask_all(cluster, container.listed)
+        failed = cluster_hosts.report_failed(answers, path)
+        live = {e["Labels"]["muster.run"] for answer in answers.values() if isinstance(answer, list) for e in answer}
+        on_hosts = f"on the hosts{' that answered' if failed else ''} now: {', '.join(sorted(live)) or 'none'}"
+        raise refuse("RUN", "which run?", f"give RUN=<id>; {on_hosts}", failed or exits.REFUSED)
 
     def end(machine: Machine) -> int:
         count = sum(e["Labels"].get("muster.run") == run for e in container.listed(machine))
@@ -33,9 +38,12 @@ def stop(path: Path, run: str, console: Console) -> int:
         return count
 
     answers = cluster_hosts.ask_all(cluster, end)
-    hosts = [host for host, answer in answers.items() if isinstance(answer, int) and answer]
-    silent = cluster_hosts.report_silent(answers)
-    if not hosts and not silent:
+    stopped = [host for host, answer in answers.items() if isinstance(answer, int) and answer]
+    failed = cluster_hosts.report_failed(answers, path)
+    if not stopped and not failed:
         raise refuse("RUN", f"no host has a container of run {run}", "`make status` shows what runs now")
-    console.print(f"Stopped run {run} on {', '.join(hosts) or 'no host'}.", highlight=False)
-    return silent
+    if stopped:
+        console.print(f"Stopped run {run} on {', '.join(stopped)}.", highlight=False)
+    if failed:
+        console.print(f"Run {run} may go on where there was no answer.", highlight=False)
+    return failed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import shlex
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from rich.console import Console
 
 from launch.cli import exits
 from launch.cli.output import say
-from launch.cli.refusal import refuse
+from launch.cli.refusal import Refusal, refuse
 from launch.hosts import clustermap, inventory, ssh
 from launch.hosts.clustermap import ClusterMap, MapHost
 from launch.hosts.machine import Machine, machines
@@ -46,8 +45,8 @@ def train(request: Request, console: Console) -> int:
     Raises:
         Refusal: when nothing was started.
     """
-    cluster = clustermap.read(request.inventory)
     options = parse_options(request)
+    cluster = clustermap.read(request.inventory)
     earlier = resuming.find(request.resume, request.inventory) if request.resume else None
     if earlier:
         options = resuming.continued(options, earlier)
@@ -55,6 +54,7 @@ def train(request: Request, console: Console) -> int:
     run, created = plans.new_run_id(), datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     owner = ssh.local_user()
     if request.dry_run:
+        _check_settings(options, hosts)
         if request.workload:
             from containers import image as images
 
@@ -69,8 +69,7 @@ def train(request: Request, console: Console) -> int:
     with machines(cluster, hosts, say) as opened:
         if request.workload:
             options = replace(options, image=_ship_workload(request, opened, console, cluster.image.ref))
-        image = options.image or cluster.image.id
-        port = check_before_start(request, cluster, hosts, opened, image, earlier)
+        port = check_before_start(request, cluster, hosts, opened, options, earlier)
         plan = plans.make_plan(cluster, options, run, port, owner, created)
         return Run(plan, opened).run()
 
@@ -82,10 +81,7 @@ def parse_options(request: Request) -> Options:
         Refusal: for a bad NODES, GRACE, ARGS, WORKLOAD or SCRIPT.
     """
     nodes, grace = plans.parse_nodes(request.nodes), plans.parse_grace(request.grace)
-    try:
-        args = tuple(shlex.split(request.args))
-    except ValueError as error:
-        raise refuse("ARGS", f"ARGS={request.args}: {error}", "close the quotation") from None
+    args = tuple(trainer_arguments.split(request.args))
     script = _check_workload(request.workload, request.script) if request.workload or request.script else None
     return Options(nodes, args if script else trainer_arguments.inline(args), script, grace=grace)
 
@@ -115,31 +111,47 @@ def check_before_start(
     cluster: ClusterMap,
     hosts: Sequence[MapHost],
     opened: Sequence[Machine],
-    image: str,
+    options: Options,
     earlier: resuming.Earlier | None,
 ) -> int:
-    """The quick form of `make check` beside what a start needs to know; returns a free port on the first host.
+    """The quick form of `make check`, and at the same time everything else that is asked before a start.
+
+    Returns a free port on the first host.
 
     Raises:
-        Refusal: naming all that stands in the way.
+        Refusal: naming everything that prevents the start.
     """
-    if request.skip_check:
-        return readiness.check(opened, hosts, image, earlier)
+
+    def ready() -> int:
+        return readiness.check(opened, hosts, options.image or cluster.image.id, earlier)
 
     def quick() -> list[str]:
+        if request.skip_check:
+            return []
         from launch.health import check  # here: its modules load while the hosts answer
 
-        # readiness.check looks at the image, which is this run's own, and at runs in progress.
+        # readiness.check asks for the image, which is this run's own, and for runs in progress.
         verdicts = check.quick(cluster, hosts, opened, podman=False)
         return check.refuse_errors(verdicts, leave_out=("image", "runs"))
 
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        checking = pool.submit(quick)
-        port = readiness.check(opened, hosts, image, earlier)
-        warnings = checking.result()
-    for line in warnings:
+    with ThreadPoolExecutor() as pool:
+        settings, port, warnings = pool.submit(_check_settings, options, hosts), pool.submit(ready), pool.submit(quick)
+    errors = (job.exception() for job in (settings, port, warnings))
+    if refusals := [error for error in errors if isinstance(error, Refusal)]:
+        raise Refusal(
+            (problem for refusal in refusals for problem in refusal.problems),
+            max(refusal.status for refusal in refusals),
+        )
+    settings.result()
+    for line in warnings.result():
         say(f"check: {line}")
-    return port
+    return port.result()
+
+
+def _check_settings(options: Options, hosts: Sequence[MapHost]) -> None:
+    """Let our own trainer check its arguments; a user's script has none that we know."""
+    if options.script is None:
+        trainer_arguments.check(options.args, sum(host.nproc_per_node for host in hosts))
 
 
 def _ship_workload(request: Request, opened: Sequence[Machine], console: Console, deployed: str) -> str:

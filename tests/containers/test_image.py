@@ -49,6 +49,16 @@ def test_the_blobs_of_an_entry_are_its_manifest_config_and_layers(
     assert image.blob_sizes({"digest": "sha256:m", "size": 1}) == {"m": 1, "c": 2, "l1": 30, "l2": 4}
 
 
+def test_only_the_latest_images_of_workloads_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    removed: list[str] = []
+    monkeypatch.setattr(image, "_remove", removed.append)
+    workloads = [f"{image.WORKLOAD_REPOSITORY}w{number}:latest" for number in range(image.KEPT_WORKLOADS + 2)]
+    references = [*workloads[:3], image.TRAIN_REFERENCE, *workloads[3:], image.HOROVOD_REFERENCE]
+    kept = image._without_old_workloads([{"annotations": {image.REF_NAME: reference}} for reference in references])
+    assert removed == workloads[-2:]
+    assert [entry["annotations"][image.REF_NAME] for entry in kept] == [r for r in references if r not in removed]
+
+
 def test_a_full_disk_is_named_as_such() -> None:
     failure = engine.CommandFailed(["podman"], 125, "write /var/tmp/x: no space left on device")
     assert "disk is full" in engine.fix_of(failure)

@@ -13,7 +13,8 @@ from launch import bootstrap
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a pyproject.toml and a .venv in which the group `control` is installed."""
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bootstrap, "ROOT", tmp_path)
+    monkeypatch.setattr(bootstrap, "VENV", tmp_path / ".venv")
     (tmp_path / "pyproject.toml").write_text("[project]\n")
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv" / ".control").write_text(hashlib.sha256(b"[project]\n").hexdigest())

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from launch import local
 from launch.cli import exits
+from launch.cli.refusal import Refusal
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ["--dataset", "fake", "--image-size", "16", "--model", "resnet18", "--epochs", "1"]
@@ -112,18 +114,26 @@ def test_ctrl_c_stops_all_ranks(tmp_path: Path) -> None:
     assert processes_of(folder.name) == []
 
 
+def test_wrong_settings_are_refused_in_one_message_before_a_rank_is_started(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert local.main(["--runs", str(tmp_path), "--nproc", "2", "--epochs", "0"]) == exits.REFUSED
+    assert list(tmp_path.iterdir()) == []
+    assert "ARGS: --epochs 0: at least 1\n" in capfd.readouterr().err
+
+
 @pytest.mark.slow
-def test_a_wrong_setting_is_refused_in_one_line(tmp_path: Path) -> None:
-    status, output, _, summary = finish(start(tmp_path, "--nproc", "2", "--epochs", "0"), tmp_path)
-    assert status == summary["exit_status"] == exits.REFUSED
-    assert output.splitlines()[-1].endswith("--epochs 0: at least 1")
+def test_what_only_the_ranks_can_know_is_refused_by_them(tmp_path: Path) -> None:
+    status, output, _, summary = finish(start(tmp_path, "--nproc", "2", "--dataset", "imagefolder"), tmp_path)
+    assert status == summary["exit_status"] == exits.REFUSED, output
+    assert summary["failed_rank"] is not None
 
 
 @pytest.mark.parametrize("wrong", ["0", "-1", "two", "1.5", "²"])
 def test_a_wrong_nproc_starts_nothing(wrong: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert local.main(["--runs", str(tmp_path), f"--nproc={wrong}"]) == exits.REFUSED
     assert list(tmp_path.iterdir()) == []
-    assert capfd.readouterr().err.startswith(f"make local: NPROC={wrong}: ")
+    assert f"NPROC: NPROC={wrong} is no number of processes" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("wrong", ["0", "-1", "soon"])
@@ -148,13 +158,62 @@ def test_ranks_are_one_per_gpu_else_two(monkeypatch: pytest.MonkeyPatch) -> None
     assert [local.number_of_ranks(None, gpus) for gpus in (0, 1, 8)] == [2, 1, 8]
     monkeypatch.setenv("NPROC", "3")
     assert local.number_of_ranks(None, 0) == 3
-    with pytest.raises(local.Refused, match="2 GPU"):
+    with pytest.raises(Refusal, match="2 GPU"):
         local.number_of_ranks(None, 2)
 
 
-def test_two_runs_of_one_second_have_two_folders(tmp_path: Path) -> None:
-    names = [local.make_run_folder(tmp_path, "20261121-143005-local").name for _ in range(2)]
-    assert names == ["20261121-143005-local", "20261121-143005-local-2"]
+def test_two_runs_of_one_second_have_two_ids(tmp_path: Path) -> None:
+    names = {local.make_run_folder(tmp_path / str(number)).name for number in range(2)}
+    assert len(names) == 2 and all(name.endswith("-local") for name in names)
+
+
+def sleeper(run_dir: Path, user: int | None = None) -> subprocess.Popen[bytes]:
+    """A process that looks like a rank of a run."""
+    environment = {"MUSTER_RUN_ID": "20261121-143005-3fa2-local", "MUSTER_RUN_DIR": str(run_dir)}
+    return subprocess.Popen(["/bin/sleep", "60"], env=environment, user=user)
+
+
+def test_only_processes_of_this_run_are_killed(tmp_path: Path) -> None:
+    """Another clone's run can have the same id; with root, another user's processes can be seen."""
+    other, ours = sleeper(tmp_path / "other"), sleeper(tmp_path / "ours")
+    foreign = sleeper(tmp_path / "ours", user=65534) if os.getuid() == 0 else None
+    try:
+        time.sleep(0.2)  # until exec has put the environment in place
+        local.kill_what_is_left(tmp_path / "ours")
+        assert ours.wait(10) == -signal.SIGKILL
+        assert other.poll() is None and (foreign is None or foreign.poll() is None)
+    finally:
+        for process in filter(None, (other, ours, foreign)):
+            process.kill()
+            process.wait()
+
+
+SLOW_AGENT = "import pathlib, sys, time\npathlib.Path('started').touch()\ntime.sleep(60)\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_during_the_start_ends_the_run(number: signal.Signals, tmp_path: Path) -> None:
+    """The agent imports torch for seconds; here it never comes to its end."""
+    (tmp_path / "torch.py").write_text(SLOW_AGENT)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "launch.local", "--runs", str(tmp_path / "runs")],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{tmp_path}"},
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        while not (tmp_path / "started").exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(number)
+        assert process.wait(20) == exits.INTERRUPTED
+        (folder,) = (tmp_path / "runs").iterdir()
+        assert json.loads((folder / "summary.json").read_text())["status"] == "stopped"
+        assert processes_of(folder.name) == []
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_launch_local_does_not_import_torch() -> None:
@@ -171,9 +230,7 @@ def test_the_default_run_reaches_97_percent(tmp_path: Path) -> None:
     assert json.loads((folder / "summary.json").read_text())["test_accuracy"] >= 0.97
 
 
-def test_args_of_make_reach_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ARGS", "--epochs 1 --dataset fake")
-    assert local.parse([*local.given_by_make(), "--nproc", "1"])[1] == ["--epochs", "1", "--dataset", "fake"]
-    monkeypatch.setenv("ARGS", "--model 'open")
-    with pytest.raises(local.Refused, match="quotation"):
-        local.given_by_make()
+def test_an_open_quotation_is_refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("ARGS", "--seed 1'2")
+    assert local.main([]) == exits.REFUSED
+    assert "ARGS=--seed 1'2: No closing quotation" in capfd.readouterr().err

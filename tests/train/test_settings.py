@@ -1,6 +1,7 @@
 """Promises of train.settings: what is wrong is said, all of it, before training."""
 
 import dataclasses
+import os
 import re
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from train.settings import CONFIGS, GROUPS, Settings, SettingsError, flag, parse, parser, problems
+from train.settings import CONFIGS, GROUPS, MODEL_NAMES, Settings, SettingsError, flag, parse, parser, problems
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -117,3 +118,67 @@ def test_yaml_values_mean_what_people_write(tmp_path: Path) -> None:
     file.write_text("lr: 1e-3\namp: off\nshares: [3, 1]\n")
     settings = parse(["--config", str(file)])
     assert (settings.lr, settings.amp, settings.shares) == (0.001, "off", "3,1")
+
+
+def check_settings(*arguments: str, world_size: int = 1, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """`python -m train --check-settings`, as launch/ asks it; a torch.py in `folder` takes torch's place."""
+    environment = os.environ | {"PYTHONPATH": f"{folder}:{ROOT}", "WORLD_SIZE": str(world_size), "RANK": "0"}
+    command = [sys.executable, "-m", "train", "--check-settings", *arguments]
+    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_settings_are_checked_without_torch_and_without_training(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')\n")
+    done = check_settings("--epochs", "3", '--config={"lr": 0.1}', folder=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert [file.name for file in tmp_path.iterdir() if file.suffix != ".pyc"] == ["torch.py"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--model", "resnet18x"], "--model resnet18x: torchvision has no such model; did you mean resnet18"),
+        (["--epochs", "0", "--model", "x"], "--epochs 0: at least 1; --model x: torchvision has no such model"),
+        (["--batch-size", "3"], "at least one for each of the 4 ranks"),
+        (["--spawn", "2"], "torchrun has started this rank already"),
+        (["--config={lr: low}"], "lr: 'low' is no float"),
+        (["--frobnicate"], "unrecognized arguments: --frobnicate"),
+    ],
+)
+def test_settings_that_are_wrong_are_refused_by_the_check(arguments: list[str], said: str) -> None:
+    done = check_settings(*arguments, world_size=4)
+    assert done.returncode == 2 and said in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_the_known_models_are_those_of_torchvision() -> None:
+    from train.model import torchvision_cpu
+
+    torchvision_cpu.watch()
+    import torchvision
+
+    assert torchvision.models.list_models(module=torchvision.models) == MODEL_NAMES
+
+
+SWALLOWS_CTRL_C = """
+import os, signal, time
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(9)
+except KeyboardInterrupt:
+    pass
+raise RuntimeError("the import went on")
+"""
+
+
+def test_ctrl_c_during_the_imports_ends_the_process_whatever_a_library_does(tmp_path: Path) -> None:
+    swallow = "import os, signal, time\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(9)\n"
+    (tmp_path / "torch.py").write_text(
+        f"{swallow}except KeyboardInterrupt:\n    pass\nraise RuntimeError('trained on')\n"
+    )
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    command = [sys.executable, "-m", "train"]
+    done = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 130
+    assert done.stderr == "train: interrupted before the first step: nothing was trained\n"

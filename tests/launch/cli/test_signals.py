@@ -1,4 +1,4 @@
-"""Promise: a wish to end comes through once, whatever number of signals it is made of; a closed pipe ends nothing."""
+"""Promise: a request to end has one effect, however many signals it arrives as; a closed pipe ends nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _handlers_as_before() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
-    signals._came.first, signals._came.raised = None, False
+    signals._received.first, signals._received.raised = None, False
 
 
 def come(number: signal.Signals) -> None:
@@ -34,7 +34,7 @@ def come(number: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize("number", ENDING)
-def test_the_same_wish_delivered_again_does_not_disturb_the_ending(number: signal.Signals) -> None:
+def test_signals_of_the_same_request_do_not_disturb_the_end(number: signal.Signals) -> None:
     steps = []
     with pytest.raises(KeyboardInterrupt), signals.interrupts_as_exceptions():
         try:
@@ -47,7 +47,7 @@ def test_the_same_wish_delivered_again_does_not_disturb_the_ending(number: signa
     assert steps == ["ended"]
 
 
-def test_a_later_ctrl_c_is_a_second_wish_and_a_later_sigterm_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_later_ctrl_c_is_a_second_request_and_a_later_sigterm_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KeyboardInterrupt), signals.interrupts_as_exceptions():
         with pytest.raises(KeyboardInterrupt):
             come(signal.SIGTERM)
@@ -100,7 +100,7 @@ def test_a_user_who_does_not_wait_for_the_end_hears_the_last_words() -> None:
     process.send_signal(signal.SIGTERM)
     assert process.stdout.readline() == "ending\n"
     process.send_signal(signal.SIGTERM)
-    process.send_signal(signal.SIGINT)  # at once: the same wish
+    process.send_signal(signal.SIGINT)  # at once: the same request
     time.sleep(3.1)
     process.send_signal(signal.SIGTERM)
     assert process.poll() is None
@@ -112,7 +112,7 @@ def test_a_user_who_does_not_wait_for_the_end_hears_the_last_words() -> None:
 def test_leaving_waits_for_no_thread() -> None:
     script = (
         "import time, threading; from launch.cli import signals\n"
-        "threading.Thread(target=time.sleep, args=(60,)).start()\nsignals.leave('gone')"
+        "threading.Thread(target=time.sleep, args=(60,)).start()\nsignals.exit_now('gone')"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=False)
     assert (done.returncode, done.stderr) == (exits.INTERRUPTED, "gone\n")
@@ -158,7 +158,7 @@ def interrupted():
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(600)
-fabfile._end(interrupted, fabfile.Path("inventory/lab"), fabfile.LOOK)
+fabfile._end(interrupted, fabfile.Path("inventory/lab"), fabfile.RUNS_GO_ON)
 """
 
 

@@ -13,7 +13,7 @@ from tests.launch.samples import facts, nic
 
 
 def host(name: str) -> Host:
-    return Host(Target(name, f"192.0.2.{name[1:]}", 22, None, None, None, "python3", None), {})
+    return Host(Target(name, f"192.0.2.{name[1:]}"), {})
 
 
 def test_every_host_that_did_not_answer_is_named_with_its_reason() -> None:

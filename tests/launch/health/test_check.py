@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from launch.cli.refusal import Refusal
 from launch.health import check, training_speed
 from launch.health.survey import Survey, images_of
 from launch.health.verdicts import ERROR, HEALTHY, INCOMPLETE, WARNING, Verdict
+from launch.hosts import clustermap
 from launch.hosts.clustermap import MapHost
 from launch.hosts.hostcall import Answer
 from launch.network.links import Link
@@ -190,3 +192,11 @@ def test_forecast_is_yes_or_no() -> None:
     assert check.wants_forecast("1") and not check.wants_forecast("0")
     with pytest.raises(Refusal, match="FORECAST=maybe"):
         check.wants_forecast("maybe")
+
+
+def test_wrong_arguments_of_the_trainer_are_refused_before_any_host_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clustermap, "read", lambda path: cluster(2, 2))
+    monkeypatch.setattr(check, "machines", lambda *arguments: pytest.fail("a host was asked"))
+    for args, said in (("--batch-size 3", "each of the 4 ranks"), ("--seed 1'2", "No closing quotation")):
+        with pytest.raises(Refusal, match=said):
+            check.check(check.Request(Path("inventory/lab"), args=args), Console())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -124,6 +127,7 @@ def test_one_problem_on_many_hosts_is_said_once(tmp_path: Path) -> None:
         "ansible_port: 99999",
         "ansible_connection: local",
         "ansible_password: secret",
+        "ansible_ssh_common_args: --no-such-option",
         "ansible_ssh_private_key_file: /does/not/exist",
     ],
 )
@@ -133,18 +137,71 @@ def test_bad_values(tmp_path: Path, setting: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "command"),
+    ("key", "meant"),
     [
-        ("", None),
-        ("-o ForwardAgent=yes", None),
-        ("-J user@bastion", "ssh -W %h:%p user@bastion"),
-        ("-o ProxyJump=bastion", "ssh -W %h:%p bastion"),
-        ("-oProxyJump=bastion", "ssh -W %h:%p bastion"),
-        ("-o ProxyCommand='nc %h %p'", "nc %h %p"),
+        ("ansible_hots", "ansible_host"),
+        ("ansible_usr", "ansible_user"),
+        ("ansible_prot", "ansible_port"),
+        ("ansible_become_passwrd", "ansible_become_password"),
+        ("ansible_ssh_comon_args", "ansible_ssh_common_args"),
+        ("ansible_host", None),
+        ("ansible_hostname", None),  # facts, which Ansible knows and Muster need not
+        ("ansible_user_id", None),
+        ("ansible_distribution", None),
+        ("ansible_winrm_transport", None),
     ],
 )
-def test_jump_hosts_serve_fabric_too(arguments: str, command: str | None) -> None:
-    assert inventory.proxy_command(arguments) == command
+def test_a_misspelt_connection_variable_is_refused_with_the_right_name(key: str, meant: str | None) -> None:
+    problems = inventory.check_variables("hosts.yml", "a", {key: "x"})
+    assert [problem.fix for problem in problems] == ([f"write `{meant}`, if that is meant"] if meant else [])
+
+
+@pytest.mark.slow  # ansible-doc takes seconds
+def test_every_connection_variable_of_ansible_is_known() -> None:
+    found = set()
+    for kind, name in (("connection", "ssh"), ("become", "sudo")):
+        words = [str(Path(sys.executable).with_name("ansible-doc")), "--json", "-t", kind, name]
+        said = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=120).stdout
+        options = json.loads(said)[name]["doc"]["options"].values()
+        found |= {variable["name"] for option in options for variable in option.get("vars", [])}
+    assert {name for name in found if name.startswith("ansible_")} <= inventory.CONNECTION_VARIABLES
+
+
+def vault(folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str, stdin: str = "") -> str:
+    """ansible-vault with a password file, which stays named as a user would name it."""
+    (folder / "password").write_text("of the vault")
+    monkeypatch.setenv("ANSIBLE_VAULT_PASSWORD_FILE", str(folder / "password"))
+    program = str(Path(sys.executable).with_name("ansible-vault"))
+    done = subprocess.run([program, *words], input=stdin, capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout
+
+
+@pytest.mark.slow  # each command of Ansible takes half a second
+def test_vaulted_values_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = vault(
+        tmp_path, monkeypatch, "encrypt_string", "--stdin-name", "ansible_become_password", stdin="pass word"
+    )
+    indented = "".join(f"    {line}\n" for line in secret.splitlines())
+    text = (
+        f"all:\n  vars:\n{indented}  hosts:\n    a: {{ansible_host: 192.0.2.1}}\n    b: {{ansible_host: 192.0.2.2}}\n"
+    )
+    assert [host.target.sudo_password for host in read(tmp_path, text).hosts] == ["pass word"] * 2
+    (tmp_path / "password").write_text("of another vault")
+    assert "`ansible_become_password` cannot be decrypted: Decryption failed" in refusal(tmp_path, text)
+    monkeypatch.delenv("ANSIBLE_VAULT_PASSWORD_FILE")
+    said = refusal(tmp_path, text)
+    assert "host a, b: `ansible_become_password` is encrypted" in said and "ANSIBLE_VAULT_PASSWORD_FILE" in said
+
+
+@pytest.mark.slow  # each command of Ansible takes half a second
+def test_a_vaulted_file_of_variables_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "group_vars").mkdir()
+    (tmp_path / "group_vars" / "all.yml").write_text("ansible_user: somebody\n")
+    vault(tmp_path, monkeypatch, "encrypt", str(tmp_path / "group_vars" / "all.yml"))
+    text = "all: {hosts: {a: {ansible_host: 192.0.2.1}}}\n"
+    assert read(tmp_path, text).hosts[0].target.user == "somebody"
+    monkeypatch.delenv("ANSIBLE_VAULT_PASSWORD_FILE")
+    assert "ANSIBLE_VAULT_PASSWORD_FILE" in refusal(tmp_path, text)
 
 
 def test_the_digest_changes_with_every_file_that_counts(tmp_path: Path) -> None:

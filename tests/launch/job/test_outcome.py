@@ -10,9 +10,6 @@ import pytest
 from launch import files
 from launch.cli import exits
 from launch.job import outcome
-from launch.job import plan as plans
-from launch.job.plan import Options
-from tests.launch.samples import cluster
 
 
 def failed(rank: int, time: float, **more: Any) -> dict[str, Any]:
@@ -72,9 +69,9 @@ def test_how_a_container_ended_in_words(status: int | None, said: str) -> None:
 
 
 def test_the_summary_has_every_promised_key(tmp_path: Path) -> None:
-    plan = plans.make_plan(cluster(1, 2), Options(), "20260101-000000-abcd", 29500, "me@here", "now")
+    where = ("20260101-000000-abcd", 2, 3, "10.78.0.11")
     result = {"test_accuracy": 0.98, "images_per_second": 500.0, "train_seconds": 30.0}
-    good = outcome.summary(plan, "succeeded", None, result)
+    good = outcome.summary(*where, "succeeded", None, result)
     assert (good["exit_status"], good["nodes"], good["world_size"], good["failed_rank"]) == (
         exits.SUCCEEDED,
         2,
@@ -82,7 +79,7 @@ def test_the_summary_has_every_promised_key(tmp_path: Path) -> None:
         None,
     )
     assert (good["test_accuracy"], good["master_addr"]) == (0.98, "10.78.0.11")
-    bad = outcome.summary(plan, "failed", outcome.Failure("h2", 1, "killed by SIGKILL"), {})
+    bad = outcome.summary(*where, "failed", outcome.Failure("h2", 1, "killed by SIGKILL"))
     assert (bad["exit_status"], bad["failed_rank"], bad["test_accuracy"]) == (exits.FAILED, 1, None)
     files.write_json(tmp_path / "summary.json", bad)
     assert files.read_json(tmp_path / "summary.json") == bad
@@ -109,6 +106,6 @@ def test_ranks_that_saved_and_ended_on_request_have_not_failed(statuses: list[in
     assert outcome.verdict(statuses) == said
 
 
-def test_who_was_told_to_stop_is_named() -> None:
-    assert outcome.stopped_reason(["h2"]).startswith("h2 was told to stop (SIGTERM)")
-    assert outcome.stopped_reason([]).startswith("a rank was told to stop")
+def test_what_received_the_signal_is_named() -> None:
+    assert outcome.stopped_reason(["h2"]).startswith("torchrun on h2 received a signal to stop")
+    assert outcome.stopped_reason([]).startswith("a rank received a signal to stop")

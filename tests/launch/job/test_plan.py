@@ -96,6 +96,11 @@ def test_cores_are_shared_among_the_ranks_of_a_host() -> None:
     assert [host_plan.environment["OMP_NUM_THREADS"] for host_plan in make([1, 2, 8]).hosts] == ["4", "2", "1"]
 
 
+def test_the_engine_does_not_limit_processes() -> None:
+    command = make([8], gpus=True).hosts[0].command
+    assert command[command.index("--pids-limit") + 1] == "-1"
+
+
 def test_gpus_and_data_reach_the_container() -> None:
     first, second = make([2, 2], gpus=True).hosts
     assert "nvidia.com/gpu=0" in first.command and "nvidia.com/gpu=1" in first.command
@@ -164,10 +169,10 @@ def test_a_continued_run_sees_the_earlier_folder_read_only_and_it_is_made_where_
     for host_plan in plan.hosts:
         assert "/var/lib/muster/runs/20251231-000000-ffff:/muster/resume:ro" in host_plan.command
         assert host_plan.environment["MUSTER_RESUME_DIR"] == "/muster/resume"
-        assert plans.folders(host_plan) == [host_plan.run_dir, "/var/lib/muster/runs/20251231-000000-ffff"]
+        assert plans.folders(host_plan) == f"{host_plan.run_dir} /var/lib/muster/runs/20251231-000000-ffff"
     assert "20251231-000000-ffff &&" in plans.describe(plan) and plan.resume == "20251231-000000-ffff"
     fresh = make([1]).hosts[0]
-    assert "MUSTER_RESUME_DIR" not in fresh.environment and plans.folders(fresh) == [fresh.run_dir]
+    assert "MUSTER_RESUME_DIR" not in fresh.environment and plans.folders(fresh) == fresh.run_dir
 
 
 def test_the_container_outlives_the_grace_of_its_ranks() -> None:

@@ -38,7 +38,7 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
-    signals._came.first, signals._came.raised = None, False
+    signals._received.first, signals._received.raised = None, False
 
 
 def come_twice() -> None:
@@ -132,3 +132,19 @@ def test_a_container_that_is_being_made_when_the_signal_comes_is_stopped_too() -
     with signals.interrupts_as_exceptions():
         assert job(*hosts).run() == exits.INTERRUPTED
     assert [host.steps for host in hosts] == [["started", "stopped", "gathered"]] * 2
+
+
+def test_what_is_said_of_a_host_that_could_not_be_stopped_can_be_typed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host = Host("h1", while_running=come_twice)
+
+    def stop(run: str, why: str, seconds: int) -> None:
+        host._over.set()
+        raise RuntimeError("sudo: a password is required")
+
+    monkeypatch.setattr(host, "stop", stop)
+    with signals.interrupts_as_exceptions():
+        job(host).run()
+    said = "h1: could not stop: sudo: a password is required; `make stop RUN=some-run INVENTORY=inventory/lab` when it"
+    assert said in capsys.readouterr().out

@@ -64,7 +64,7 @@ def _host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
-    signals._came.first, signals._came.raised = None, False
+    signals._received.first, signals._received.raised = None, False
 
 
 def logs(run: str) -> int:

@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from launch.cli.refusal import Refusal
+from launch.cli.refusal import Refusal, refuse
+from launch.health import check
 from launch.hosts import preflight, trust
 from launch.hosts.inventory import Target
+from launch.job import readiness, trainer_arguments
+from launch.job.plan import Options
 from launch.run import train as run
+from tests.launch.samples import cluster
 from train.settings import parse
 
 
@@ -39,6 +43,47 @@ def test_a_config_file_of_this_machine_travels_in_the_plan(tmp_path: Path) -> No
         file.write_text(bad)
         with pytest.raises(Refusal, match=rf"(?s)--config.*my.yaml.*{said}"):
             run.parse_options(request(args=f"--config {file}"))
+
+
+@pytest.fixture
+def hosts_are_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every host of a test is ready, and the quick check finds nothing."""
+    monkeypatch.setattr(readiness, "check", lambda *arguments: 29500)
+    monkeypatch.setattr(check, "quick", lambda *arguments, **words: [])
+
+
+def before_start(args: str, script: str | None = None) -> int:
+    known = cluster(2, 2)
+    options = Options(args=trainer_arguments.inline(trainer_arguments.split(args)), script=script)
+    return run.check_before_start(request(), known, known.hosts, [], options, None)
+
+
+@pytest.mark.usefixtures("hosts_are_ready")
+def test_wrong_settings_of_our_trainer_are_refused_before_the_start(tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text("model: resnet18x\n")
+    for args, said in (
+        ("--batch-size 3", "at least one for each of the 4 ranks"),
+        ("--model resnet18x", "torchvision has no such model; did you mean resnet18"),
+        (f"--config {tmp_path}/my.yaml", "torchvision has no such model"),
+        ("--config no-such-config", "cannot be read"),
+    ):
+        with pytest.raises(Refusal, match=said) as refused:
+            before_start(args)
+        assert len(refused.value.problems) == 1 and refused.value.problems[0].where == "ARGS"
+    for args in ("", "--epochs 3 --config digits", "--config /data/on-the-hosts.yaml --lr 0"):
+        assert before_start(args) == 29500
+    assert before_start("--model resnet18x", script="main.py") == 29500
+
+
+def test_all_that_stands_in_the_way_of_a_start_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse_all(*arguments: object, **words: object) -> int:
+        raise refuse("host h1", "is not ready", "wait")
+
+    monkeypatch.setattr(readiness, "check", refuse_all)
+    monkeypatch.setattr(check, "quick", refuse_all)
+    with pytest.raises(Refusal) as refused:
+        before_start("--epochs 0")
+    assert [problem.where for problem in refused.value.problems] == ["ARGS", "host h1", "host h1"]
 
 
 def test_missing_script_workload_or_both(tmp_path: Path) -> None:
@@ -79,6 +124,6 @@ def test_new_known_and_changed_keys_are_told_apart() -> None:
     ],
 )
 def test_what_a_host_answers_at_first_sight(answer: str, said: list[str]) -> None:
-    problems = preflight.judge(Target("h1", "192.0.2.1", user="me"), answer)
+    problems = preflight.problems_in(Target("h1", "192.0.2.1", user="me"), answer)
     assert len(problems) == len(said)
     assert all(text in problem.what for text, problem in zip(said, problems, strict=True))

@@ -1,0 +1,33 @@
+"""One command from its start to its exit status: a refusal, or an interrupt, becomes one message."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from launch.cli.make_variables import name_inventory, refuse_unknown_variables
+from launch.cli.output import patient_output
+from launch.cli.refusal import Refusal
+from launch.cli.signals import exit_now, interrupts_as_exceptions
+
+
+def run(command: Callable[[], int], inventory: Path | None = None, after_interrupt: str = "") -> int:
+    """Run a command and return its exit status.
+
+    Args:
+        inventory: the one that the command works on: messages that name another command name it too.
+        after_interrupt: printed after an interrupt, if the command itself has no message for it.
+    """
+    with patient_output():
+        try:
+            refuse_unknown_variables(os.environ.get("MAKEFLAGS", ""))
+            with interrupts_as_exceptions():
+                return command()
+        except Refusal as refusal:
+            print(f"muster: refused:\n{name_inventory(str(refusal), inventory)}", file=sys.stderr, flush=True)
+            return refusal.status
+        except KeyboardInterrupt as interrupt:
+            message = str(interrupt) or "; ".join(filter(None, ("interrupted", after_interrupt)))
+            exit_now(f"muster: {name_inventory(message, inventory)}")
