@@ -15,7 +15,7 @@ def gbits(mbits: float) -> str:
     value = mbits / 1000
     if value < 0.0001:
         return f"{value:.6f}" if value else "0"
-    return f"{value:.3g}" if value >= 0.1 else f"{value:.2g}"
+    return f"{value:.3g}" if value >= 0.1 else f"{value:#.2g}"
 
 
 def milliseconds(value: float) -> str:

@@ -171,7 +171,7 @@ def test_a_network_is_as_fast_as_its_slowest_pair() -> None:
 
     choice = choose(lab(), speed=speed)
     assert choice.network.name == MANAGEMENT
-    assert "0.01 Gbit/s measured on the slowest pair (h2 -> h1)" in why_not(choice, DATA)
+    assert "0.010 Gbit/s measured on the slowest pair (h2 -> h1)" in why_not(choice, DATA)
 
 
 def test_labels_do_not_count_below_what_one_stream_can_show() -> None:
