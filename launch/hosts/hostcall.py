@@ -58,6 +58,7 @@ class Answer:
     survey: dict[str, Any] | None
     reach: list[dict[str, Any]] | None
     links: list[dict[str, Any]] | None
+    busy: float | None  # share of the processor time in use while links were measured, 0 to 1
     clock_offset: float  # seconds by which the host's clock is ahead of this machine's
     clock_error: float  # at most so far off is the offset, in seconds
 
@@ -125,7 +126,9 @@ class _Call:
                 self.pairs += words["pairs"]
             else:
                 ahead, error = clock_offset(sent, words["began"], words["ended"], received)
-                self.answers[name] = Answer(words["survey"], words["reach"], words["links"], ahead, error)
+                self.answers[name] = Answer(
+                    words["survey"], words["reach"], words["links"], words["busy"], ahead, error
+                )
             self.changed.notify()
 
     def wait(self, for_answers: bool, timeout: float, say: Callable[[str], None]) -> None:
