@@ -91,7 +91,7 @@ class _Call:
     """What the hosts of one call have said so far. Each host has a thread, which waits for the SSH command."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        self.inputs = {name: ssh.Input() for name in names}
+        self.inputs = {name: ssh.Input(ends=False) for name in names}
         self.listening: dict[str, dict[str, Any]] = {}
         self.answers: dict[str, Answer | BaseException] = {}
         self.pairs = 0  # that were measured
@@ -191,8 +191,11 @@ def ask_all(
                 pool.submit(call.ask, machine, options[machine.name], timeout)
             call.wait(False, MEET_SECONDS, say)
             directory = json.dumps(call.listening) + "\n"
-            for name in call.listening.keys() - call.answers.keys():
-                call.inputs[name].send(directory)
+            for name, stdin in call.inputs.items():
+                if name in call.listening and name not in call.answers:
+                    stdin.send(directory)
+                elif name not in call.listening:  # it takes no part, or sudo waits for another password
+                    stdin.end()
             call.wait(True, timeout + END_SECONDS, say)
         finally:
             for stdin in call.inputs.values():
