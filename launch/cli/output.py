@@ -9,9 +9,11 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from threading import Event, Thread
 from typing import Any, TextIO, cast
 
 from rich.console import Console
+from rich.status import Status
 
 
 def say(text: str) -> None:
@@ -27,14 +29,45 @@ class Phases:
         self.seconds: dict[str, float] = {}
 
     @contextmanager
-    def phase(self, name: str, what: str) -> Iterator[None]:
-        """One phase. `what`: what is done, with an estimate of the time if it can be long."""
-        self.console.print(f"[bold]==> {what}[/bold]", highlight=False)
+    def phase(self, name: str, what: str, expected_seconds: float = 0.0) -> Iterator[None]:
+        """One phase; `what` says what is done. With `expected_seconds` that is said too, and the progress is shown."""
+        about = f" (about {expected_seconds:.0f} s)" if expected_seconds else ""
+        self.console.print(f"[bold]==> {what}{about}[/bold]", highlight=False)
         begun = time.monotonic()
         try:
-            yield
+            with self._progress(begun, expected_seconds) if expected_seconds else contextlib.nullcontext():
+                yield
         finally:
             self.seconds[name] = round(time.monotonic() - begun, 2)
+
+    def say(self, text: str) -> None:
+        """Print a line about the phase that is going on."""
+        self.console.print(f"    {text}", style="dim", highlight=False)
+
+    @contextmanager
+    def _progress(self, begun: float, expected_seconds: float) -> Iterator[None]:
+        """Show how long a phase has lasted: on a terminal each second in one line, else in a few lines."""
+        ended = Event()
+        lasted = Status("", console=self.console) if self.console.is_terminal else None
+        interval_seconds = 1.0 if lasted else max(10.0, expected_seconds / 4)
+
+        def report() -> None:
+            while not ended.wait(interval_seconds):
+                words = f"{time.monotonic() - begun:.0f} s of about {expected_seconds:.0f} s"
+                if lasted:
+                    lasted.update(words)
+                else:
+                    self.say(words)
+
+        reporter = Thread(target=report, daemon=True)
+        with lasted or contextlib.nullcontext():
+            reporter.start()
+            try:
+                yield
+            finally:
+                ended.set()
+                reporter.join()
+        self.say(f"took {time.monotonic() - begun:.0f} s")
 
 
 class PatientOutput:

@@ -25,7 +25,7 @@ from launch.cli.output import Phases
 from launch.cli.refusal import Problem, Refusal, refuse
 from launch.deploy import control, detect, playbook
 from launch.files import read_json, write_json
-from launch.health import host_checks
+from launch.health import gpu_checks
 from launch.hosts import clustermap, inventory, preflight
 from launch.hosts.inventory import Host, Inventory
 from launch.network import choose
@@ -184,7 +184,7 @@ def distribute(
 
 def ranks_and_gpus(host: Host, facts: Mapping[str, Any]) -> tuple[int, list[int]]:
     """Ranks on a host, and the GPUs they use: one rank per usable GPU, or nproc_per_node on the CPU. Pure."""
-    gpus = host_checks.usable_gpus(facts, host.settings.get("gpus"))
+    gpus = gpu_checks.usable_gpus(facts, host.settings.get("gpus"))
     return host.settings.get("nproc_per_node", len(gpus) or 1), gpus
 
 
@@ -242,12 +242,12 @@ def _table(cluster: clustermap.ClusterMap, placed: Mapping[str, Any]) -> Table:
         table.add_column(column, justify="right" if column in ("ranks", "cores", "memory", "sent") else "left")
     for host in cluster.hosts:
         facts = host.facts
-        used = [gpu for gpu in host_checks.nvidia_gpus(facts) if gpu["index"] in host.gpus]
+        used = [gpu for gpu in gpu_checks.nvidia_gpus(facts) if gpu["index"] in host.gpus]
         table.add_row(
             host.name,
             f"{host.address} ({host.interface})",
             str(host.nproc_per_node),
-            host_checks.models(used) or "none",
+            gpu_checks.models(used) or "none",
             str(host.cpus),
             _gib(facts["memory_bytes"]),
             _gib(facts["disk_free_bytes"]),

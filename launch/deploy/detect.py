@@ -16,7 +16,7 @@ from rich.console import Console
 from launch.cli import exits
 from launch.cli.refusal import Problem, Refusal
 from launch.files import read_json
-from launch.health import host_checks
+from launch.health import gpu_checks
 from launch.hosts import hostcall, inventory, ssh
 from launch.hosts.hostcall import Answer
 from launch.hosts.inventory import Host, Inventory
@@ -210,7 +210,7 @@ def check_facts(hosts: Sequence[Host], facts: Mapping[str, Mapping[str, Any]]) -
                 what = f"is the same machine as {owners[mac]} (both have the NIC with MAC address {mac})"
                 problems.append(Problem(where, what, "list each machine once"))
                 break
-        obstacles = host_checks.gpu_obstacles(known, host.settings.get("gpus"))
+        obstacles = gpu_checks.gpu_obstacles(known, host.settings.get("gpus"))
         problems += [Problem(where, what, fix) for what, fix in obstacles]
     if problems:
         raise Refusal(problems)

@@ -1,12 +1,13 @@
 """What a run will be like before it is run: step time, images/s and speed-up for each number of hosts. Pure.
 
-From the document of `python -m train.forecast.probe --forecast` alone (train/forecast/step_times.py): how long the
-steps of a host take, when its gradients are there, and how long all-reduces of these sizes take. A step is played
-through bucket by bucket, as DDP does it: forward and backward go on while a bucket is summed; a bucket's sum begins
-when its gradients are there on all ranks and the bucket before is done; the optimizer waits for the last one. On hosts
-without GPUs a sum is also computing, on the cores that the backward pass needs; see `play`.
+Everything is calculated from the document of `python -m train.forecast.probe --forecast` (its schema is in
+train/forecast/step_times.py): how long the steps of a host take, when its gradients are ready, and how long all-reduces
+of these sizes take. A step is simulated bucket by bucket, as DDP does it: forward and backward continue while a bucket
+is summed; a bucket's all-reduce begins when its gradients are ready on all ranks and the all-reduce before it has
+ended; the optimizer waits for the last one. On hosts without GPUs, an all-reduce needs the same cores as the backward
+pass; see `ddp_step_seconds`.
 
-Not in it: evaluation, checkpoints, the time to start, and input that does not keep up because files are read at first.
+Not in the forecast: evaluation, checkpoints, the time to start, and the first epoch's reading of files from disk.
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ from typing import Any
 
 Document = Mapping[str, Any]
 
-WORTH = 1.05  # times the images/s: what a host more, or another option, has to bring
-WORTH_UNVERIFIED = 1.2  # the same of an option whose model no benchmark verifies
-LEAST_SPEED = 0.1  # of a backward pass beside communication, whatever the figures say
-LARGER = 4  # times the batch, where communication takes too much
-FSDP_VOLUME = 1.5  # of an all-reduce: parameters gathered twice, gradients scattered once, each half of one
+WORTH = 1.05  # one host more, or another option, must bring at least this many times the images/s
+WORTH_UNVERIFIED = 1.2  # the same for an option whose forecast no benchmark verifies
+LEAST_SPEED = 0.1  # the part of its speed that a backward pass keeps at least beside communication
+LARGER = 4  # times the batch that is recommended where communication takes too long
+FSDP_VOLUME = 1.5  # all-reduces: parameters are gathered twice and gradients scattered once, each half of one
 
 
 @dataclass(frozen=True)
 class Compute:
-    """One rank's own step, in seconds from its begin, without communication."""
+    """One rank's own step without communication; times in seconds since the step began."""
 
     ready: tuple[float, ...]  # each bucket's last gradient
     backward_ends: float
-    update: float  # how long it takes
-    cores: float  # computing time per second
-    capacity: float | None  # the most that the rank can have of it; None: communication takes none of it
+    update: float  # how long the optimizer takes
+    cores: float  # seconds of computing time per second
+    capacity: float | None  # the most of it that the rank can have; None: communication takes none of it
 
     @property
     def seconds(self) -> float:
@@ -44,44 +45,44 @@ class Compute:
 class Reduce:
     """One bucket's all-reduce by itself."""
 
-    seconds: float  # where no rank computes anything else
-    busy_seconds: float  # where one does
-    cpu_seconds: float  # computing time of each rank for it
+    seconds: float  # while no rank computes anything else
+    busy_seconds: float  # while a rank does
+    cpu_seconds: float  # computing time that each rank spends on it
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """What a run on the first `nodes` hosts will be like."""
+    """What a run on the first `nodes` hosts is expected to be like."""
 
     nodes: int
-    option: str  # as the trainer's arguments say it
+    option: str  # as arguments of the trainer
     counts: tuple[int, ...]  # samples of each rank in a step
     step_seconds: float
     images_per_second: float  # in training, as in the trainer's result.json
     speed_up: float  # times the first host alone
     efficiency: float  # part of the sum of what the hosts do alone
     waiting: float  # part of the step in which the slowest rank waits for communication
-    verified: bool  # `make bench-forecast` holds the option's model against measured runs
+    verified: bool  # `make bench-forecast` compares forecasts of this option with real runs
 
 
 def outlooks(document: Document) -> list[Outlook]:
     """For each number of hosts from 1, each communication option, the one that was asked for first."""
-    found: list[Outlook] = []
-    for cut in document["shares"]:
-        for option in options(document, cut):
-            found.append(outlook(document, cut, option, found[0] if found else None))
-    return found
+    made: list[Outlook] = []
+    for share in document["shares"]:
+        for option in options(document, share):
+            made.append(outlook(document, share, option, made[0] if made else None))
+    return made
 
 
-def options(document: Document, cut: Mapping[str, Any]) -> list[str]:
-    """The ways to communicate that fit this number of hosts. The unequal shares only where they are unequal."""
+def options(document: Document, share: Mapping[str, Any]) -> list[str]:
+    """The options that make sense for this number of hosts; `--shares auto` only where the shares would differ."""
     asked = asked_option(document["settings"])
-    if cut["world_size"] == 1:
+    if share["world_size"] == 1:
         return [asked]
     ways = [asked]
-    if document["settings"]["shares"] in ("", "auto"):  # else `equal` holds the parts that were asked for
+    if document["settings"]["shares"] in ("", "auto"):  # else `equal` holds the shares that were asked for
         ways.append("--parallel ddp")
-    if cut["auto"] != cut["equal"]:
+    if share["auto"] != share["equal"]:
         ways.append("--parallel ddp --shares auto")
     return list(dict.fromkeys([*ways, "--parallel fsdp"]))
 
@@ -91,30 +92,32 @@ def asked_option(settings: Mapping[str, Any]) -> str:
     return f"--parallel {settings['parallel']}" + (f" --shares {shares}" if shares else "")
 
 
-def outlook(document: Document, cut: Mapping[str, Any], option: str, alone: Outlook | None, times: int = 1) -> Outlook:
-    """`alone`: the first host's, None where this is it. `times`: so many times the batch."""
-    counts = [count * times for count in (cut["auto"] if "--shares auto" in option else cut["equal"])]
+def outlook(
+    document: Document, share: Mapping[str, Any], option: str, alone: Outlook | None, times: int = 1
+) -> Outlook:
+    """`alone`: the outlook of the first host alone; None where this is it. `times`: factor by which the batch grows."""
+    counts = [count * times for count in (share["auto"] if "--shares auto" in option else share["equal"])]
     ranks = [compute(document, rank, count) for rank, count in enumerate(counts)]
-    sums = reduces(document, cut["nodes"], cut["world_size"])
+    sums = reduces(document, share["nodes"], share["world_size"])
     own = max(rank.seconds for rank in ranks)
-    step = play_fsdp(ranks, sums) if "fsdp" in option and sums else play(ranks, sums)
-    rate = sum(counts) / step
-    speed_up = rate / alone.images_per_second if alone else 1.0
+    step = fsdp_step_seconds(ranks, sums) if "fsdp" in option and sums else ddp_step_seconds(ranks, sums)
+    speed = sum(counts) / step
+    speed_up = speed / alone.images_per_second if alone else 1.0
     return Outlook(
-        nodes=cut["nodes"],
+        nodes=share["nodes"],
         option=option,
         counts=tuple(counts),
         step_seconds=step,
-        images_per_second=rate,
+        images_per_second=speed,
         speed_up=speed_up,
-        efficiency=speed_up / relative_power(document, cut["world_size"]),
+        efficiency=speed_up / relative_power(document, share["world_size"]),
         waiting=max(0.0, 1 - own / step),
         verified=option in ("--parallel ddp", "--parallel none") or not sums,
     )
 
 
 def relative_power(document: Document, world: int) -> float:
-    """What the first `world` ranks do in all, in units of the first host, all at the same samples per step."""
+    """The speed of the first `world` ranks together, in units of the first host's, with the same samples per step."""
     first = document["shares"][0]["world_size"]
     samples = min(step["samples"] for steps in document["steps"] for step in steps)
     speeds = [1 / compute(document, rank, samples).seconds for rank in range(world)]
@@ -125,7 +128,7 @@ def relative_power(document: Document, world: int) -> float:
 
 
 def compute(document: Document, rank: int, samples: float) -> Compute:
-    """A rank's step of so many samples: as measured, or on the line between (beyond) the two nearest measured ones."""
+    """A rank's step of so many samples: as measured, or on the line through the two nearest measured ones."""
     steps = document["steps"][rank]
     backward, update, cores = (along(steps, name, samples) for name in ("backward", "update", "cores"))
     seconds = along(steps, "seconds", samples)
@@ -159,7 +162,7 @@ def line(points: Iterable[tuple[float, float]], x: float) -> float:
 
 
 def reduces(document: Document, nodes: int, world: int) -> list[Reduce]:
-    """Each bucket's all-reduce among the ranks of so many hosts; on a line between the measured numbers of ranks."""
+    """Each bucket's all-reduce on `nodes` hosts with `world` ranks; interpolated where that number was not measured."""
     measured = document["communication"]
     if world == 1 or not measured:
         return []
@@ -172,15 +175,15 @@ def reduces(document: Document, nodes: int, world: int) -> list[Reduce]:
     return [Reduce(*(at(name, index) for name in names)) for index in range(len(document["buckets"]))]
 
 
-# -- a step, played through --------------------------------------------------------------------------------------------
+# -- a simulated step --------------------------------------------------------------------------------------------------
 
 
-def play(ranks: Sequence[Compute], sums: Sequence[Reduce]) -> float:
-    """Seconds of a step of all ranks, the slowest deciding.
+def ddp_step_seconds(ranks: Sequence[Compute], sums: Sequence[Reduce]) -> float:
+    """Seconds of a step of all ranks with --parallel ddp; the slowest rank decides.
 
-    A bucket's sum goes at the speed that was measured beside other work as long as a rank computes, and takes computing
-    time, which the backward pass then lacks where it needs all that the rank can have. The loop goes from event to
-    event; between two, all speeds are constant.
+    As long as a rank computes, a bucket's all-reduce has the speed that was measured beside other work. It also takes
+    computing time from the backward pass, if that needs all that the rank can have. The loop goes from event to event;
+    between two events all speeds are constant.
     """
     now, at = 0.0, [0.0] * len(ranks)
     bucket, left = 0, 1.0
@@ -210,53 +213,56 @@ def play(ranks: Sequence[Compute], sums: Sequence[Reduce]) -> float:
 
 
 def backward_speed(rank: Compute, taken: float) -> float:
-    """Parts of its own speed that a rank has left where communication takes so many cores."""
+    """The part of its own speed that a rank keeps while communication takes `taken` cores."""
     if rank.capacity is None or rank.cores <= 0:
         return 1.0
     return min(1.0, max(LEAST_SPEED, (rank.capacity - taken) / rank.cores))
 
 
-def play_fsdp(ranks: Sequence[Compute], sums: Sequence[Reduce]) -> float:
-    """Seconds of a step of --parallel fsdp: half an all-reduce in front, beside forward; the whole volume beside
-    backward; the optimizer's work divided among the ranks. Not held against measured runs.
+def fsdp_step_seconds(ranks: Sequence[Compute], sums: Sequence[Reduce]) -> float:
+    """Seconds of a step of all ranks with --parallel fsdp. Not compared with real runs.
+
+    Half an all-reduce goes on beside the forward pass and a whole one beside the backward pass; the ranks divide the
+    optimizer's work.
     """
     gather = sum(one.seconds for one in sums) * (FSDP_VOLUME - 1)
     forward = min(rank.ready[0] for rank in ranks)
-    late = max(0.0, gather - forward)
-    cut = [
+    waiting = max(0.0, gather - forward)
+    divided = [
         Compute(rank.ready, rank.backward_ends, rank.update / len(ranks), rank.cores, rank.capacity) for rank in ranks
     ]
-    return late + play(cut, sums)
+    return waiting + ddp_step_seconds(divided, sums)
 
 
 # -- for a person ------------------------------------------------------------------------------------------------------
 
-#: Stands below every forecast.
+#: What is said below every forecast.
 MEANING = (
-    "Speed in the steady state. Starting, the first steps, evaluation, checkpoints and event files are not in it: a "
-    "run, above all one of short epochs, is slower. Efficiency: part of what the same hosts do alone, added up."
+    "This is the speed in the steady state, without starting, first steps, evaluation, checkpoints and event files: a "
+    "run, above all one with short epochs, is slower. Efficiency: the part of what the same hosts do alone in sum."
 )
 
 
-def best(found: Sequence[Outlook]) -> Outlook:
-    """The one to take: as few hosts and as usual an option as come near the fastest."""
-    chosen = found[0]
-    for one in sorted(found, key=lambda one: (not one.verified, one.nodes)):
+def recommended(outlooks: Sequence[Outlook]) -> Outlook:
+    """The outlook with the fewest hosts, and a verified option if possible, that is nearly as fast as the fastest."""
+    chosen = outlooks[0]
+    for one in sorted(outlooks, key=lambda one: (not one.verified, one.nodes)):
         if one.images_per_second > chosen.images_per_second * (WORTH if one.verified else WORTH_UNVERIFIED):
             chosen = one
     return chosen
 
 
 def recommend(document: Document, link: str = "link") -> str:
-    """One sentence or two: what the hosts are worth together over this `link` ("1 Gbit/s link"), and what to do."""
-    found = outlooks(document)
-    alone, most = found[0], max(one.nodes for one in found)
+    """One sentence or two: how fast the hosts are together over this `link` ("1 Gbit/s link"), and what to do."""
+    made = outlooks(document)
+    alone, most = made[0], max(one.nodes for one in made)
     if most == 1:
         return f"1 host: {alone.images_per_second:.0f} images/s."
-    asked = next(one for one in found if one.nodes == most)
-    chosen = best(found)
+    asked = next(one for one in made if one.nodes == most)
+    chosen = recommended(made)
     said = (
-        f"{most} hosts over this {link}: {times(asked.speed_up)} of one ({asked.waiting:.0%} of the step waits for it)."
+        f"{most} hosts over this {link}: {times(asked.speed_up)} the speed of one host "
+        f"({asked.waiting:.0%} of the step is waiting for it)."
     )
     if (chosen.nodes, chosen.option) == (asked.nodes, asked.option):
         return f"{said} Use all {most}."
@@ -267,19 +273,19 @@ def recommend(document: Document, link: str = "link") -> str:
     if larger.speed_up > WORTH:
         size = document["settings"]["batch_size"] * LARGER
         return (
-            f"{said} Use --batch-size {size} ({times(larger.speed_up)} of one host with that batch; another training: "
-            "mind --lr), or stay on one."
+            f"{said} Use --batch-size {size} ({times(larger.speed_up)} the speed of one host with that batch; as this "
+            "changes the training, adapt --lr), or stay on one host."
         )
-    return f"{said} Stay on one."
+    return f"{said} Stay on one host."
 
 
 def times(factor: float) -> str:
-    """1.7 x, 0.03 x."""
+    """A factor with its unit: "1.7 x", "0.03 x"."""
     return f"{factor:.1f} x" if factor >= 1 else f"{factor:.2g} x"
 
 
 def with_larger_batch(document: Document) -> Outlook:
-    """All hosts with LARGER times the batch, against the first with that batch: steps on the measured line beyond."""
+    """All hosts with LARGER times the batch, compared with the first host with that batch; steps are extrapolated."""
     option = asked_option(document["settings"])
     first = outlook(document, document["shares"][0], option, None, LARGER)
     return outlook(document, document["shares"][-1], option, first, LARGER)

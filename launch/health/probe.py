@@ -1,6 +1,6 @@
-"""`python -m train.forecast.probe` on the hosts, as a run is started there; what it measured, and nothing left of it.
+"""Runs `python -m train.forecast.probe` on the hosts as a run is started there, returns its document and cleans up.
 
-Not for what the figures mean: see forecast.py and check.py. Schema of the document: train/forecast/probe.py.
+Not for what the figures mean: see training_speed.py and forecast.py. Schema of the document: train/forecast/probe.py.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from launch.job.plan import HostPlan, Options
 
 SCHEMA = "muster.probe/1"
 LIMIT_SECONDS = 600.0
-LAST_WORDS_SECONDS = 5.0  # after the first failure, for the other hosts to end by themselves and say why
+LAST_WORDS_SECONDS = 5.0  # for the other hosts to end by themselves after the first failure, and to say why
 
 
 @dataclass(frozen=True)
 class Left:
-    """What a host had of a probe when it was cleared away."""
+    """What a host had of a probe when the probe was removed."""
 
     failure: dict[str, Any]  # failure.json as train/start/agent.py writes it, or {}
     document: dict[str, Any]  # probe.json, on the first host; or {}
@@ -47,17 +47,17 @@ def run(
     port: int | None = None,
     limit: float = LIMIT_SECONDS,
 ) -> dict[str, Any]:
-    """The document of a probe with `arguments` on `hosts`, whose connections are `machines`, in the same order.
+    """The document of a probe with `arguments` on `hosts`; `machines` are their connections, in the same order.
 
-    Whatever happens, containers and folders of the probe are removed on every host that answers.
+    Whatever happens, the containers and folders of the probe are removed on every host that answers.
 
     Args:
         image: id of the image; None: the cluster's training image.
-        port: one that is free on the first host; None: the hosts are looked at first, and one is found.
-        limit: seconds until the probe must have ended.
+        port: one that is free on the first host; None: the hosts are asked first, and a free one is chosen.
+        limit: seconds after which the probe must have ended.
 
     Raises:
-        Refusal: with the root cause on the host where it is.
+        Refusal: with the root cause and its host.
     """
     options = Options(len(hosts), tuple(arguments), module="train.forecast.probe", image=image, direct=True)
     if port is None:
@@ -69,23 +69,25 @@ def run(
     pool = ThreadPoolExecutor(max_workers=len(pairs))
     waits: dict[str, Future[int]] = {}
     try:
-        with undisturbed(then_interrupt=True):  # a container that is just being made cannot be removed
+        with undisturbed(then_interrupt=True):  # a container that is still being created cannot be removed
             _start(pairs)
         for machine, host_plan in pairs:
             waits[host_plan.host] = pool.submit(_wait, machine, host_plan, limit)
-        ended = _watch(waits, limit)
+        ended = _wait_for_all(waits, limit)
     finally:
         with undisturbed(then_interrupt=True):
             left = _clear(pairs)
             pool.shutdown(wait=True, cancel_futures=True)
-    return judge(left, ended, limit)
+    return document_of(left, ended, limit)
 
 
 def _start(pairs: Sequence[tuple[Machine, HostPlan]]) -> None:
     results = ssh.in_parallel(lambda pair: container.start(*pair), pairs)
     problems = [
         Problem(
-            f"host {host_plan.host}", f"the container of a probe did not start: {error}", "fix that; nothing is left"
+            f"host {host_plan.host}",
+            f"the container of a probe did not start: {error}",
+            "fix that, and check again; nothing of it is left on the hosts",
         )
         for (_, host_plan), error in zip(pairs, results, strict=True)
         if isinstance(error, BaseException)
@@ -95,14 +97,14 @@ def _start(pairs: Sequence[tuple[Machine, HostPlan]]) -> None:
 
 
 def _wait(machine: Machine, host_plan: HostPlan, limit: float) -> int:
-    """The container's exit status; -1 where it cannot be learnt in time."""
+    """The container's exit status; -1 where it is not known in time."""
     done = machine.root(f"timeout {limit:.0f} podman wait {host_plan.container}", limit + ANSWER_SECONDS)
     status = done.stdout.strip()
     return int(status) if done.exited == 0 and status.isdigit() else -1
 
 
-def _watch(waits: Mapping[str, Future[int]], limit: float) -> dict[str, int]:
-    """host -> exit status of those that have ended before the limit, or LAST_WORDS_SECONDS, ran out."""
+def _wait_for_all(waits: Mapping[str, Future[int]], limit: float) -> dict[str, int]:
+    """Host -> exit status, of the hosts that ended in time: before the limit, and soon after the first failure."""
     pending: set[Future[int]] = set(waits.values())
     deadline = time.monotonic() + limit
     while pending:
@@ -117,7 +119,7 @@ def _watch(waits: Mapping[str, Future[int]], limit: float) -> dict[str, int]:
 
 
 def _clear(pairs: Sequence[tuple[Machine, HostPlan]]) -> dict[str, Left]:
-    """Bring what each host has to say, and remove all of it there. Hosts that do not answer are left out."""
+    """Fetch what each host has of the probe, and remove it there. Hosts that do not answer are left out."""
     results = ssh.in_parallel(lambda pair: parse_left(pair[0].root(clear_command(pair[1])).stdout), pairs)
     return {
         host_plan.host: result
@@ -127,7 +129,7 @@ def _clear(pairs: Sequence[tuple[Machine, HostPlan]]) -> dict[str, Left]:
 
 
 def clear_command(host_plan: HostPlan) -> str:
-    """A shell command that prints what a host had and removes it. Pure."""
+    """A shell command that prints what a host has of the probe and removes it. Pure."""
     folder = shlex.quote(host_plan.run_dir)
     show = [
         f"printf '{name}='; cat {folder}/{name}.json 2>/dev/null | tr -d '\\n'; echo" for name in ("failure", "probe")
@@ -152,8 +154,8 @@ def parse_left(answer: str) -> Left:
     return Left(read("failure"), read("probe"), read("state"))
 
 
-def judge(left: Mapping[str, Left], ended: Mapping[str, int], limit: float) -> dict[str, Any]:
-    """The document, where all hosts ended well. Pure.
+def document_of(left: Mapping[str, Left], ended: Mapping[str, int], limit: float) -> dict[str, Any]:
+    """The document, if the probe succeeded on all hosts. Pure.
 
     Raises:
         Refusal: with the root cause.

@@ -1,7 +1,7 @@
 """What all hosts of a run must have in common, as a matrix of property by host with the odd host marked.
 
-Pure functions over the facts of surveys and over what each host's image says of itself. Which differences stop a run
-(errors), which only cost bit-equal results or speed (warnings), and which do no harm is in PROPERTIES.
+Pure functions over the facts of surveys and over what each host's image says of itself. PROPERTIES says which
+differences stop a run (errors), which cost only speed or bit-equal results (warnings), and which do no harm.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launch.health.verdicts import ERROR, HEALTHY, INCOMPLETE, WARNING, Verdict
+from launch.health.verdicts import ERROR, HEALTHY, INCOMPLETE, WARNING, Facts, Verdict
 
-Facts = Mapping[str, Any]
-#: None: not known. An empty text is never a value: what a host does not have is named "none".
+#: None: not known. No value is an empty text: what a host does not have is "none".
 Value = str | None
 
-#: The oldest driver branch for a CUDA release, by its major number (CUDA's release notes, minor version compatibility).
+#: The oldest driver branch that runs a CUDA release, by its major number (CUDA's release notes, table of minor version
+#: compatibility).
 OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
 
 
 @dataclass(frozen=True)
 class Property:
-    """One row: where it comes from, and what a difference means."""
+    """One property of a host: where it comes from, and what a difference means."""
 
     key: str
     label: str
@@ -43,16 +43,16 @@ class Row:
     values: dict[str, Value]
     majority: Value
     odd: tuple[str, ...]  # hosts with another known value
-    unknown: tuple[str, ...]  # hosts that do not tell, where others do
+    unknown: tuple[str, ...]  # hosts whose value is not known
 
 
 def _driver(facts: Facts) -> Value:
-    """A host without GPUs is told by its GPUs, not once more by its driver."""
+    """None for a host without GPUs: that it has none is said of its GPUs, and not once more of its driver."""
     return " + ".join(sorted({gpu["driver"] for gpu in _nvidia(facts)})) or None
 
 
 def _gpu_models(facts: Facts) -> Value:
-    """Models without their number: hosts may have as many as they like."""
+    """The models, without the number of GPUs of each: that may differ from host to host."""
     return " + ".join(sorted({gpu["name"] for gpu in _nvidia(facts)})) or "none"
 
 
@@ -61,9 +61,9 @@ def _nvidia(facts: Facts) -> list[Facts]:
 
 
 def _kernel(facts: Facts) -> Value:
-    """Major and minor number: a distribution's patches after that change often, and never how a rank computes."""
-    found = re.match(r"\d+\.\d+", facts["kernel"])
-    return found.group(0) if found else facts["kernel"]
+    """Major and minor number: what follows changes with every patch, and never changes how a rank computes."""
+    version = re.match(r"\d+\.\d+", facts["kernel"])
+    return version.group(0) if version else facts["kernel"]
 
 
 def _cpu_flags(facts: Facts) -> Value:
@@ -75,7 +75,7 @@ def _engine(facts: Facts) -> Value:
 
 
 def _data(facts: Facts) -> Value:
-    """The path may differ from host to host; what lies there may not."""
+    """The path may differ from host to host, the files may not."""
     data = facts["data"]
     if data is None:
         return "none"
@@ -98,7 +98,7 @@ PROPERTIES = (
         "data",
         ERROR,
         "ranks would train on different data",
-        "copy the data of a right host there: `rsync -a --delete`",
+        "copy the data there from a host that has the right data: `rsync -a --delete`",
         read=_data,
     ),
     Property(
@@ -121,7 +121,7 @@ PROPERTIES = (
         "GPUs",
         WARNING,
         f"every step waits for the slowest, and {_NUMERICS}",
-        'cut the batch to measure with ARGS="--shares auto", or choose equal GPUs with `gpus` in the inventory',
+        'divide the batch by speed with ARGS="--shares auto", or choose equal GPUs with `gpus` in the inventory',
         read=_gpu_models,
     ),
     Property(
@@ -129,12 +129,12 @@ PROPERTIES = (
         "CPU features",
         WARNING,
         f"on the CPU {_NUMERICS}",
-        "none: leave the host out where results must be equal to the bit",
+        "leave the host out if results must be bit-equal",
         read=_cpu_flags,
     ),
     Property("cpu_model", "CPU", HEALTHY, "speeds may differ", ""),
     Property("kernel", "kernel", HEALTHY, "speeds of the network may differ a little", "", read=_kernel),
-    Property("engine", "engine", HEALTHY, "the image brings everything that ranks use", "", read=_engine),
+    Property("engine", "engine", HEALTHY, "the image contains everything that ranks use", "", read=_engine),
     Property("python", "python", HEALTHY, "the host's own; ranks use the image's", ""),
 )
 
@@ -169,18 +169,18 @@ def _chosen(facts: Facts | None, wanted: Sequence[int] | None) -> Facts | None:
 
 
 def value_of(entry: Property, source: Facts | None) -> Value:
-    """A host's value of a property; None where the host does not tell."""
+    """A host's value of a property; None where it is not known."""
     if source is None:
         return None
     try:
-        found = entry.read(source) if entry.read else source[entry.key]
+        value = entry.read(source) if entry.read else source[entry.key]
     except (KeyError, TypeError):  # a fact that is missing, or null because the host could not find it out
         return None
-    return found or None
+    return value or None
 
 
 def row(entry: Property, values: dict[str, Value]) -> Row:
-    """One row; what most hosts have is found by counting."""
+    """One row of the matrix."""
     known = {host: value for host, value in values.items() if value is not None}
     counts = Counter(known.values())
     majority = max(counts, key=lambda value: counts[value], default=None)  # the first of equals: Counter keeps order
@@ -190,33 +190,33 @@ def row(entry: Property, values: dict[str, Value]) -> Row:
 
 
 def verdicts(rows: Sequence[Row], on_gpus: bool = False) -> list[Verdict]:
-    """What differs, host by host; what is not known; and in one line what is the same everywhere.
+    """What differs, host by host; what is not known; and in one line what is the same on all hosts.
 
     on_gpus: all ranks compute on GPUs, where the features of the hosts' CPUs do no harm.
     """
-    found, same = [], []
+    result, same = [], []
     for line in rows:
         entry = line.property
         for host in line.odd:
             others = [name for name, value in line.values.items() if value == line.majority]
             what = f"{entry.label} {shown(line.values[host])}; {_names(others)} {shown(line.majority)}: {entry.why}"
             level = HEALTHY if on_gpus and entry.key == "cpu_flags" else entry.level
-            found.append(Verdict(entry.key, f"host {host}", level, what, "" if level == HEALTHY else entry.fix))
+            result.append(Verdict(entry.key, f"host {host}", level, what, "" if level == HEALTHY else entry.fix))
         if line.unknown and entry.level == ERROR:
-            fix = "see why those hosts do not tell; the ranks compare it again before the first step"
+            fix = "see why those hosts do not report it; the ranks compare it again before the first step"
             what = f"{entry.label} of {', '.join(line.unknown)} is not known"
-            found.append(Verdict(entry.key, "cluster", INCOMPLETE, what, fix))
+            result.append(Verdict(entry.key, "cluster", INCOMPLETE, what, fix))
         if not line.odd and not line.unknown:
             same.append(entry.label)
     if same and rows:
         count = len(rows[0].values)
-        found.append(Verdict("sameness", "cluster", HEALTHY, f"the same on {count} hosts: {', '.join(same)}"))
-    return found
+        result.append(Verdict("sameness", "cluster", HEALTHY, f"the same on {count} hosts: {', '.join(same)}"))
+    return result
 
 
 def old_drivers(hosts: Mapping[str, Facts | None], inside: Mapping[str, Mapping[str, Value] | None]) -> list[Verdict]:
-    """Hosts whose NVIDIA driver is older than the image's CUDA needs. Nothing where either is not known."""
-    found = []
+    """Hosts whose NVIDIA driver is too old for the image's CUDA. Nothing is said where either is not known."""
+    result = []
     for host, facts in hosts.items():
         cuda = re.match(r"\d+", (inside.get(host) or {}).get("cuda") or "")
         need = OLDEST_DRIVER.get(int(cuda.group(0))) if cuda else None
@@ -225,27 +225,36 @@ def old_drivers(hosts: Mapping[str, Facts | None], inside: Mapping[str, Mapping[
             if need and branch and int(branch.group(0)) < need:
                 what = f"driver {driver} is too old for the image's CUDA {(inside[host] or {})['cuda']}"
                 fix = f"install driver {need} or newer there and reboot"
-                found.append(Verdict("driver", f"host {host}", ERROR, what, fix))
-    return found
+                result.append(Verdict("driver", f"host {host}", ERROR, what, fix))
+    return result
 
 
-def table(rows: Sequence[Row]) -> list[tuple[str, list[tuple[str, bool]]]]:
-    """For rendering: (label, [(text, whether it is odd) by host]) by row, hosts in their order."""
-    return [
-        (line.property.label, [(shown(value), host in line.odd) for host, value in line.values.items()])
-        for line in rows
-    ]
+def document(hosts: Sequence[str], rows: Sequence[Row]) -> dict[str, Any]:
+    """The matrix as launch.health.records.document describes it."""
+    return {
+        "hosts": list(hosts),
+        "rows": [
+            {
+                "property": row.property.label,
+                "values": [shown(value) for value in row.values.values()],
+                "odd": list(row.odd),
+                "level": row.property.level if row.odd else HEALTHY,
+                "majority": shown(row.majority),
+            }
+            for row in rows
+        ],
+    }
 
 
 def shown(value: Value) -> str:
-    """A value for people: hashes by their first 12 digits, "?" for what is not known."""
+    """A value as people read it: the first 12 digits of a hash, "?" for what is not known."""
     if value is None:
         return "?"
     return value[:12] if re.fullmatch(r"(sha256:)?[0-9a-f]{40,}", value) else value
 
 
 def _names(hosts: Sequence[str]) -> str:
-    """The others, by name while they are few."""
+    """`h1 has`, `h1, h2 have`; many hosts are counted."""
     if len(hosts) == 1:
         return f"{hosts[0]} has"
     return f"{', '.join(hosts)} have" if len(hosts) <= 3 else f"{len(hosts)} others have"

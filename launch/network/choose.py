@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launch.cli.refusal import Problem, Refusal
+from launch.cli.units import rate
 from launch.hosts.clustermap import Network
 from launch.network.links import Link
 
@@ -255,11 +256,6 @@ def _alike(label: str, leader: str, measurements: Measurements) -> bool:
     """Whether a network is as fast as the fastest one: near to it, or not to be told from it by all measurements."""
     own, best = (measurements.speeds.get(one, [0.0]) for one in (label, leader))
     return _near(max(own), max(best)) or (min(len(own), len(best)) > 1 and _overlap(own, best))
-
-
-def rate(mbits: float) -> str:
-    """A bandwidth in words: 94 Mbit/s, 9.41 Gbit/s."""
-    return f"{mbits:.0f} Mbit/s" if mbits < 1000 else f"{mbits / 1000:.3g} Gbit/s"
 
 
 _FIX = (

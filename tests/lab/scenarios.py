@@ -45,9 +45,9 @@ SCENARIOS = (
         "the data network is slower in truth",
         "mgmt",
         do=everywhere(DATA_SLOW),
-        reasons=("Mbit/s measured on the slowest pair", "also carries SSH"),
+        reasons=("Gbit/s measured on the slowest pair", "also carries SSH"),
     ),
-    Scenario("the management network is slower", "data", do=everywhere(MGMT_SLOW), reasons=("Mbit/s measured",)),
+    Scenario("the management network is slower", "data", do=everywhere(MGMT_SLOW), reasons=("Gbit/s measured",)),
     Scenario(
         "one host of three is slow on the data network", "mgmt", ALL, do=(("h3", DATA_SLOW),), reasons=("h3 -> h",)
     ),

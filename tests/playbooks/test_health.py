@@ -10,8 +10,8 @@ import pytest
 from ansible.module_utils import muster_health
 from ansible.module_utils.muster_host import Result
 
-from launch.health.host_checks import Asked, judge
-from launch.health.verdicts import ERROR
+from launch.health.host_checks import check_host
+from launch.health.verdicts import ERROR, Asked
 
 UUID = "GPU-7fb1a0c9-0b9e-4f6e-a6d2-2f0cb44d2c01"
 
@@ -112,7 +112,7 @@ def test_an_xid_line_in_the_kernels_log_names_host_gpu_and_what_to_do() -> None:
         "ended": 1_003_600.0,
         "xid": muster_health.parse_xid(DMESG, 1_000_000.0),
     }
-    verdict = next(v for v in judge("h2", found, Asked()) if v.check == "xid" and v.level == ERROR)
+    verdict = next(v for v in check_host("h2", found, Asked()) if v.check == "xid" and v.level == ERROR)
     assert verdict.where == "host h2" and "reboot the host" in verdict.fix
     assert verdict.what == "GPU 3 (0000:b1:00): Xid 79, the GPU has fallen off the bus; 10 min ago"
 

@@ -14,8 +14,9 @@ import pytest
 from ansible.module_utils import muster_survey
 from ansible.module_utils.muster_host import Result
 
-from launch.health.host_checks import Asked, judge
+from launch.health.host_checks import check_host
 from launch.health.sameness import compare
+from launch.health.verdicts import Asked
 
 ABSENT = Result(127, "", "podman: not installed")
 HANGS = Result(124, "", "podman ps: no answer within 20 s")
@@ -188,7 +189,7 @@ def test_this_machine_is_surveyed_in_one_command_without_ansible(tmp_path: Path)
 
 def test_the_checks_find_every_fact_that_they_need_in_a_survey(tmp_path: Path) -> None:
     found = muster_survey.survey({"root": str(tmp_path), "data_dir": str(data_set(tmp_path)), "full": True})
-    verdicts = judge("here", found, Asked(clock_offset=0.0, checkpoint_bytes=1, data_dir=str(tmp_path)))
+    verdicts = check_host("here", found, Asked(clock_offset=0.0, checkpoint_bytes=1, data_dir=str(tmp_path)))
     assert 0 <= found["busy"] <= 1
     lacking = [verdict for verdict in verdicts if "lacks" in verdict.what]
     assert lacking == [] and {"clock", "disk", "shm", "limits", "data", "gpus"} <= {v.check for v in verdicts}

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from launch.cli.refusal import Refusal
-from launch.health import check
-from launch.health.check import Seen
+from launch.health import check, training_speed
+from launch.health.survey import Survey, images_of
 from launch.health.verdicts import ERROR, HEALTHY, INCOMPLETE, WARNING, Verdict
 from launch.hosts import clustermap
+from launch.hosts.clustermap import MapHost
 from launch.hosts.hostcall import Answer
 from launch.network.links import Link
+from tests.launch.health.test_link_checks import links, names, of
 from tests.launch.samples import cluster
 
 IMAGE = "ab" * 32
@@ -27,15 +28,15 @@ def answer(**facts: Any) -> Answer:
     return Answer(known | facts, None, [], None, 0.01, 0.05)
 
 
-def seen(*answers: Answer | BaseException, links: list[Link] | None = None) -> Seen:
-    return Seen({f"h{number}": one for number, one in enumerate(answers, 1)}, links or [])
+def seen(*answers: Answer | BaseException, links: list[Link] | None = None) -> Survey:
+    return Survey({f"h{number}": one for number, one in enumerate(answers, 1)}, links or [])
 
 
 def link(mbits: float) -> Link:
     return Link("h1", "h2", mbits, 0.1, 1500, None)
 
 
-def test_errors_refuse_a_run_all_at_once_and_warnings_are_told() -> None:
+def test_errors_refuse_a_run_all_at_once_and_warnings_are_lines() -> None:
     warning = Verdict("load", "host h1", WARNING, "busy", "end it")
     unknown = Verdict("xid", "host h1", INCOMPLETE, "log not readable")
     assert check.refuse_errors([warning, unknown, Verdict("disk", "host h1", HEALTHY, "fine")]) == [
@@ -58,8 +59,8 @@ def test_errors_refuse_a_run_all_at_once_and_warnings_are_told() -> None:
         (answer(), answer(), [], None),
         (answer(runs=[{"run": "r", "state": "exited"}]), answer(), [], None),
         (answer(), answer(runs=[{"run": "r", "state": "running"}]), [], "a run is in progress on h2"),
-        (answer(), TimeoutError("late"), [], "fix the errors above first"),
-        (answer(), answer(), [Verdict("reach", "h1 -> h2", ERROR, "cut", "")], "fix the errors above first"),
+        (answer(), TimeoutError("late"), [], "fix the errors first"),
+        (answer(), answer(), [Verdict("reach", "h1 -> h2", ERROR, "cut", "")], "fix the errors first"),
         (answer(), answer(images={}), [], "h2 lack the training image"),
     ],
 )
@@ -67,26 +68,34 @@ def test_ranks_are_started_only_where_they_can_run(
     first: Answer, second: Answer | BaseException, verdicts: list[Verdict], wanted: str | None
 ) -> None:
     known = cluster(1, 1)
-    said = check._stands_in_the_way(known, known.hosts, seen(first, second), verdicts)
+    said = check.obstacle_to_ranks(known, known.hosts, seen(first, second), verdicts)
     assert (said is None) if wanted is None else wanted in str(said)
 
 
 @pytest.mark.parametrize(
     ("seconds", "slowest", "level"),
     [
-        (1.6, 940.0, HEALTHY),  # 895 Mbit/s of bus bandwidth
-        (4.0, 940.0, WARNING),  # 358
+        (1.6, 940.0, HEALTHY),  # a bus bandwidth of 895 Mbit/s
+        (4.0, 940.0, WARNING),  # 358 Mbit/s
         (4.0, 20_000.0, HEALTHY),  # the processors are the limit there
-        (4.0, 0.0, HEALTHY),  # nothing measured to hold it against
+        (4.0, 0.0, HEALTHY),  # nothing was measured to compare it with
     ],
 )
-def test_an_all_reduce_is_held_against_the_slowest_link(seconds: float, slowest: float, level: str) -> None:
+def test_an_all_reduce_is_compared_with_the_slowest_link(seconds: float, slowest: float, level: str) -> None:
     size = 128 * 2**20
     sizes = [{"bytes": 2**20, "seconds": 9.0, "bus_bytes_per_second": 1.0}]
     sizes.append({"bytes": size, "seconds": seconds, "bus_bytes_per_second": size / seconds * 4 / 3})
-    (verdict,) = check.judge_all_reduce(sizes, [link(slowest)] if slowest else [])
-    assert verdict.level == level and "128 MiB" in verdict.what
-    assert check.judge_all_reduce([], [])[0].level == INCOMPLETE
+    verdict = training_speed.all_reduce_verdict(sizes, [link(slowest)] if slowest else [])
+    assert verdict.level == level and "128 MiB" in verdict.what and "Gbit/s" in verdict.what
+    assert training_speed.all_reduce_verdict([], []).level == INCOMPLETE
+
+
+def test_slow_links_make_the_expected_times_longer() -> None:
+    slow, fast = [link(20.0)], [link(940.0)]
+    assert training_speed.all_reduce_seconds(2, slow) > training_speed.all_reduce_seconds(2, fast)
+    assert training_speed.forecast_seconds(2, slow) > 3 * training_speed.RESNET18_BYTES * 8 / 20e6
+    assert training_speed.forecast_seconds(2, fast) < training_speed.forecast_seconds(3, fast)
+    assert training_speed.forecast_seconds(1, []) > 0 and training_speed.all_reduce_seconds(2, []) > 0
 
 
 def test_gpus_that_the_user_ruled_out_are_not_asked_for() -> None:
@@ -96,6 +105,7 @@ def test_gpus_that_the_user_ruled_out_are_not_asked_for() -> None:
     assert check.asked_of(replace(host, facts=broken), answer(), None).gpus == []  # `gpus: []` past a broken driver
     assert check.asked_of(replace(host, gpus=[1]), answer(), 5).gpus == [1]
     asked = check.asked_of(host, answer(), 5)
+    assert asked.interface == host.interface and check.asked_of(host, answer(), 5, alone=True).interface is None
     assert (asked.clock_offset, asked.clock_uncertainty, asked.checkpoint_bytes) == (0.01, 0.05, 5)
 
 
@@ -109,13 +119,36 @@ def test_the_odd_image_is_named() -> None:
     known = cluster(1, 1, 1)
     images = {"localhost/muster/train:latest": "cd" * 32}
     hosts = seen(answer(), answer(images=images), answer())
-    inside = check._inside(known, known.hosts, hosts)
+    inside = images_of(known, hosts)
     assert [one and one["image"] for one in inside.values()] == [IMAGE, "cd" * 32, IMAGE]
 
 
-def test_checkpoints_are_three_numbers_for_each_gradient() -> None:
-    assert check.checkpoint_bytes({"gradient_bytes": 100}) == 300
-    assert check.checkpoint_bytes({}) is None
+def nics(host: MapHost, up: bool) -> list[dict[str, Any]]:
+    addresses = [{"address": host.address, "prefix": 24}]
+    return [{"name": host.interface, "up": up, "carrier": up, "mtu": 1300, "addresses": addresses}]
+
+
+def test_a_nic_that_is_down_is_the_one_error_and_its_pairs_are_not_repeated() -> None:
+    known = cluster(1, 1, 1)
+    down = known.hosts[1].name
+    survey = Survey(
+        {host.name: answer(nics=nics(host, host.name != down)) for host in known.hosts},
+        links(names(3), error=dict.fromkeys(of(down, 3, 0), "timed out")),
+    )
+    kept = check.usable_links(known.hosts, survey)
+    assert {(one.source, one.target) for one in kept} == {("h1", "h3"), ("h3", "h1")}
+    verdicts = [*check.host_verdicts(known.hosts, survey, None), *check.link_verdicts(known.hosts, survey, kept)]
+    (error,) = [verdict for verdict in verdicts if verdict.level == ERROR]
+    assert (error.check, error.where) == ("nic", "host h2") and "ip link set dev eno1 up" in error.fix
+    assert "fix the errors" in str(check.obstacle_to_ranks(known, known.hosts, survey, []))
+
+
+def test_links_are_compared_with_what_the_nics_are_now() -> None:
+    known = cluster(1, 1)
+    old = [replace(host, facts={"nics": [{"name": host.interface, "mtu": 1500}]}) for host in known.hosts]
+    survey = seen(answer(nics=nics(old[0], True)), answer(), links=[replace(link(940.0), path_mtu=1300)])
+    (verdict,) = [v for v in check.link_verdicts(old, survey, survey.links) if v.check == "mtu"]
+    assert verdict.what == "the NICs' MTUs differ: 1500 bytes on h2; 1300 bytes on h1"
 
 
 class Host:
@@ -124,36 +157,34 @@ class Host:
     def __init__(self, name: str, containers: str | OSError) -> None:
         self.name, self.containers = name, containers
 
-    def root(self, command: str) -> Any:
+    def answer(self, command: str) -> str:
         if isinstance(self.containers, OSError):
             raise self.containers
         assert "--filter label=muster.run" in command
-        return SimpleNamespace(stdout=self.containers)
+        return self.containers
 
 
 @pytest.mark.parametrize("containers", ["4f1d\n", ""])
 def test_links_are_not_loaded_while_a_run_is_in_progress(monkeypatch: pytest.MonkeyPatch, containers: str) -> None:
     asked = []
 
-    def look(hosts: Any, machines: Any, seconds: int, full: bool, say: Any) -> Seen:
-        asked.append(seconds)
+    def ask_hosts(hosts: Any, machines: Any, bandwidth_seconds: int, full: bool, say: Any) -> Survey:
+        asked.append(bandwidth_seconds)
         busy = [{"run": "r", "state": "running", "owner": "ann", "age_seconds": 5, "container": "c"}] * bool(containers)
         return seen(answer(), answer(runs=busy), links=[link(940.0)])
 
     known = cluster(1, 1)
-    monkeypatch.setattr(check, "look", look)
-    monkeypatch.setattr(check, "host_verdicts", lambda *rest: [])
-    monkeypatch.setattr(check, "same", lambda *rest: check.Sameness({}, []))
-    monkeypatch.setattr(check, "all_reduce", lambda *rest: check.Summed(None, [], {}))
+    monkeypatch.setattr(check, "ask_hosts", ask_hosts)
+    monkeypatch.setattr(training_speed, "all_reduce", lambda *rest: training_speed.AllReduce([]))
     machines: Any = [Host("h1", OSError("gone")), Host("h2", containers)]
     found = check.examine(known, known.hosts, machines, None, Console(quiet=True))
-    told = [verdict["what"] for verdict in found["verdicts"] if verdict["check"] == "bandwidth"]
+    said = [verdict["what"] for verdict in found["verdicts"] if verdict["check"] == "bandwidth"]
     assert bool(asked[0]) is not bool(containers)
-    assert any("a run is in progress on h2" in what for what in told) is bool(containers)
+    assert any("a run is in progress on h2" in what for what in said) is bool(containers)
 
 
 def test_a_fix_names_the_inventory() -> None:
-    (verdict,) = check.named([Verdict("runs", "host h1", ERROR, "x", "`make stop RUN=r` ends it")], cluster(1))
+    (verdict,) = check.with_inventory([Verdict("runs", "host h1", ERROR, "x", "`make stop RUN=r` ends it")], cluster(1))
     assert verdict.fix == f"`make stop RUN=r INVENTORY={cluster(1).inventory}` ends it"
 
 

@@ -1,4 +1,4 @@
-"""The forecast: a step played through bucket by bucket, from figures made by hand."""
+"""Promise: the forecast simulates a step bucket by bucket; here from figures made by hand."""
 
 from __future__ import annotations
 
@@ -58,29 +58,33 @@ def test_a_link_without_limit_makes_hosts_add_up() -> None:
 
 
 def test_communication_that_fits_beside_backward_costs_only_what_the_last_bucket_takes() -> None:
-    assert forecast.play([rank((0.4, 1.0), 1.0)], [Reduce(0.5, 0.5, 0), Reduce(0.2, 0.2, 0)]) == pytest.approx(1.3)
+    assert forecast.ddp_step_seconds(
+        [rank((0.4, 1.0), 1.0)], [Reduce(0.5, 0.5, 0), Reduce(0.2, 0.2, 0)]
+    ) == pytest.approx(1.3)
 
 
 def test_a_bucket_waits_for_the_one_before() -> None:
-    assert forecast.play([rank((0.4, 1.0), 1.0)], [Reduce(2.0, 2.0, 0), Reduce(0.2, 0.2, 0)]) == pytest.approx(2.7)
+    assert forecast.ddp_step_seconds(
+        [rank((0.4, 1.0), 1.0)], [Reduce(2.0, 2.0, 0), Reduce(0.2, 0.2, 0)]
+    ) == pytest.approx(2.7)
 
 
 def test_a_bucket_waits_for_the_slowest_rank() -> None:
     ranks = [rank((0.4,), 1.0), rank((1.9,), 2.0)]
-    assert forecast.play(ranks, [Reduce(0.5, 0.5, 0)]) == pytest.approx(1.9 + 0.5 + 0.1)
+    assert forecast.ddp_step_seconds(ranks, [Reduce(0.5, 0.5, 0)]) == pytest.approx(1.9 + 0.5 + 0.1)
 
 
 def test_on_cores_communication_takes_computing_time_from_backward() -> None:
     ready, sums = (0.4,), [Reduce(0.4, 0.4, 0.2)]
-    free = forecast.play([rank(ready, 1.0, capacity=None)], sums)
-    spare = forecast.play([rank(ready, 1.0, capacity=2.0)], sums)
-    scarce = forecast.play([rank(ready, 1.0, capacity=1.0)], sums)
+    free = forecast.ddp_step_seconds([rank(ready, 1.0, capacity=None)], sums)
+    spare = forecast.ddp_step_seconds([rank(ready, 1.0, capacity=2.0)], sums)
+    scarce = forecast.ddp_step_seconds([rank(ready, 1.0, capacity=1.0)], sums)
     assert free == spare == pytest.approx(1.1)
     assert scarce == pytest.approx(1.1 + 0.2)  # the computing time of the sum comes on top
 
 
 def test_beside_other_work_a_sum_goes_at_the_speed_measured_there_and_faster_after_it() -> None:
-    assert forecast.play([rank((0.5,), 1.0)], [Reduce(0.5, 1.0, 0)]) == pytest.approx(1.0 + 0.25 + 0.1)
+    assert forecast.ddp_step_seconds([rank((0.5,), 1.0)], [Reduce(0.5, 1.0, 0)]) == pytest.approx(1.0 + 0.25 + 0.1)
 
 
 @given(st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=4), st.lists(SECONDS, min_size=1, max_size=5))
@@ -91,11 +95,11 @@ def test_a_step_takes_no_less_than_its_longest_part_and_no_more_than_all_parts(
         rank(tuple(forward + backward * (index + 1) / len(sums) for index in range(len(sums))), forward + backward)
         for forward, backward in computing
     ]
-    played = forecast.play(ranks, [Reduce(seconds, seconds, 0) for seconds in sums])
+    seconds = forecast.ddp_step_seconds(ranks, [Reduce(one, one, 0) for one in sums])
     longest = max(one.seconds for one in ranks)
     first = max(one.ready[0] for one in ranks)
-    assert played >= max(longest, first + sum(sums)) - 1e-6
-    assert played <= longest + sum(sums) + 1e-6
+    assert seconds >= max(longest, first + sum(sums)) - 1e-6
+    assert seconds <= longest + sum(sums) + 1e-6
 
 
 @given(st.floats(0.0001, 1), st.floats(1.1, 10))
@@ -104,7 +108,7 @@ def test_a_slower_link_never_makes_a_run_faster(reduce: float, times: float) -> 
     assert all(b.step_seconds >= a.step_seconds - 1e-9 for a, b in zip(fast, slow, strict=True))
 
 
-def test_the_slower_host_decides_and_unequal_shares_mend_it() -> None:
+def test_the_slower_host_decides_and_unequal_shares_help() -> None:
     found = {(one.nodes, one.option): one for one in forecast.outlooks(document(1e-9, (1.0, 3.0)))}
     equal, auto = found[2, "--parallel ddp"], found[2, "--parallel ddp --shares auto"]
     assert equal.step_seconds == pytest.approx(60 * 0.03, rel=1e-3)
@@ -130,10 +134,10 @@ def test_numbers_of_hosts_between_the_measured_ones_lie_on_the_line() -> None:
 @pytest.mark.parametrize(
     ("reduce", "slowness", "words"),
     [
-        (0.001, (1.0, 1.0), ["2 hosts over this slow link: 2.0 x of one", "Use all 2"]),
-        (9.0, (1.0, 1.0), ["0.065 x of one", "tay on one"]),
-        (0.5, (1.0, 1.0), ["--batch-size 480", "stay on one"]),
-        (0.001, (1.0, 3.0), ["0.67 x of one", "NODES=2 with --parallel ddp --shares auto"]),
+        (0.001, (1.0, 1.0), ["2 hosts over this slow link: 2.0 x the speed of one host", "Use all 2"]),
+        (9.0, (1.0, 1.0), ["0.065 x the speed", "tay on one host"]),
+        (0.5, (1.0, 1.0), ["--batch-size 480", "stay on one host"]),
+        (0.001, (1.0, 3.0), ["0.67 x the speed of one host", "NODES=2 with --parallel ddp --shares auto"]),
         (0.001, (1.0,), ["1 host: 100 images/s"]),
     ],
 )
@@ -144,7 +148,7 @@ def test_the_recommendation_says_what_to_do(reduce: float, slowness: tuple[float
 
 def test_a_host_more_has_to_be_worth_it() -> None:
     found = forecast.outlooks(document(1e-9, (1.0, 1.0, 2.5)))
-    assert forecast.best([one for one in found if one.option == "--parallel ddp"]).nodes == 2
+    assert forecast.recommended([one for one in found if one.option == "--parallel ddp"]).nodes == 2
 
 
 def test_a_factor_far_below_one_is_not_nought() -> None:

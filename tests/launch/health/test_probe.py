@@ -1,4 +1,4 @@
-"""What becomes of a probe on the hosts: its document, or the root cause, and nothing left. No host is needed here."""
+"""Promise: a probe on the hosts ends with its document or with the root cause, and leaves nothing there."""
 
 from __future__ import annotations
 
@@ -33,35 +33,35 @@ def left(document: dict[str, Any] | None = None) -> Left:
 
 
 def test_the_first_hosts_document_is_the_answer() -> None:
-    assert probe.judge({"h1": left(DOCUMENT), "h2": left()}, {"h1": 0, "h2": 0}, 60) == DOCUMENT
+    assert probe.document_of({"h1": left(DOCUMENT), "h2": left()}, {"h1": 0, "h2": 0}, 60) == DOCUMENT
 
 
 def test_the_root_cause_is_named_not_what_followed_from_it() -> None:
     lost = failure("h1", "connection reset by peer", consequence=True)
     wrong = failure("h2", "WrongValue: rank 1 on h2: 3 of 4 sums of an all-reduce are wrong", time=2.0)
     with pytest.raises(Refusal, match=r"host h2: the probe failed.*sums of an all-reduce are wrong") as refused:
-        probe.judge({"h1": lost, "h2": wrong}, {"h1": 1, "h2": 1}, 60)
+        probe.document_of({"h1": lost, "h2": wrong}, {"h1": 1, "h2": 1}, 60)
     assert refused.value.status == exits.FAILED
 
 
 def test_wrong_arguments_are_refused_as_such() -> None:
     said = failure("h1", "exit status 2: train: --model resnet: torchvision has no such model", exits.REFUSED)
     with pytest.raises(Refusal, match="ARGS: --model resnet: torchvision has no such model") as refused:
-        probe.judge({"h1": said}, {"h1": 1}, 60)
+        probe.document_of({"h1": said}, {"h1": 1}, 60)
     assert refused.value.status == exits.REFUSED
 
 
 def test_a_host_that_does_not_end_in_time_is_named() -> None:
     with pytest.raises(Refusal, match=r"host h2: the probe had not ended after 60 s"):
-        probe.judge({"h1": left(), "h2": left()}, {"h1": 0}, 60)
+        probe.document_of({"h1": left(), "h2": left()}, {"h1": 0}, 60)
 
 
 def test_a_host_that_is_gone_is_named() -> None:
     with pytest.raises(Refusal, match=r"host h2: .*no answer over SSH"):
-        probe.judge({"h1": left()}, {"h1": 0, "h2": -1}, 60)
+        probe.document_of({"h1": left()}, {"h1": 0, "h2": -1}, 60)
 
 
-def test_clearing_away_tells_what_there_was_and_removes_it(tmp_path: Path) -> None:
+def test_clearing_away_prints_what_there_was_and_removes_it(tmp_path: Path) -> None:
     host_plan = make_plan(cluster(1), Options(module="train.forecast.probe"), "some-run", 29500, "me", "now").hosts[0]
     folder = tmp_path / "run"
     folder.mkdir()

@@ -44,7 +44,7 @@ def cluster(
     return hosts, {"h1": image(), "h2": image(), "h3": image(**(inside or {}))}
 
 
-def judged(odd: dict[str, Any] | None = None, inside: dict[str, str | None] | None = None) -> list[Verdict]:
+def verdicts_of(odd: dict[str, Any] | None = None, inside: dict[str, str | None] | None = None) -> list[Verdict]:
     return [v for v in sameness.verdicts(sameness.compare(*cluster(odd, inside))) if v.check != "sameness"]
 
 
@@ -82,7 +82,7 @@ OTHER_DATA = {"path": "/d", "present": True, "complete": True, "files": 3, "byte
 def test_the_odd_host_is_named_with_its_value_and_that_of_the_others(
     odd: dict[str, Any], inside: dict[str, str | None], check: str, level: str, value: str
 ) -> None:
-    (verdict,) = judged(odd, inside)
+    (verdict,) = verdicts_of(odd, inside)
     assert (verdict.check, verdict.where, verdict.level) == (check, "host h3", level)
     assert value in verdict.what and "h1, h2 have" in verdict.what
     assert bool(verdict.fix) == (level != HEALTHY)
@@ -98,7 +98,7 @@ def test_the_odd_host_is_named_with_its_value_and_that_of_the_others(
     ],
 )
 def test_what_does_no_harm_is_no_difference(odd: dict[str, Any]) -> None:
-    assert judged(odd) == []
+    assert verdicts_of(odd) == []
 
 
 def test_gpus_that_the_inventory_leaves_out_are_not_compared() -> None:
@@ -126,7 +126,7 @@ def test_the_majority_decides_even_against_the_first_host() -> None:
 
 
 @pytest.mark.parametrize("silent", [{"h3": None}, {"h3": {}}, {"h3": {"torch": None}}])
-def test_what_a_host_does_not_tell_is_incomplete_and_not_different(silent: dict[str, Any]) -> None:
+def test_what_a_host_does_not_report_is_incomplete_and_not_different(silent: dict[str, Any]) -> None:
     hosts, inside = cluster()
     verdicts = sameness.verdicts(sameness.compare(hosts, {**inside, **silent}))
     assert {verdict.level for verdict in verdicts} == {HEALTHY, INCOMPLETE}
@@ -149,8 +149,8 @@ def test_any_fact_may_be_missing(key: str) -> None:
 
 
 def test_data_that_could_not_be_read_in_time_is_unknown_and_not_equal() -> None:
-    late = {"path": "/d", "present": True, "complete": False, "files": 3, "bytes": 12, "sha256": None}
-    (verdict,) = judged({"data": late})
+    slow = {"path": "/d", "present": True, "complete": False, "files": 3, "bytes": 12, "sha256": None}
+    (verdict,) = verdicts_of({"data": slow})
     assert (verdict.check, verdict.level) == ("data", INCOMPLETE) and "h3" in verdict.what
 
 
@@ -176,7 +176,9 @@ def test_a_driver_too_old_for_the_images_cuda(driver: str, cuda: str | None, lev
     assert [verdict.level for verdict in found] == ([level] if level else [])
 
 
-def test_the_table_marks_the_odd_cell_and_shortens_hashes() -> None:
-    rows = dict(sameness.table(sameness.compare(*cluster({}, {"image": OTHER, "torch": None}))))
-    assert rows["image"] == [(IMAGE[:12], False), (IMAGE[:12], False), ("0" * 12, True)]
-    assert rows["torch"] == [("2.13.0", False), ("2.13.0", False), ("?", False)]
+def test_the_document_names_the_odd_host_and_shortens_hashes() -> None:
+    rows = sameness.compare(*cluster({}, {"image": OTHER, "torch": None}))
+    matrix = sameness.document(["h1", "h2", "h3"], rows)
+    found = {row["property"]: row for row in matrix["rows"]}
+    assert found["image"]["values"] == [IMAGE[:12], IMAGE[:12], "0" * 12] and found["image"]["odd"] == ["h3"]
+    assert found["torch"]["values"] == ["2.13.0", "2.13.0", "?"] and found["torch"]["odd"] == []

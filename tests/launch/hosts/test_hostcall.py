@@ -78,7 +78,8 @@ def test_links_are_measured_and_their_progress_is_counted() -> None:
     addresses = {"h1": "127.45.2.1", "h2": "127.45.2.2", "h3": "127.45.2.3"}
     field = Field("data", addresses, dict.fromkeys(addresses, 1500))
     machines: Any = [Host(name) for name in addresses]
-    found, _ = measure.measure(machines, [field], 0, lambda text: None)[0]["data"]
+    measured, _ = measure.measure(machines, [field], 0, lambda text: None)
+    found = measured["data"]
     assert len(found) == 6 and all(link.error is None and link.path_mtu == 1500 for link in found)
 
 

@@ -75,8 +75,8 @@ def test_a_tie_goes_to_the_network_that_does_not_carry_ssh() -> None:
         "h2": ("bond0", "10.78.0.12"),
     }
     assert why_not(choice, "docker0 (h1, h2)").startswith("bridge")
-    assert why_not(choice, MANAGEMENT) == "945 Mbit/s measured on the slowest pair (h1 -> h2), but it carries SSH"
-    assert "938 Mbit/s measured" in choice.network.reason and "does not carry SSH" in choice.network.reason
+    assert why_not(choice, MANAGEMENT) == "0.945 Gbit/s measured on the slowest pair (h1 -> h2), but it carries SSH"
+    assert "0.938 Gbit/s measured" in choice.network.reason and "does not carry SSH" in choice.network.reason
     assert len(choice.links) == 2
 
 
@@ -162,7 +162,7 @@ def test_the_nic_of_ssh_carries_it_at_its_other_address_too() -> None:
 def test_the_faster_network_is_taken_even_if_it_carries_ssh() -> None:
     choice = choose(lab(), speed=speeds({MANAGEMENT: 940.0, DATA: 94.0}))
     assert choice.network.name == MANAGEMENT
-    assert why_not(choice, DATA) == "94 Mbit/s measured on the slowest pair (h1 -> h2)"
+    assert why_not(choice, DATA) == "0.094 Gbit/s measured on the slowest pair (h1 -> h2)"
 
 
 def test_a_network_is_as_fast_as_its_slowest_pair() -> None:
@@ -171,7 +171,7 @@ def test_a_network_is_as_fast_as_its_slowest_pair() -> None:
 
     choice = choose(lab(), speed=speed)
     assert choice.network.name == MANAGEMENT
-    assert "10 Mbit/s measured on the slowest pair (h2 -> h1)" in why_not(choice, DATA)
+    assert "0.01 Gbit/s measured on the slowest pair (h2 -> h1)" in why_not(choice, DATA)
 
 
 def test_labels_do_not_count_below_what_one_stream_can_show() -> None:
@@ -213,7 +213,7 @@ def test_of_two_nics_in_one_subnet_the_faster_counts() -> None:
 
     choice = choose(known, speed=speed, ssh={})
     assert {host: end.interface for host, end in choice.endpoints.items()} == {"h1": "fast", "h2": "only"}
-    assert "940 Mbit/s" in why_not(choice, "10.1.0.0/24 (slow, only)")
+    assert "0.94 Gbit/s" in why_not(choice, "10.1.0.0/24 (slow, only)")
 
 
 def test_pairs_without_bandwidth_work_and_the_others_decide() -> None:
@@ -237,11 +237,11 @@ def test_pairs_without_bandwidth_work_and_the_others_decide() -> None:
     choice = networks.choose(known, {}, found, Measurements().with_round(measured({DATA: 94.0, MANAGEMENT: 940.0})))
     assert choice.network.name == MANAGEMENT
     words = "measured on the slowest pair (h1 -> h2), 4 pairs not measured"
-    assert f"940 Mbit/s {words}" in choice.network.reason and why_not(choice, DATA) == f"94 Mbit/s {words}"
+    assert f"0.94 Gbit/s {words}" in choice.network.reason and why_not(choice, DATA) == f"0.094 Gbit/s {words}"
     choice = networks.choose(
         known, {"h1": "10.0.0.0"}, found, Measurements().with_round(measured({DATA: None, MANAGEMENT: None}))
     )
-    assert "bandwidth not measured" in choice.network.reason and "0 Mbit/s" not in choice.network.reason
+    assert "bandwidth not measured" in choice.network.reason and "0 Gbit/s" not in choice.network.reason
 
 
 def test_one_direction_blocked_refuses_a_network() -> None:

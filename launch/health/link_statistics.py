@@ -1,0 +1,207 @@
+"""What is typical of the measured links, which pairs deviate from it, and which hosts most of these pairs share. Pure.
+
+A pair is compared with `typical`, the median over hosts of each host's own median. Unlike the median of all pairs, it
+does not fall when one host of three is slow, although that host is in four of the six pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median_high, median_low
+
+from launch.network.links import Link
+
+#: (source, target): one direction between two hosts.
+Pair = tuple[str, str]
+
+#: A pair is slow below this part of the typical bandwidth, or of the bandwidth of its other direction.
+SLOW = 0.5
+#: A pair has high latency above this multiple of the typical round trip, if that is above the floor as well.
+HIGH_LATENCY_TIMES, HIGH_LATENCY_FLOOR_MS = 10.0, 0.5
+#: Above this no link is that of a local network, whatever is typical.
+HIGH_LATENCY_MS = 5.0
+
+
+@dataclass(frozen=True)
+class Blame:
+    """Bad pairs, explained by hosts that most of them share."""
+
+    hosts: dict[str, str]  # host -> "both", "sending" or "receiving"
+    explained: dict[str, list[Pair]]  # host -> the bad pairs that it explains
+    pairs: list[Pair]  # the bad pairs that no host explains, in order
+
+
+@dataclass(frozen=True)
+class Slow:
+    """Slow pairs and what explains them."""
+
+    typical: float | None  # Mbit/s; None: nothing was measured
+    pairs: list[Pair]  # all slow pairs
+    groups: list[list[str]]  # sets of hosts that are fast among themselves and slow to others; may be empty
+    blame: Blame
+
+
+def arrow(pair: Pair) -> str:
+    """`h1 -> h2`."""
+    return f"{pair[0]} -> {pair[1]}"
+
+
+def other(pair: Pair, host: str) -> str:
+    """The pair's other host."""
+    return pair[1] if pair[0] == host else pair[0]
+
+
+def bandwidths(links: Iterable[Link]) -> dict[Pair, float]:
+    """Mbit/s of the pairs that work and were measured."""
+    return {(k.source, k.target): k.mbits for k in links if k.error is None and k.mbits is not None}
+
+
+def round_trips(links: Iterable[Link]) -> dict[Pair, float]:
+    """Milliseconds of the pairs that work and were measured."""
+    return {(k.source, k.target): k.rtt_ms for k in links if k.error is None and k.rtt_ms is not None}
+
+
+def path_mtus(links: Iterable[Link]) -> dict[Pair, int]:
+    """Bytes of the largest packet on the pairs that work and were measured."""
+    return {(k.source, k.target): k.path_mtu for k in links if k.error is None and k.path_mtu is not None}
+
+
+def typical(values: Mapping[Pair, float], middle: Callable[[Iterable[float]], float]) -> float | None:
+    """The median over hosts of the median of each host's pairs; None without values.
+
+    `middle` chooses between two middle values: median_high for bandwidths and median_low for round trips, so that with
+    two hosts each direction is compared with the better one.
+    """
+    hosts: dict[str, list[float]] = {}
+    for pair, value in values.items():
+        for host in pair:
+            hosts.setdefault(host, []).append(value)
+    return middle([middle(own) for own in hosts.values()]) if hosts else None
+
+
+def blame(bad: Iterable[Pair], tested: Sequence[Pair]) -> Blame:
+    """Find the hosts that explain the bad ones of the tested pairs, in time linear in the number of pairs.
+
+    A host explains the bad pairs on which it sends (or receives) when these are more than half of the tested ones, and
+    lead to two other hosts at least. It explains both directions when that holds of all its pairs, and of at least half
+    of the pairs of each direction. The host that explains most comes first, and the pairs that it explains count for no
+    other host.
+    """
+    bad_pairs = set(bad)
+    ends = (("sending", 0), ("receiving", 1))
+    #: By (host, direction) the pairs that no host explains yet; dicts keep their order, as sets would not.
+    open_pairs: dict[tuple[str, str], dict[Pair, None]] = {}
+    open_bad: dict[tuple[str, str], dict[Pair, None]] = {}
+    names = list(dict.fromkeys(host for pair in tested for host in pair))
+    for host in names:
+        for direction, _ in ends:
+            open_pairs[host, direction], open_bad[host, direction] = {}, {}
+    for pair in tested:
+        for direction, end in ends:
+            open_pairs[pair[end], direction][pair] = None
+            if pair in bad_pairs:
+                open_bad[pair[end], direction][pair] = None
+
+    def candidates(host: str) -> Iterable[tuple[int, float, str]]:
+        """(bad pairs, their part of the tested ones, direction) of what the host could explain."""
+        out, into = (len(open_bad[host, direction]) for direction, _ in ends)
+        all_out, all_into = (len(open_pairs[host, direction]) for direction, _ in ends)
+        halves = all_out and all_into and 2 * out >= all_out and 2 * into >= all_into
+        for direction, count, total in (
+            ("both", out + into, all_out + all_into),
+            ("sending", out, all_out),
+            ("receiving", into, all_into),
+        ):
+            if 2 * count > total and (direction != "both" or halves):
+                # One bad pair in each direction may be with one and the same partner.
+                same = max(out, into) < 2 and len({other(p, host) for d, _ in ends for p in open_bad[host, d]}) < 2
+                if count >= 2 and not same:
+                    yield count, count / total, direction
+
+    directions: dict[str, str] = {}
+    explained: dict[str, list[Pair]] = {}
+    while True:
+        best: tuple[int, float] = (0, 0.0)
+        chosen = ("", "")
+        for host in names:
+            for count, part, direction in candidates(host):
+                if (count, part) > best:
+                    best, chosen = (count, part), (host, direction)
+        host, direction = chosen
+        if not host:
+            break
+        directions[host] = "both" if host in directions else direction
+        for own in ("sending", "receiving") if direction == "both" else (direction,):
+            explained.setdefault(host, []).extend(open_bad[host, own])
+            for pair in list(open_pairs[host, own]):
+                for way, end in ends:
+                    del open_pairs[pair[end], way][pair]
+                    open_bad[pair[end], way].pop(pair, None)
+    return Blame(directions, explained, [pair for pair in tested if pair in open_bad[pair[0], "sending"]])
+
+
+def groups(values: Mapping[Pair, float]) -> list[list[str]]:
+    """Sets of two hosts or more that are fast among themselves and slow to all others, as behind a slow uplink.
+
+    Fast is at least half of the fastest pair. Empty unless all pairs were measured and each of them fits.
+    """
+    hosts = list(dict.fromkeys(host for pair in values for host in pair))
+    if len(values) != len(hosts) * (len(hosts) - 1) or len(hosts) < 4:
+        return []
+    limit = SLOW * max(values.values())
+    fast = {host: frozenset(h for h in hosts if h == host or values[host, h] >= limit) for host in hosts}
+    sets = list(dict.fromkeys(fast[host] for host in hosts))
+    fits = len(sets) > 1 and sum(map(len, sets)) == len(hosts) and all(len(s) > 1 for s in sets)
+    return [[h for h in hosts if h in s] for s in sets] if fits else []
+
+
+def slow(links: Iterable[Link]) -> Slow:
+    """The pairs below half of the typical bandwidth or of their own other direction, and what they have in common."""
+    values = bandwidths(links)
+    usual = typical(values, median_high)
+    if usual is None:
+        return Slow(None, [], [], Blame({}, {}, []))
+    parts = groups(values)
+    if parts:
+        group_of = {host: index for index, hosts in enumerate(parts) for host in hosts}
+        between = [pair for pair in values if group_of[pair[0]] != group_of[pair[1]]]
+        return Slow(usual, between, parts, Blame({}, {}, []))
+    below = [
+        pair
+        for pair, value in values.items()
+        if value < SLOW * usual or value < min(usual, SLOW * values.get((pair[1], pair[0]), 0.0))
+    ]
+    return Slow(usual, below, [], blame(below, list(values)))
+
+
+def high_latency_pairs(links: Iterable[Link]) -> list[Pair]:
+    """The pairs whose round trip is far above the typical one, or long for a local network."""
+    values = round_trips(links)
+    limit = max(HIGH_LATENCY_TIMES * (typical(values, median_low) or 0.0), HIGH_LATENCY_FLOOR_MS)
+    return [pair for pair, ms in values.items() if ms > min(limit, HIGH_LATENCY_MS)]
+
+
+def both_ways(pairs: Iterable[Pair]) -> list[list[Pair]]:
+    """The pairs, each together with its other direction where that is among them."""
+    ways: dict[frozenset[str], list[Pair]] = {}
+    for pair in pairs:
+        ways.setdefault(frozenset(pair), []).append(pair)
+    return list(ways.values())
+
+
+def places(changed: Collection[Pair], tested: Sequence[Pair]) -> list[tuple[str, list[Pair]]]:
+    """Where to report bad pairs, as (place, its bad pairs).
+
+    The place is the cluster when all pairs are bad, then come the hosts that explain pairs, then the pairs left over.
+    """
+    if len(changed) == len(tested) > 2:
+        return [("cluster", list(changed))]
+    found = blame(changed, tested)
+    hosts = [(f"host {host}", pairs) for host, pairs in found.explained.items()]
+    return hosts + [(place_of(ways), ways) for ways in both_ways(found.pairs)]
+
+
+def place_of(ways: Sequence[Pair]) -> str:
+    """`h1 -> h2`, or `h1 -> h2, h2 -> h1` for both directions."""
+    return ", ".join(map(arrow, ways))

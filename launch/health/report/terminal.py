@@ -1,0 +1,220 @@
+"""A check's document in the terminal, short enough for a screen: what is wrong first, then what is right, then figures.
+
+Whatever is left out here, or counted instead of named, is on the page.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import median_low
+from typing import Any
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from launch.cli.units import gbits, number
+from launch.health.link_statistics import (
+    Blame,
+    Pair,
+    arrow,
+    bandwidths,
+    blame,
+    high_latency_pairs,
+    round_trips,
+    slow,
+    typical,
+)
+from launch.health.records import links_of
+from launch.health.report import contents
+from launch.health.report.contents import Document
+from launch.health.verdicts import HEALTHY
+from launch.network.links import Link
+
+#: Up to so many hosts all pairs are shown, and beyond that the extremes.
+MATRIX_HOSTS = 8
+#: Extremes, and verdicts with the same fix, that are shown one by one.
+SHOWN = 3
+
+
+def show(document: Document, console: Console) -> None:
+    """Print the document."""
+    console.print(
+        Text(
+            f"{contents.title_of(document)}, {contents.about(document, ', ')}: {contents.level_of(document)}",
+            style="bold",
+        )
+    )
+    console.print(_problems(document))
+    for line in _healthy(document):
+        console.print(Text.assemble(("✓ ", "green"), line))
+    _show_links(document, console)
+    for line in _differences(document["sameness"]):
+        console.print(Text(line))
+    for key, title in (("allreduce", "All-reduce"), ("forecast", "Forecast")):
+        part = document[key]
+        if part is None:
+            console.print(Text(f"{title}: {contents.LEFT_OUT[key]}", style="dim"))
+        elif not part["rows"]:
+            console.print(Text(f"{title}: {part.get('note') or part.get('recommendation')}"))
+    if (forecast := document["forecast"]) and forecast["rows"]:
+        console.print(_forecast_table(forecast["rows"]))
+        console.print(Text(forecast["note"], style="dim"))
+        console.print(Text(forecast["recommendation"], style="bold"))
+
+
+def _problems(document: Document) -> Table:
+    """Errors, incomplete checks and warnings. Those of several hosts, or pairs, with the same fix stand together."""
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for entry in contents.by_gravity(document):
+        if entry["level"] != HEALTHY:
+            groups.setdefault((entry["level"], entry["check"], _fix_of_anyone(entry)), []).append(entry)
+    table = Table.grid(padding=(0, 2, 0, 0), expand=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold", ratio=1)
+    for entries in groups.values():
+        first = entries[0]
+        sign, style = contents.SIGNS[first["level"]]
+        where, lines = first["where"], [first["what"]]
+        if len(entries) > 1:
+            names = [entry["where"].removeprefix("host ") for entry in entries]
+            where = f"{len(names)} {'pairs' if ' -> ' in where else 'hosts'}"
+            if len({entry["what"] for entry in entries}) == 1:
+                lines = [f"{_first(names, 12)}: {first['what']}"]
+            else:
+                shown = list(zip(names, entries, strict=True))[:SHOWN]
+                lines = [e["what"] if f"{name} -> " in e["what"] else f"{name}: {e['what']}" for name, e in shown]
+                lines += [f"{len(names) - SHOWN} more: {_first(names[SHOWN:], 6)}"] if names[SHOWN:] else []
+        place = first["check"] if where == "cluster" else f"{first['check']}, {where}"
+        what = Text(f"{place}: " + "\n".join(lines))
+        if first["fix"]:
+            same = all(entry["fix"] == first["fix"] for entry in entries)
+            what.append(f"\nfix: {first['fix']}{'' if same else '; the others likewise'}", style="dim")
+        table.add_row(Text(f"{sign} {first['level']}", style=style), what)
+    return table
+
+
+def _fix_of_anyone(entry: Mapping[str, Any]) -> str:
+    """A verdict's fix without the names of its hosts, so that the same fix of several hosts is found."""
+    names = re.split(" -> |, ", entry["where"].removeprefix("host "))
+    return re.sub("|".join(rf"\b{re.escape(name)}\b" for name in names), "", entry["fix"])
+
+
+def _healthy(document: Document) -> Iterator[str]:
+    """One line with the checks that are healthy on all hosts, and a line for each healthy check of the cluster."""
+    hosts = document["hosts"]
+    healthy: dict[str, set[str]] = {}
+    for entry in document["verdicts"]:
+        if entry["level"] == HEALTHY and entry["where"].startswith("host "):
+            healthy.setdefault(entry["check"], set()).add(entry["where"])
+    wrong = {entry["check"] for entry in document["verdicts"] if entry["level"] != HEALTHY}
+    checks = [check for check, places in healthy.items() if len(places) == len(hosts) and check not in wrong]
+    if checks:
+        where = f"on all {len(hosts)} hosts" if len(hosts) > 1 else f"on {hosts[0]}"
+        yield f"healthy {where}: {', '.join(checks)}"
+    for entry in document["verdicts"]:
+        if entry["level"] == HEALTHY and entry["where"] == "cluster":
+            yield f"{entry['check']}: {entry['what']}"
+
+
+def _differences(sameness: Mapping[str, Any] | None) -> Iterator[str]:
+    """A line for each property in which hosts differ."""
+    for row in sameness["rows"] if sameness else []:
+        values: dict[str, list[str]] = {}
+        for host, value in zip(sameness["hosts"] if sameness else [], row["values"], strict=True):
+            if host in row["odd"]:
+                values.setdefault(contents.brief(value), []).append(host)
+        if values:
+            odd = "; ".join(f"{value} on {_first(hosts, SHOWN)}" for value, hosts in values.items())
+            yield f"differs: {row['property']}: {odd}; {contents.brief(row['majority'])} on the other hosts"
+
+
+def _show_links(document: Document, console: Console) -> None:
+    """All pairs where that fits, else the extremes."""
+    links, hosts = links_of(document), document["hosts"]
+    if not links:
+        return
+    speeds, trips, found = bandwidths(links), round_trips(links), slow(links)
+    if found.typical is None:
+        console.print(Text(f"Bandwidth: {contents.LEFT_OUT['bandwidth']}", style="dim"))
+    else:
+        title = f"Bandwidth in Gbit/s from row to column, median {gbits(found.typical)} (* slow)"
+        table = link_table(links, hosts, speeds, set(found.pairs), gbits)
+        if _fits(table, hosts, console):
+            console.print(Text(title, style="italic"), table, sep="\n")
+        else:
+            few = _extremes(speeds, found.blame, lowest=True)
+            words = ", ".join(f"{arrow(pair)} {gbits(speeds[pair])}" for pair in few)
+            console.print(Text(f"slowest pairs in Gbit/s (median {gbits(found.typical)}): {words}"))
+    usual = typical(trips, median_low)
+    if usual is not None:
+        high = high_latency_pairs(links)
+        title = f"Round trip in ms, opened by the row's host, median {number(usual)} (* high latency)"
+        table = link_table(links, hosts, trips, set(high), number)
+        if _fits(table, hosts, console):
+            console.print(Text(title, style="italic"), table, sep="\n")
+        else:
+            few = _extremes(trips, blame(high, list(trips)), lowest=False)
+            words = ", ".join(f"{arrow(pair)} {number(trips[pair])}" for pair in few)
+            console.print(Text(f"longest round trips in ms (median {number(usual)}): {words}"))
+
+
+def _fits(table: Table, hosts: Sequence[str], console: Console) -> bool:
+    wanted = Measurement.get(console, console.options.update(max_width=1000), table).maximum
+    return len(hosts) <= MATRIX_HOSTS and wanted <= console.width
+
+
+def _extremes(values: Mapping[Pair, float], blamed: Blame, lowest: bool) -> list[Pair]:
+    """The most extreme pairs, but for those that are explained by a host: of that host all has been said."""
+    explained = {pair for pairs in blamed.explained.values() for pair in pairs}
+    pairs = [pair for pair in values if pair not in explained]
+    return sorted(pairs, key=values.__getitem__, reverse=not lowest)[:SHOWN]
+
+
+def link_table(
+    links: Sequence[Link],
+    hosts: Sequence[str],
+    values: Mapping[Pair, float],
+    marked: set[Pair],
+    write: Callable[[float], str],
+) -> Table:
+    """All pairs' figures, from the row's host to the column's; marked ones with a star as well as by colour."""
+    errors = {contents.ends(link) for link in links if link.error is not None}
+
+    def cell(pair: Pair) -> Text:
+        if pair in values:
+            text = write(values[pair])
+            return Text(f"{text}*", style="bold yellow") if pair in marked else Text(text)
+        return Text("broken", style="bold red") if pair in errors else Text("?", style="dim")
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("", style="bold")
+    for host in hosts:
+        table.add_column(Text(host), justify="right", min_width=6)
+    for source in hosts:
+        cells = (Text("-", style="dim") if source == target else cell((source, target)) for target in hosts)
+        table.add_row(Text(source), *cells)
+    return table
+
+
+def _forecast_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """The option asked for on 1, 2, 4, ... and all hosts, and the other options on all hosts."""
+    most, asked = max(row["nodes"] for row in rows), rows[0]["option"].removesuffix(" *")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in contents.FORECAST_COLUMNS:
+        table.add_column(name, justify="left" if name == "option" else "right")
+    counts = sorted({row["nodes"] for row in rows})
+    if len(counts) > SHOWN:
+        counts = [n for n in counts if n & (n - 1) == 0 or n == most]
+    for row in rows:
+        if row["nodes"] == most or (row["nodes"] in counts and row["option"].removesuffix(" *") == asked):
+            table.add_row(*map(Text, contents.forecast_cells(row)))
+    return table
+
+
+def _first(names: Sequence[str], most: int) -> str:
+    """Names in a row, the first few of many."""
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

@@ -1,0 +1,107 @@
+"""What the hosts say of themselves and of the links between them, asked in one SSH call per host.
+
+Not for what that means: see check.py and the checks that it calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launch.health.host_checks import RUNNING
+from launch.hosts import hostcall, ssh
+from launch.hosts.clustermap import ClusterMap, MapHost
+from launch.hosts.hostcall import Answer
+from launch.hosts.machine import Machine
+from launch.network import measure
+from launch.network.links import Link
+
+FACTS_SECONDS = 30.0  # the longest that a host may take for its facts, the data set's fingerprint included
+
+#: By host what its training image says of itself, each value by its name in sameness.PROPERTIES; None: not known.
+Inside = dict[str, Mapping[str, str | None] | None]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The hosts' answers, and the links between them on the training network."""
+
+    answers: dict[str, Answer | BaseException]
+    links: list[Link]
+
+    def facts(self, host: str) -> dict[str, Any] | None:
+        """None where the host did not answer."""
+        answer = self.answers[host]
+        return answer.survey if isinstance(answer, Answer) else None
+
+    def running(self) -> list[str]:
+        """The hosts on which a run is in progress."""
+        runs = {host: (self.facts(host) or {}).get("runs") or [] for host in self.answers}
+        return [host for host, entries in runs.items() if any(entry.get("state") in RUNNING for entry in entries)]
+
+
+def ask_hosts(
+    hosts: Sequence[MapHost],
+    machines: Sequence[Machine],
+    bandwidth_seconds: int,
+    full: bool,
+    say: Callable[[str], None],
+    podman: bool = True,
+) -> Survey:
+    """Ask every host at once for its facts and for its links to the others.
+
+    Args:
+        bandwidth_seconds: how long the bandwidth of each pair is measured; 0: not at all.
+        full: the facts that take longer, too (muster_survey.survey).
+        say: shows a line of progress.
+        podman: images and runs, too.
+    """
+    names = [host.name for host in hosts]
+    field = measure.Field(
+        "training", {host.name: host.address for host in hosts}, {host.name: mtu_of(host) for host in hosts}
+    )
+    fields = [field] if len(hosts) > 1 else []
+    asked = measure.options(names, fields, bandwidth_seconds)
+    options = {
+        host.name: {
+            "survey": {
+                "train_interface": host.interface,
+                "data_dir": host.data_dir,
+                "full": full,
+                "podman": podman,
+            },
+            **(asked[host.name] if fields else {}),
+        }
+        for host in hosts
+    }
+    limit = FACTS_SECONDS + measure.longest_seconds(len(hosts), len(fields), bandwidth_seconds)
+    answers = hostcall.ask_all(machines, options, limit, say)
+    return Survey(answers, measure.links(names, fields, answers).get(field.name, []))
+
+
+def hosts_with_a_run(machines: Sequence[Machine]) -> list[str]:
+    """The hosts on which a run is in progress. Hosts that do not answer are left out."""
+    command = "podman ps --quiet --filter label=muster.run"
+    answers = ssh.in_parallel(lambda machine: machine.answer(command).split(), machines)
+    return [machine.name for machine, ids in zip(machines, answers, strict=True) if isinstance(ids, list) and ids]
+
+
+def nic_of(host: MapHost, facts: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The training NIC of a host by these facts; {} where they do not have it."""
+    nics: list[dict[str, Any]] = facts.get("nics") or []
+    return next((nic for nic in nics if nic["name"] == host.interface), {})
+
+
+def mtu_of(host: MapHost) -> int:
+    """Bytes of the training NIC's MTU, as the last deploy found it."""
+    return int(nic_of(host, host.facts).get("mtu") or 1500)
+
+
+def images_of(cluster: ClusterMap, survey: Survey) -> Inside:
+    """The id of the training image that each host holds now. It determines torch, NCCL, CUDA and the code within."""
+    inside: Inside = {}
+    for name in survey.answers:
+        images = (survey.facts(name) or {}).get("images")
+        inside[name] = None if images is None else {"image": images.get(cluster.image.ref, "none")}
+    return inside

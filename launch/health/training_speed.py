@@ -1,0 +1,145 @@
+"""How fast ranks are in the training image on the real hosts: a short all-reduce, and what a forecast is made from.
+
+Both are measured by `python -m train.forecast.probe`, which probe.py runs. The forecast itself is made in forecast.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from launch.cli.refusal import Refusal
+from launch.cli.units import rate
+from launch.health import forecast, probe
+from launch.health.verdicts import ERROR, HEALTHY, INCOMPLETE, WARNING, Verdict
+from launch.hosts.clustermap import ClusterMap, MapHost
+from launch.hosts.machine import Machine
+from launch.network import choose
+from launch.network.links import Link
+
+ALL_REDUCE_SECONDS = 3.0  # the limit of its repeats
+#: The part of the slowest link that an all-reduce reaches at least, unless the processors are the limit.
+ALL_REDUCE_PART = 0.5
+#: Bytes of one checkpoint in units of the gradients': the weights and, with AdamW, two numbers for each of them.
+CHECKPOINT_PER_GRADIENT = 3
+#: The properties of its image that a rank reports (launch.health.sameness).
+REPORTED = ("torch", "cuda", "nccl", "code")
+
+#: About what the probe does (train/forecast/probe.py, step_times.py): for the time that it is expected to take.
+START_SECONDS = 6.0
+ALL_REDUCE_BYTES, LONGEST_SUM_SECONDS = (2**20, 2**24, 2**27), 10.0
+STEPS_SECONDS, SUMS_SECONDS = 4.0, 3.0  # of a round's steps in all sweeps; of a round's sums, at least
+RESNET18_BYTES = 46_800_000  # of its gradients
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """What a short all-reduce showed."""
+
+    verdicts: list[Verdict]
+    report: dict[str, Any] | None = None  # as launch.health.records.document describes it
+    inside: dict[str, dict[str, str]] = field(default_factory=dict)  # by host what its image says of itself
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a run is expected to be like."""
+
+    verdicts: list[Verdict]
+    report: dict[str, Any] | None = None  # as launch.health.records.document describes it
+    checkpoint_bytes: int | None = None  # None: not known
+
+
+def sum_seconds(count: int, hosts: int, mbits: float) -> float:
+    """About how long an all-reduce of `count` bytes takes where the slowest link carries `mbits`; 0 for unknown."""
+    return 2 * (hosts - 1) / hosts * count * 8 / (mbits * 1e6) if mbits else 0.0
+
+
+def all_reduce_seconds(hosts: int, links: Sequence[Link]) -> float:
+    """How long `all_reduce` is expected to take."""
+    sums = [sum_seconds(count, hosts, choose.slowest(links)) for count in ALL_REDUCE_BYTES]
+    return START_SECONDS + max(ALL_REDUCE_SECONDS, sum(one for one in sums if one <= LONGEST_SUM_SECONDS))
+
+
+def forecast_seconds(hosts: int, links: Sequence[Link]) -> float:
+    """How long `make_forecast` is expected to take for a model of the size of resnet18.
+
+    In the round of k hosts, its gradients are summed three times at least: at first, alone, and beside other work.
+    """
+    rounds = {*range(1, min(hosts, 4) + 1), *(2**k for k in range(2, hosts.bit_length())), hosts}
+    slowest = choose.slowest(links)
+    sums = [sum_seconds(RESNET18_BYTES, count, slowest) for count in rounds if count > 1]
+    return START_SECONDS + STEPS_SECONDS * len(rounds) + sum(one + 2 * max(one, SUMS_SECONDS) for one in sums)
+
+
+def all_reduce(
+    cluster: ClusterMap, hosts: Sequence[MapHost], machines: Sequence[Machine], links: Sequence[Link]
+) -> AllReduce:
+    """Run a short all-reduce of all ranks. Every rank checks the values: a wrong one is an error."""
+    try:
+        document = probe.run(cluster, hosts, machines, ["--seconds", str(ALL_REDUCE_SECONDS)])
+    except Refusal as refusal:
+        return AllReduce([Verdict("all-reduce", p.where, ERROR, p.what, p.fix) for p in refusal.problems])
+    measured = document["all_reduce"]
+    rows = [
+        {"bytes": entry["bytes"], "seconds": entry["seconds"], "bus_mbits": bus_mbits(entry)}
+        for entry in measured["sizes"]
+    ]
+    inside = {rank["host"]: {key: rank[key] for key in REPORTED} for rank in document["ranks"]}
+    report = {"rows": rows, "note": "; ".join(["Every rank has checked all values.", *measured["notes"]])}
+    return AllReduce([all_reduce_verdict(measured["sizes"], links)], report, inside)
+
+
+def bus_mbits(entry: Mapping[str, Any]) -> float:
+    """The bus bandwidth of a size (train/forecast/probe.py) in 10^6 bit/s, comparable with the bandwidth of a link."""
+    return float(entry["bus_bytes_per_second"]) * 8 / 1e6
+
+
+def all_reduce_verdict(sizes: Sequence[Mapping[str, Any]], links: Sequence[Link]) -> Verdict:
+    """The largest all-reduce compared with the slowest link. Pure."""
+    if not sizes:
+        return Verdict("all-reduce", "cluster", INCOMPLETE, "no size was measured in time", "check the links")
+    largest = max(sizes, key=lambda entry: entry["bytes"])
+    mbits, slowest = bus_mbits(largest), choose.slowest(links)
+    what = (
+        f"{largest['bytes'] / 2**20:.0f} MiB in {largest['seconds']:.3g} s with correct values, "
+        f"bus bandwidth {rate(mbits)}"
+    )
+    if 0 < slowest < choose.ONE_STREAM and mbits < ALL_REDUCE_PART * slowest:
+        what += f", {mbits / slowest:.0%} of what the slowest link carries ({rate(slowest)})"
+        return Verdict("all-reduce", "cluster", WARNING, what, "see whether the hosts' processors are busy (`top`)")
+    return Verdict("all-reduce", "cluster", HEALTHY, what)
+
+
+def make_forecast(
+    cluster: ClusterMap,
+    hosts: Sequence[MapHost],
+    machines: Sequence[Machine],
+    arguments: Sequence[str],
+    links: Sequence[Link],
+) -> Forecast:
+    """Measure what a forecast needs on the hosts, and make it. `arguments`: the trainer's."""
+    try:
+        measured = probe.run(cluster, hosts, machines, ["--forecast", "--", *arguments])["forecast"]
+    except Refusal as refusal:
+        return Forecast([Verdict("forecast", p.where, ERROR, p.what, p.fix) for p in refusal.problems])
+    outlooks = forecast.outlooks(measured)
+    rows = [
+        {
+            "nodes": one.nodes,
+            "option": one.option + ("" if one.verified else " *"),
+            "step_seconds": one.step_seconds,
+            "images_per_second": one.images_per_second,
+            "speedup": one.speed_up,
+            "efficiency": one.efficiency,
+        }
+        for one in outlooks
+    ]
+    slowest = choose.slowest(links)
+    advice = forecast.recommend(measured, f"{rate(slowest)} link" if slowest else "link")
+    note = forecast.MEANING
+    if not all(one.verified for one in outlooks):
+        note += " * Calculated only: forecasts of this option have not been compared with real runs."
+    report = {"rows": rows, "recommendation": advice, "note": note}
+    return Forecast([], report, measured["gradient_bytes"] * CHECKPOINT_PER_GRADIENT)

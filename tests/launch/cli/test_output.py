@@ -1,0 +1,50 @@
+"""Promise: a long phase says how long it is expected to take, and a few lines while it lasts show that it goes on."""
+
+from __future__ import annotations
+
+import io
+import threading
+
+import pytest
+from rich.console import Console
+
+from launch.cli.output import Phases
+
+
+class Waited(threading.Event):
+    """An event whose waits end at once; it records for how many seconds each was to last."""
+
+    intervals: list[float]
+    reported = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.intervals.append(timeout or 0.0)
+        if len(self.intervals) > 3:
+            self.reported.set()
+            return super().wait()
+        return False
+
+
+@pytest.mark.parametrize(("expected_seconds", "interval_seconds"), [(80.0, 20.0), (12.0, 10.0)])
+def test_a_long_phase_shows_its_progress_in_few_lines(
+    monkeypatch: pytest.MonkeyPatch, expected_seconds: float, interval_seconds: float
+) -> None:
+    console = Console(file=io.StringIO(), width=100)
+    monkeypatch.setattr(Waited, "intervals", [], raising=False)
+    monkeypatch.setattr(Waited, "reported", threading.Event())
+    monkeypatch.setattr("launch.cli.output.Event", Waited)
+    phases = Phases(console)
+    with phases.phase("sum", "Summing", expected_seconds):
+        Waited.reported.wait(10)
+    assert isinstance(console.file, io.StringIO)
+    first, *progress, last = console.file.getvalue().splitlines()
+    assert first == f"==> Summing (about {expected_seconds:.0f} s)"
+    assert progress == [f"    0 s of about {expected_seconds:.0f} s"] * 3 and last == "    took 0 s"
+    assert set(Waited.intervals) == {interval_seconds} and "sum" in phases.seconds
+
+
+def test_a_phase_without_an_estimate_is_one_line() -> None:
+    console = Console(file=io.StringIO(), width=100)
+    with Phases(console).phase("inventory", "Reading"):
+        pass
+    assert isinstance(console.file, io.StringIO) and console.file.getvalue() == "==> Reading\n"
