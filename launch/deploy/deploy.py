@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from containers import engine
 from containers import image as images
 from containers.engine import ContainersError
 from launch.cli import exits
@@ -28,6 +29,8 @@ from launch.health import gpu_checks
 from launch.hosts import clustermap, inventory, preflight
 from launch.hosts.inventory import Host, Inventory
 from launch.network import choose
+
+ABORT_SECONDS = 30  # for Podman to clear away a build that is ended before its time
 
 
 class ImageBuild:
@@ -47,6 +50,15 @@ class ImageBuild:
             self._result = image, images.export_oci(image, self._progress)
         except BaseException as error:  # handed to the main thread by wait()
             self._error = error
+
+    def __enter__(self) -> ImageBuild:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        """End a build that nobody waits for any more, as the deploy has failed or was interrupted."""
+        if self._thread.is_alive():
+            engine.abort()
+            self._thread.join(ABORT_SECONDS)
 
     def wait(self) -> tuple[images.Image, images.OciExport]:
         """The image and its export.
@@ -86,15 +98,15 @@ def deploy(path: Path, console: Console, horovod: bool = False, afresh: bool = F
     with phases.phase("control", "This machine"):
         control.ensure_ready(console)
     known_hosts = inventory.known_hosts_path(path)
-    with phases.phase("look", "Logging in to every host"):
+    with phases.phase("login", "Logging in to every host"):
         preflight.check([host.target for host in inv.hosts], known_hosts)
-    build = ImageBuild(lambda line: console.print(f"    image: {line}", style="dim", highlight=False), horovod)
-    with phases.phase("provision", "Provisioning the hosts (Ansible)"):
-        playbook.run("provision", inv)
-    with phases.phase("detect", "Asking the hosts what they are and whom they reach"):
-        facts = detect.gather_facts(inv, console)
-    with phases.phase("image", "Waiting for the training image"):
-        image, export = build.wait()
+    with ImageBuild(lambda line: console.print(f"    image: {line}", style="dim", highlight=False), horovod) as build:
+        with phases.phase("provision", "Provisioning the hosts (Ansible)"):
+            playbook.run("provision", inv)
+        with phases.phase("detect", "Asking the hosts what they are and whom they reach"):
+            facts = detect.gather_facts(inv, console)
+        with phases.phase("image", "Waiting for the training image"):
+            image, export = build.wait()
     # After the build: where hosts and control machine are one, it would slow the measurement down.
     with phases.phase("measure", "Measuring the links between all hosts"):
         choice, measured = detect.choose_network(inv, facts, None if afresh else clustermap.path_of(path), console)

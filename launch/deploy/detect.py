@@ -169,8 +169,10 @@ def measure_links(inv: Inventory, found: choose.Found, last_map: Path | None, co
         measurements, again = choose.Measurements(), [field.name for field in fields]
         while again:
             some = [field for field in fields if field.name in again]
-            links = measure.measure(machines, some, measure.BANDWIDTH_SECONDS, _progress(console))
-            measurements = measurements.with_round(links)
+            links, hot = measure.measure(machines, some, measure.BANDWIDTH_SECONDS, _progress(console))
+            if hot:
+                console.print(f"    the processors of {', '.join(hot)} were busy, so these figures are lower bounds")
+            measurements = measurements.with_round(links, hot)
             if again := choose.contested(measurements):
                 console.print(f"    not to be told apart yet, so measured once more: {', '.join(again)}")
     return Measured(measurements, now.isoformat(timespec="seconds"), key)

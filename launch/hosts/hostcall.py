@@ -58,6 +58,7 @@ class Answer:
     survey: dict[str, Any] | None
     reach: list[dict[str, Any]] | None
     links: list[dict[str, Any]] | None
+    busy: float | None  # share of the processor time in use while links were measured, 0 to 1
     clock_offset: float  # seconds by which the host's clock is ahead of this machine's
     clock_error: float  # at most so far off is the offset, in seconds
 
@@ -90,7 +91,7 @@ class _Call:
     """What the hosts of one call have said so far. Each host has a thread, which waits for the SSH command."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        self.inputs = {name: ssh.Input() for name in names}
+        self.inputs = {name: ssh.Input(ends=False) for name in names}
         self.listening: dict[str, dict[str, Any]] = {}
         self.answers: dict[str, Answer | BaseException] = {}
         self.pairs = 0  # that were measured
@@ -125,7 +126,9 @@ class _Call:
                 self.pairs += words["pairs"]
             else:
                 ahead, error = clock_offset(sent, words["began"], words["ended"], received)
-                self.answers[name] = Answer(words["survey"], words["reach"], words["links"], ahead, error)
+                self.answers[name] = Answer(
+                    words["survey"], words["reach"], words["links"], words["busy"], ahead, error
+                )
             self.changed.notify()
 
     def wait(self, for_answers: bool, timeout: float, say: Callable[[str], None]) -> None:
@@ -188,8 +191,11 @@ def ask_all(
                 pool.submit(call.ask, machine, options[machine.name], timeout)
             call.wait(False, MEET_SECONDS, say)
             directory = json.dumps(call.listening) + "\n"
-            for name in call.listening.keys() - call.answers.keys():
-                call.inputs[name].send(directory)
+            for name, stdin in call.inputs.items():
+                if name in call.listening and name not in call.answers:
+                    stdin.send(directory)
+                elif name not in call.listening:  # it takes no part, or sudo waits for another password
+                    stdin.end()
             call.wait(True, timeout + END_SECONDS, say)
         finally:
             for stdin in call.inputs.values():

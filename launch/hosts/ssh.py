@@ -215,10 +215,13 @@ def sudo_prefix(target: Target) -> str:
 
 
 class Input:
-    """What a command reads from its standard input, piece by piece while it runs. Fabric polls `read`."""
+    """What a command reads from its standard input. Fabric polls `read`.
 
-    def __init__(self, *pieces: str) -> None:
-        self._pieces = collections.deque(piece for piece in pieces if piece)
+    ends: after these pieces; else more may be sent while the command runs, until `end`.
+    """
+
+    def __init__(self, *pieces: str, ends: bool = True) -> None:
+        self._pieces = collections.deque([*pieces, ""] if ends else pieces)
 
     def send(self, text: str) -> None:
         """Send another piece."""

@@ -237,8 +237,8 @@ def contested(measurements: Measurements) -> list[str]:
 def _settled(label: str, leader: str, measurements: Measurements) -> bool:
     own, best = measurements.speeds[label], measurements.speeds[leader]
     if min(len(own), len(best)) == 1:
-        near = _near(max(own), max(best))
-        return not measurements.hot and (near or max(own) < PARTED_AT_ONCE * max(best))
+        parted = max(own) < PARTED_AT_ONCE * max(best) and not measurements.hot
+        return parted or _near(max(own), max(best))
     return _near(max(own), max(best)) or not _overlap(own, best) or len(own) >= MOST_MEASUREMENTS
 
 

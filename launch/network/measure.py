@@ -14,6 +14,7 @@ from launch.network.schedule import rounds
 
 BANDWIDTH_SECONDS = 1  # of each pair, both directions at once
 PATIENCE_SECONDS = 10  # of a host for its partner in a pair
+HOT_PART = 0.9  # of the processor time, in use while links were measured
 PAIR_SECONDS = 0.4  # what a pair takes beside its bandwidth, about
 
 
@@ -75,8 +76,21 @@ def links(
 
 def measure(
     machines: Sequence[Machine], fields: Sequence[Field], seconds: int, say: Callable[[str], None]
-) -> dict[str, list[Link]]:
-    """Network -> its links in both directions. With `seconds` 0 without bandwidth. say: for progress."""
+) -> tuple[dict[str, list[Link]], list[str]]:
+    """(network -> its links in both directions, hosts whose processors were busy through and through meanwhile).
+
+    With `seconds` 0 without bandwidth. say: for progress.
+    """
     hosts = [machine.name for machine in machines]
     limit = longest_seconds(len(hosts), len(fields), seconds)
-    return links(hosts, fields, hostcall.ask_all(machines, options(hosts, fields, seconds), limit, say))
+    answers = hostcall.ask_all(machines, options(hosts, fields, seconds), limit, say)
+    return links(hosts, fields, answers), hot(answers)
+
+
+def hot(answers: Mapping[str, hostcall.Answer | BaseException]) -> list[str]:
+    """The hosts whose processors may have been what limited a measurement. Pure."""
+    return [
+        host
+        for host, answer in answers.items()
+        if isinstance(answer, hostcall.Answer) and (answer.busy or 0.0) >= HOT_PART
+    ]

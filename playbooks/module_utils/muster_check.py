@@ -13,7 +13,7 @@ from typing import Any, Callable
 
 from ansible.module_utils.muster_links import measure
 from ansible.module_utils.muster_meeting import Meeting, reach
-from ansible.module_utils.muster_survey import survey
+from ansible.module_utils.muster_survey import busy_part, read_stat, survey
 
 DIRECTORY_BYTES = 1 << 24
 
@@ -24,6 +24,7 @@ def run(options: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
     options: survey, the options of muster_survey.survey; meeting, those of muster_meeting.Meeting; reach, the candidate
     addresses of the other hosts {name: [address]}; links, the options of muster_links.measure; each of them may be
     None, as its place in the answer then is (survey or meeting must be given). seconds: how long it may take in all.
+    busy, in the answer: the share of the processor time in use while links were measured, 0 to 1.
 
     With a meeting it says {"listening": ...} first and reads the directory of all hosts, one line of JSON on standard
     input; it says {"pairs": 1} for each pair measured, and goes on answering the other hosts until standard input
@@ -42,7 +43,7 @@ async def _run(options: dict[str, Any], say: Callable[[dict[str, Any]], None]) -
     asked = options["survey"]
     facts = None if asked is None else loop.run_in_executor(None, survey, asked)
     if not options["meeting"]:
-        say({"began": began, "survey": await facts, "reach": None, "links": None, "ended": time.time()})
+        say({"began": began, "survey": await facts, "reach": None, "links": None, "busy": None, "ended": time.time()})
         return
     meeting = Meeting(options["meeting"])
     try:
@@ -69,5 +70,7 @@ async def _answer(
     links = options["links"]
     if facts and links and links["seconds"]:
         await facts  # the survey takes some CPU, which a measurement of bandwidth would miss
+    before = read_stat()
     measured = await measure(meeting, links, lambda: say({"pairs": 1})) if links else None
-    return {"survey": await facts if facts else None, "reach": reached, "links": measured}
+    busy = busy_part(before, read_stat()) if links else None
+    return {"survey": await facts if facts else None, "reach": reached, "links": measured, "busy": busy}

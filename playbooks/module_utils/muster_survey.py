@@ -157,9 +157,14 @@ def busy_part(before: str, after: str) -> float | None:
 
 def watch_processors() -> float | None:
     """How busy the processors are now, this process asleep."""
-    before = head("/proc/stat", 4096)
+    before = read_stat()
     time.sleep(BUSY_SECONDS)
-    return busy_part(before, head("/proc/stat", 4096))
+    return busy_part(before, read_stat())
+
+
+def read_stat() -> str:
+    """The first lines of /proc/stat, for busy_part; "" where it cannot be read."""
+    return head("/proc/stat", 4096)
 
 
 def limits() -> dict[str, int]:

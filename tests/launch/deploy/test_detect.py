@@ -17,7 +17,7 @@ def host(name: str) -> Host:
 
 
 def test_every_host_that_did_not_answer_is_named_with_its_reason() -> None:
-    answer = Answer({}, None, None, 0.0, 0.0)
+    answer = Answer({}, None, None, None, 0.0, 0.0)
     assert detect._all_answers({"h1": answer}) == {"h1": answer}
     lost = {"h2": TimeoutError("no answer within 60 s"), "h3": RuntimeError("`ip -j -d addr show` failed")}
     with pytest.raises(Refusal) as caught:

@@ -25,7 +25,7 @@ IMAGE = "ab" * 32
 
 def answer(**facts: Any) -> Answer:
     known: dict[str, Any] = {"images": {"localhost/muster/train:latest": IMAGE}, "runs": []}
-    return Answer(known | facts, None, [], 0.01, 0.05)
+    return Answer(known | facts, None, [], None, 0.01, 0.05)
 
 
 def seen(*answers: Answer | BaseException, links: list[Link] | None = None) -> Survey:

@@ -78,7 +78,8 @@ def test_links_are_measured_and_their_progress_is_counted() -> None:
     addresses = {"h1": "127.45.2.1", "h2": "127.45.2.2", "h3": "127.45.2.3"}
     field = Field("data", addresses, dict.fromkeys(addresses, 1500))
     machines: Any = [Host(name) for name in addresses]
-    found = measure.measure(machines, [field], 0, lambda text: None)["data"]
+    measured, _ = measure.measure(machines, [field], 0, lambda text: None)
+    found = measured["data"]
     assert len(found) == 6 and all(link.error is None and link.path_mtu == 1500 for link in found)
 
 
@@ -165,7 +166,19 @@ def test_sudos_password_is_sent_first_and_a_dropped_connection_is_an_error_of_it
             assert [in_stream.read(1) for _ in range(4)] == ["secret\n", "program\n", "", None]
             raise ThreadException([ExceptionWrapper({}, OSError, OSError("Socket is closed"), None)])
 
-    stdin = ssh.Input("program\n")
-    stdin.end()
+    target = Target("h1", "192.0.2.1", user="ann", sudo_password="secret")
     with pytest.raises(OSError, match="Socket is closed"):
-        ssh.run(Connection(), "true", 1, Target("h1", "192.0.2.1", user="ann", sudo_password="secret"), stdin)
+        ssh.run(Connection(), "true", 1, target, ssh.Input("program\n"))
+
+
+def test_sudo_is_not_left_waiting_for_another_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As sudo does with a wrong one: it reads line after line until standard input ends."""
+    taken = ssh.Input("wrong\n")
+    assert [taken.read(1) for _ in range(3)] == ["wrong\n", "", None]
+    monkeypatch.setattr(hostcall, "MEET_SECONDS", 1)
+    refuses = Host(
+        "h2", script(tmp_path / "python", "cat > /dev/null; echo 'sudo: no password was provided' >&2; exit 1")
+    )
+    begun = time.monotonic()
+    answers = ask([Host("h1"), refuses], "10")
+    assert str(answers["h2"]) == "sudo: no password was provided" and time.monotonic() - begun < 30

@@ -26,7 +26,7 @@ def entry(source: str, target: str, **more: Any) -> dict[str, Any]:
 
 
 def answer(*links: dict[str, Any]) -> Answer:
-    return Answer(None, None, list(links), 0.0, 0.0)
+    return Answer(None, None, list(links), None, 0.0, 0.0)
 
 
 def test_every_ordered_pair_is_there_once_and_silence_has_a_reason() -> None:
@@ -144,3 +144,10 @@ def test_the_better_of_two_measurements_of_a_pair_counts() -> None:
     both = choose.Measurements().with_round(links(3000.0, 9000.0, None)).with_round(links(7000.0, 8000.0, 10.0))
     assert [link.mbits for link in both.links["data"]] == [7000.0, 9000.0, 10.0]
     assert both.speeds == {"data": [3000.0, 10.0]} and both.links["data"][2].error is None
+
+
+def test_a_host_whose_processors_were_busy_is_hot() -> None:
+    answers: dict[str, Answer | BaseException] = {
+        host: Answer(None, None, [], busy, 0.0, 0.0) for host, busy in (("h1", 0.97), ("h2", 0.4), ("h3", None))
+    }
+    assert measure.hot(answers | {"h4": TimeoutError("no answer")}) == ["h1"]

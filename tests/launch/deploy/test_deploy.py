@@ -1,0 +1,29 @@
+"""Promise: an image build that nobody waits for any more is ended with the deploy that began it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from containers import engine
+from containers import image as images
+from containers.engine import CommandFailed, ContainersError
+from launch.deploy import deploy
+
+
+def test_a_build_ends_with_the_deploy_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def build(progress: Any, horovod: bool) -> Any:
+        with pytest.raises(CommandFailed):
+            engine.follow(["sh", "-c", "echo begun; exec sleep 600"], lambda line: begun.set())
+        ended.set()
+        raise ContainersError("ended", "here", "again")
+
+    monkeypatch.setattr(images, "build_training_image", build)
+    with pytest.raises(RuntimeError, match="a host failed"), deploy.ImageBuild(print, False):
+        assert begun.wait(60)
+        raise RuntimeError("a host failed")
+    assert ended.wait(60)
