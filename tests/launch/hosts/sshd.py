@@ -15,6 +15,7 @@ import paramiko
 from paramiko.common import (
     AUTH_FAILED,
     AUTH_SUCCESSFUL,
+    MSG_CHANNEL_SUCCESS,
     OPEN_FAILED_CONNECT_FAILED,
     OPEN_SUCCEEDED,
 )
@@ -67,6 +68,7 @@ class Sshd:
             self._transports.append(transport)
             transport.add_server_key(self.key)
             session = _Session(self)
+            session.answer_after_replies(transport)
             transport.start_server(threading.Event(), session)
             threading.Thread(target=session.pass_on, args=(transport,), daemon=True).start()
 
@@ -75,6 +77,19 @@ class _Session(paramiko.ServerInterface):
     def __init__(self, server: Sshd) -> None:
         self.server = server
         self.onward: dict[int, socket.socket] = {}
+        self.waiting: list[threading.Thread] = []  # for the reply to the request that they answer
+
+    def answer_after_replies(self, transport: paramiko.Transport) -> None:
+        """Start what waits once a request was replied to: a client takes a channel that closes before for refused."""
+        send = transport._send_user_message
+
+        def send_and_start(message: paramiko.Message) -> None:
+            send(message)
+            if message.asbytes()[0] == MSG_CHANNEL_SUCCESS:
+                while self.waiting:
+                    self.waiting.pop(0).start()
+
+        transport._send_user_message = send_and_start
 
     def get_allowed_auths(self, username: str) -> str:
         return "publickey"
@@ -96,8 +111,10 @@ class _Session(paramiko.ServerInterface):
             ["sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, start_new_session=True
         )
         self.server.programs.append(program)
-        threading.Thread(target=_copy, args=(channel.recv, program.stdin), daemon=True).start()
-        threading.Thread(target=_answer, args=(program, channel), daemon=True).start()
+        self.waiting += [
+            threading.Thread(target=_copy, args=(channel.recv, program.stdin), daemon=True),
+            threading.Thread(target=_answer, args=(program, channel), daemon=True),
+        ]
         return True
 
     def check_channel_direct_tcpip_request(self, chanid: int, origin: Any, destination: Any) -> int:
