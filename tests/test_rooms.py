@@ -23,7 +23,7 @@ ROWS: dict[str, Rows] = {
         ("local", "horovod", "demo"),
     ),
     "train": (
-        ("settings", "order", "durable"),
+        ("settings", "order", "whole_files"),
         ("start", "model", "losses", "optim"),
         ("datasets", "checkpoints", "parallel"),
         ("inference", "evaluate", "step"),

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -38,31 +39,19 @@ class SettingsError(Exception):
     """Settings that cannot be trained with. Refused before training; exit status 2."""
 
 
-def setting(default: Any, group: str, text: str, choices: tuple[str, ...] = (), metavar: str | None = None) -> Any:
-    """A field of Settings. metavar: what --help calls the value."""
+def setting(default: Any, text: str, choices: tuple[str, ...] = (), metavar: str | None = None, *, group: str) -> Any:
+    """A field of Settings. metavar: what --help calls the value; group: the heading under which --help lists it."""
     return dataclasses.field(
         default=default, metadata={"group": group, "help": text, "choices": choices, "metavar": metavar}
     )
 
 
-def what(default: Any, text: str, choices: tuple[str, ...] = (), metavar: str | None = None) -> Any:
-    return setting(default, "what to train", text, choices, metavar)
-
-
-def how(default: Any, text: str, choices: tuple[str, ...] = (), metavar: str | None = None) -> Any:
-    return setting(default, "how to train", text, choices, metavar)
-
-
-def speed(default: Any, text: str, choices: tuple[str, ...] = (), metavar: str | None = None) -> Any:
-    return setting(default, "speed", text, choices, metavar)
-
-
-def ranks(default: Any, text: str, choices: tuple[str, ...] = (), metavar: str | None = None) -> Any:
-    return setting(default, "ranks", text, choices, metavar)
-
-
-def keeps(default: Any, text: str, choices: tuple[str, ...] = (), metavar: str | None = None) -> Any:
-    return setting(default, "checkpoints", text, choices, metavar)
+what = partial(setting, group="what to train")
+how = partial(setting, group="how to train")
+speed = partial(setting, group="speed")
+ranks = partial(setting, group="ranks")
+keeps = partial(setting, group="checkpoints")
+the_run = partial(setting, group="the run")
 
 
 @dataclass(frozen=True)
@@ -129,8 +118,8 @@ class Settings:
     checkpoint_every: str = keeps("epoch", "epoch, steps (500), or seconds (30s)", metavar="WHEN")
     blocking_checkpoints: bool = keeps(False, "wait until a checkpoint is on the disk")
 
-    run_dir: Path = setting(Path("runs"), "the run", "folder to write to (default: MUSTER_RUN_DIR, else runs/<time>)")
-    tensorboard: bool = setting(True, "the run", "write TensorBoard's event files")
+    run_dir: Path = the_run(Path("runs"), "folder to write to (default: MUSTER_RUN_DIR, else runs/<time>)")
+    tensorboard: bool = the_run(True, "write TensorBoard's event files")
 
 
 class Parser(argparse.ArgumentParser):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from train.datasets import DataError, load
-from train.datasets.files import FileBatches
+from train.datasets.file_batches import FileBatches
 from train.datasets.loader import Loader
 from train.settings import Settings
 from train.start.group import Place

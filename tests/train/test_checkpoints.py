@@ -1,4 +1,4 @@
-"""Promises of train.checkpoints.files, durable and prune: whole or absent, verified when read, nothing left behind."""
+"""Promises of checkpoints.files, prune and whole_files: whole or absent, verified when read, nothing left behind."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ import torch
 from tests.train.checkpoints_disk import largest_file
 from train.checkpoints import files, prune
 from train.checkpoints.files import CheckpointError
-from train.durable import Draft, clear_drafts
+from train.whole_files import Draft, clear_drafts
 
 STATE: dict[str, Any] = {
     "model": {"w": torch.arange(1000.0)},

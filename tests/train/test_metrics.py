@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from train.durable import write_json
 from train.reporting import picture, progress
 from train.reporting.metrics import Metrics, kept, peak_memory, read_metrics
+from train.whole_files import write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 PER_EPOCH = 4

@@ -10,7 +10,7 @@ from tests.train.parallel_gradients import BATCHES, CASES
 from tests.train.parallel_models import CPU, network, reference
 from tests.train.parallel_ranks import run
 from train.model import torchvision_cpu
-from train.model.names import plain
+from train.model.plain_names import plain
 from train.parallel import make
 from train.parallel.fsdp import Fsdp, blocks
 from train.settings import Settings, SettingsError

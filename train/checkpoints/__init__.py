@@ -1,6 +1,6 @@
 """Checkpoints that are whole or absent, written while the training goes on, and agreed on by all hosts.
 
-May import: settings, durable, start. Writes and reads checkpoints/step-<n>.pt and its manifest step-<n>.json.
+May import: settings, whole_files, start. Writes and reads checkpoints/step-<n>.pt and its manifest step-<n>.json.
 
 files: the two files of a checkpoint, verified when read.   prune: which checkpoints are kept.
 writer: copies the state and writes it in the background.   snapshot: that copy.

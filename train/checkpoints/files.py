@@ -18,7 +18,7 @@ from typing import IO, Any, cast
 
 import torch
 
-from train.durable import Draft, write_json
+from train.whole_files import Draft, write_json
 
 MANIFEST_SCHEMA = 2
 READABLE = (1, 2)

@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from train.checkpoints import files
 from train.checkpoints.files import CheckpointError, Manifest
-from train.durable import Draft
 from train.start.group import Place, from_all_ranks
+from train.whole_files import Draft
 
 BROADCAST_BYTES = 16 << 20
 BROADCAST_TIMEOUT = timedelta(seconds=300)

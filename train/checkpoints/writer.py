@@ -17,7 +17,7 @@ from train.checkpoints import files
 from train.checkpoints.files import CheckpointError, State
 from train.checkpoints.prune import prune
 from train.checkpoints.snapshot import Snapshot
-from train.durable import clear_drafts
+from train.whole_files import clear_drafts
 
 SWITCH_SECONDS = 0.0002  # turns of the interpreter's lock while a checkpoint is pickled
 NICE = 10  # so that the background takes only what the training leaves of the cores

@@ -11,9 +11,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from train.datasets.arrays import ArrayBatches
+from train.datasets.array_batches import ArrayBatches
 from train.datasets.base import ArraySource, Dataset
-from train.datasets.files import FileBatches
+from train.datasets.file_batches import FileBatches
 from train.datasets.folder import FolderSource
 from train.datasets.transform import Form
 from train.order import Ints

@@ -51,7 +51,8 @@ def slots_for(image_bytes: int, chunk: int, batch: int, workers: int, local_worl
     if fit < 2:
         raise DataError(
             f"{SHARED} is too small for workers that decode images: half of its free {free >> 20} MB per rank holds "
-            f"{fit} chunks of {chunk} images. Start the container with a larger --shm-size, or set --workers 0"
+            f"{fit} chunks of {chunk} images. Enlarge it on the host (mount -o remount,size=50% /dev/shm), or "
+            "set --workers 0"
         )
     return min(wanted, fit)
 

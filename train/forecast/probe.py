@@ -28,13 +28,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from train.durable import write_json
 from train.model import torchvision_cpu
 from train.settings import Settings, SettingsError, problems, refuse
 from train.settings import parse as parse_settings
 from train.start import group
 from train.start.group import Place, from_all_ranks
 from train.start.proof import code_hash
+from train.whole_files import write_json
 
 PROBE_SCHEMA = "muster.probe/1"
 PROBE_FILE = "probe.json"

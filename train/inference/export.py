@@ -76,7 +76,7 @@ def write(trained: Trained, stem: Path) -> list[Path]:
     import torch
     from safetensors.torch import save
 
-    from train.durable import Draft, write_file, write_json
+    from train.whole_files import Draft, write_file, write_json
 
     if stem.suffix in (".pt", ".safetensors"):
         stem = stem.with_suffix("")

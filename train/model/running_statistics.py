@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from train.model.names import plain
+from train.model.plain_names import plain
 
 
 def buffers_of(network: nn.Module) -> dict[str, Tensor]:

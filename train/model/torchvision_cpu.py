@@ -60,7 +60,7 @@ def install(folder: str | None = None) -> list[str]:
     import sysconfig
     from pathlib import Path
 
-    from train.durable import write_file
+    from train.whole_files import write_file
 
     target = Path(folder or sysconfig.get_path("purelib"))
     wanted = {f"{INSTALLED_AS}.py": Path(__file__).read_text(encoding="utf-8"), f"{INSTALLED_AS}.pth": PTH}

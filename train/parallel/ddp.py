@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from train.model.names import plain
+from train.model.plain_names import plain
 from train.model.running_statistics import unchanged_buffers
 from train.parallel import state
 from train.parallel.single import Single

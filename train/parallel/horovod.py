@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from train.model.names import plain
+from train.model.plain_names import plain
 from train.parallel import state
 from train.parallel.horovod_start import start
 from train.parallel.single import Single

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-from train.model.names import plain
+from train.model.plain_names import plain
 from train.settings import SettingsError
 
 # How an update is computed, not what it is: this run's own choice, not the checkpoint's.

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from train.durable import write_file
 from train.reporting.eventfiles import EventFiles
+from train.whole_files import write_file
 
 Event = dict[str, Any]
 METRICS_FILE = "metrics.jsonl"

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from train.durable import write_json
 from train.evaluate import Score
 from train.reporting import metrics, picture
 from train.reporting.progress import progress_for
@@ -19,6 +18,7 @@ from train.reporting.step_stats import StepRecord
 from train.session import Session
 from train.settings import as_document
 from train.start.devices import describe
+from train.whole_files import write_json
 
 
 class Report:

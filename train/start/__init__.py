@@ -1,6 +1,6 @@
 """How a rank comes to life: how it is started (agent, spawn), its place and device (group, devices), how it finds the
 others (rendezvous), and the proof that all ranks agree before the first step.
 
-May import: settings, durable. Files: agent writes failure.json, which the control side reads (launch); the folder of
-`--init file://` is written and read by rendezvous.
+May import: settings, whole_files. Files: agent writes failure.json, which the control side reads (launch); rendezvous
+writes and reads the folder of `--init file://`.
 """

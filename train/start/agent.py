@@ -42,7 +42,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from train.durable import write_json
+from train.whole_files import write_json
 
 FAILURE_SCHEMA = 1
 SHUTDOWN_GRACE_SECONDS = "30"  # that ranks get between SIGTERM and SIGKILL

@@ -29,8 +29,8 @@ from torch.distributed import (  # type: ignore[attr-defined]
 )
 from torch.distributed.rendezvous import rendezvous
 
-from train.durable import write_file
 from train.settings import SettingsError
+from train.whole_files import write_file
 
 FILE_POLL_SECONDS = 0.05
 

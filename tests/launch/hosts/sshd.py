@@ -81,7 +81,7 @@ class _Session(paramiko.ServerInterface):
 
     def answer_after_replies(self, transport: paramiko.Transport) -> None:
         """Start what waits once a request was replied to: a client takes a channel that closes before for refused."""
-        send = transport._send_user_message
+        send = transport._send_user_message  # type: ignore[attr-defined]
 
         def send_and_start(message: paramiko.Message) -> None:
             send(message)
@@ -89,7 +89,7 @@ class _Session(paramiko.ServerInterface):
                 while self.waiting:
                     self.waiting.pop(0).start()
 
-        transport._send_user_message = send_and_start
+        transport._send_user_message = send_and_start  # type: ignore[attr-defined]
 
     def get_allowed_auths(self, username: str) -> str:
         return "publickey"
