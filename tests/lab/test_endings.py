@@ -151,7 +151,8 @@ def test_the_log_of_every_rank_is_kept(lab: Lab) -> None:
     assert Path(folder / "logs" / "h2" / "failure.json").is_file()
 
 
-def test_a_wrong_setting_of_the_trainer_ends_with_the_status_of_bad_input(lab: Lab) -> None:
+def test_a_wrong_setting_of_the_trainer_is_refused_before_any_container_starts(lab: Lab) -> None:
+    before = set(Path("runs").glob("*"))
     done = lab.fab("train", NODES=2, ARGS="--model no-such-model")
-    assert done.returncode == 2, done.stdout
-    assert "no-such-model" in done.stdout.strip().splitlines()[-1]
+    assert done.returncode == 2 and "no-such-model" in done.stdout and "rank" not in done.stdout, done.stdout
+    assert set(Path("runs").glob("*")) == before
