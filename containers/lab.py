@@ -34,17 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from containers import lab_host, net
-from containers.engine import (
-    BUILD,
-    REPOSITORY,
-    CommandFailed,
-    ContainersError,
-    Progress,
-    as_root,
-    output,
-    podman,
-    tool,
-)
+from containers.engine import BUILD, REPOSITORY, CommandFailed, ContainersError, Progress, as_root, output, podman, tool
 from containers.files import locked, write_whole
 from containers.lab_host import HOST_LABEL, LABEL, VOLUMES, Host
 
@@ -94,11 +84,7 @@ class Created:
 
 
 def up(
-    name: str,
-    hosts: int,
-    link: str | None = None,
-    progress: Progress = lambda line: None,
-    cpus: float | None = None,
+    name: str, hosts: int, link: str | None = None, progress: Progress = lambda line: None, cpus: float | None = None
 ) -> list[Host]:
     """Bring up a lab of `hosts` hosts; return when sshd answers on each.
 

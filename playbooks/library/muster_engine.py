@@ -21,14 +21,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.muster_gpus import nvidia_devices
-from ansible.module_utils.muster_host import (
-    Result,
-    find_command,
-    parse_os_release,
-    read,
-    run,
-    write_atomically,
-)
+from ansible.module_utils.muster_host import Result, find_command, parse_os_release, read, run, write_atomically
 
 DOCUMENTATION = r"""
 module: muster_engine

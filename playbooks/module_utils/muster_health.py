@@ -52,12 +52,7 @@ def parse_processes(text: str, owner: Callable[[int], str | None]) -> dict[str, 
         if len(fields) < 4 or not fields[1].isdigit():
             continue
         pid = int(fields[1])
-        entry = {
-            "pid": pid,
-            "user": owner(pid),
-            "name": ", ".join(fields[2:-1]),
-            "memory_mib": number(fields[-1]),
-        }
+        entry = {"pid": pid, "user": owner(pid), "name": ", ".join(fields[2:-1]), "memory_mib": number(fields[-1])}
         found.setdefault(fields[0], []).append(entry)
     return found
 

@@ -92,11 +92,7 @@ def parse_os_release(text: str) -> dict[str, str]:
         key, separator, value = line.partition("=")
         if separator:
             values[key.strip()] = value.strip().strip("\"'")
-    return {
-        "id": values.get("ID", ""),
-        "version": values.get("VERSION_ID", ""),
-        "like": values.get("ID_LIKE", ""),
-    }
+    return {"id": values.get("ID", ""), "version": values.get("VERSION_ID", ""), "like": values.get("ID_LIKE", "")}
 
 
 def parse_cgroup_paths(text: str) -> dict[str, str]:

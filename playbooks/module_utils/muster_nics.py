@@ -124,10 +124,7 @@ def _why_veth_refused(link: dict[str, Any], others: Others) -> str | None:
 
 
 def parse_nics(
-    ip_json: str,
-    speeds: dict[str, str | None],
-    train_interface: str | None = None,
-    train_network: str | None = None,
+    ip_json: str, speeds: dict[str, str | None], train_interface: str | None = None, train_network: str | None = None
 ) -> list[dict[str, Any]]:
     """NICs with their addresses and the reason for which they are refused (None: a candidate).
 
