@@ -50,12 +50,6 @@ def parse_table(text: str, fields: tuple[str, ...]) -> tuple[list[dict[str, str]
     return rows, others
 
 
-def unknown_field(text: str) -> str | None:
-    """The field that this driver does not know, by nvidia-smi's complaint."""
-    found = re.search(r'Field "([^"]+)" is not a valid field to query', text)
-    return found.group(1) if found else None
-
-
 def number(text: str | None) -> int | None:
     """A whole number; None for "[N/A]", "[Not Supported]", "[Unknown Error]" and what is not there."""
     return int(text) if text is not None and text.isdigit() else None
@@ -190,12 +184,9 @@ def parse_amd_smi(static: str, listed: str) -> list[dict[str, Any]]:
     for entry in _amd_entries(static):
         asic, driver = _section(entry, "asic"), _section(entry, "driver")
         uuid = uuids.get(entry.get("gpu")) or asic.get("asic_serial") or ""
-        size = _section(entry, "vram").get("size")
-        name, version = (
-            str(asic.get("market_name", "")),
-            str(driver.get("version") or driver.get("driver_version") or ""),
-        )
-        gpus.append(_amd_gpu(entry.get("gpu"), name, uuid, _mib(size), version, _section(entry, "bus").get("bdf")))
+        memory, name = _mib(_section(entry, "vram").get("size")), str(asic.get("market_name", ""))
+        version = str(driver.get("version") or driver.get("driver_version") or "")
+        gpus.append(_amd_gpu(entry.get("gpu"), name, uuid, memory, version, _section(entry, "bus").get("bdf")))
     return gpus
 
 
@@ -278,11 +269,9 @@ def explain_amd(results: list[Result], devices: list[str], driver_loaded: bool) 
 
 def pci_devices(vendor: str, classes: tuple[str, ...], pci: Path = Path("/sys/bus/pci/devices")) -> list[str]:
     """PCI addresses of a vendor's devices of some classes, seen without any driver; "0x03" is display."""
-    if not pci.is_dir():
-        return []
     return sorted(
         device.name
-        for device in pci.iterdir()
+        for device in pci.glob("*")
         if read(device / "vendor") == vendor and (read(device / "class") or "").startswith(classes)
     )
 
@@ -305,18 +294,15 @@ def ask_nvidia(fields: tuple[str, ...], command: Callable[[list[str]], Result]) 
     """(nvidia-smi's answer, the fields in it): without those that this driver does not know, or by older names."""
     while True:
         result = command(["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"])
-        field = unknown_field(result.out + result.err)
+        unknown = re.search(r'Field "([^"]+)" is not a valid field to query', result.out + result.err)
+        field = unknown.group(1) if unknown else ""
         if field not in fields or field in BASE_FIELDS:
             return result, fields
         older = OLDER_NAMES.get(field)
         fields = tuple(older if name == field else name for name in fields if name != field or older)
 
 
-def _patient(command: list[str]) -> Result:
-    return run(command, timeout=30.0)
-
-
-def find_gpus(command: Callable[[list[str]], Result] = _patient) -> dict[str, Any]:
+def find_gpus(command: Callable[[list[str]], Result] = run) -> dict[str, Any]:
     """{"gpus", "gpu_problems", "rows"}: the GPUs, what is wrong with any, and nvidia-smi's texts for muster_health.
 
     gpus: [{"vendor" (nvidia, amd), "index" (its vendor's own), "name", "uuid", "memory_mib" (None where it shares the

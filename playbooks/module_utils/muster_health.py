@@ -135,7 +135,7 @@ def owner_of(pid: int) -> str | None:
 def read_processes(command: Callable[..., Result] = run) -> dict[str, list[dict[str, Any]]]:
     """The programs that compute on each GPU, by its UUID. Empty where nvidia-smi does not answer."""
     query = "--query-compute-apps=gpu_uuid,pid,process_name,used_memory"
-    result = command(["nvidia-smi", query, "--format=csv,noheader,nounits"], timeout=30.0)
+    result = command(["nvidia-smi", query, "--format=csv,noheader,nounits"])
     return parse_processes(result.out, owner_of) if result.rc == 0 else {}
 
 

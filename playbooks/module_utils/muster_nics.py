@@ -82,14 +82,13 @@ def why_refused(nic: dict[str, Any], link: dict[str, Any], others: Others) -> st
         return f"a VPN or tunnel ({tunnel}): slow, and its other end is often elsewhere"
     if kind == "dummy":
         return "a dummy link: it reaches nobody"
-    if kind == "bridge":
-        reason = _why_bridge_refused(nic["name"], others)
-        if reason:
-            return reason
-    if kind == "veth":
-        reason = _why_veth_refused(link, others)
-        if reason:
-            return reason
+    if kind == "bridge" and CONTAINER_BRIDGE.match(nic["name"]):
+        return "a bridge for containers or virtual machines: the same address is on many hosts"
+    if kind == "bridge" and not others.member_kinds.get(nic["name"], set()).intersection(PHYSICAL):
+        return "a bridge without a physical member: it does not leave this host"
+    reason = _why_veth_refused(link, others) if kind == "veth" else None
+    if reason:
+        return reason
     if not nic["up"]:
         return "the link is down"
     if not nic["carrier"]:
@@ -104,14 +103,6 @@ def why_refused(nic: dict[str, Any], link: dict[str, Any], others: Others) -> st
     return None
 
 
-def _why_bridge_refused(name: str, others: Others) -> str | None:
-    if CONTAINER_BRIDGE.match(name):
-        return "a bridge for containers or virtual machines: the same address is on many hosts"
-    if not others.member_kinds.get(name, set()).intersection(PHYSICAL):
-        return "a bridge without a physical member: it does not leave this host"
-    return None
-
-
 def _why_veth_refused(link: dict[str, Any], others: Others) -> str | None:
     """A veth is a container's end on its host (of no use), or the NIC of a host that is itself a container."""
     if CONTAINER_VETH.match(link["ifname"]):
@@ -123,21 +114,11 @@ def _why_veth_refused(link: dict[str, Any], others: Others) -> str | None:
     return None
 
 
-def parse_nics(
-    ip_json: str, speeds: dict[str, str | None], train_interface: str | None = None, train_network: str | None = None
-) -> list[dict[str, Any]]:
-    """NICs with their addresses and the reason for which they are refused (None: a candidate).
+def parse_links(ip_json: str) -> list[dict[str, Any]]:
+    """The links of `ip -j -d addr show`, as it describes them. Older iproute2 prints empty objects between them.
 
-    ip_json: output of `ip -j -d addr show`. speeds: /sys/class/net/<name>/speed by name.
-    train_interface, train_network: what the user set in the inventory. A NIC that it names is never refused for its
-    kind, since the user knows better; one without link or address stays refused, since nothing could be tried.
     Raises ValueError for text that is no JSON.
     """
-    return describe_nics(parse_links(ip_json), speeds, train_interface, train_network)
-
-
-def parse_links(ip_json: str) -> list[dict[str, Any]]:
-    """The links of `ip -j -d addr show`, as it describes them. Older iproute2 prints empty objects between them."""
     return [link for link in json.loads(ip_json or "[]") if "ifname" in link]
 
 
@@ -147,7 +128,13 @@ def describe_nics(
     train_interface: str | None = None,
     train_network: str | None = None,
 ) -> list[dict[str, Any]]:
-    """parse_nics for links that are parsed already."""
+    """NICs with their addresses and the reason for which they are refused (None: a candidate).
+
+    links: of parse_links. speeds: /sys/class/net/<name>/speed by name.
+    train_interface, train_network: what the user set in the inventory. A NIC that it names is never refused for its
+    kind, since the user knows better; one without link or address stays refused, since nothing could be tried.
+    Raises ValueError for a network that is none.
+    """
     others = Others({}, {}, set())
     for link in links:
         kind = others.kinds[link["ifname"]] = kind_of(link)
@@ -229,12 +216,10 @@ def _chosen(nic: dict[str, Any], train_interface: str | None, train_network: str
         return False
     if train_interface and nic["name"] == train_interface:
         return True
-    return bool(train_network) and any(in_network(entry["address"], str(train_network)) for entry in nic["addresses"])
-
-
-def in_network(address: str, network: str) -> bool:
-    """Whether an address lies in a CIDR network. Raises ValueError for a network that is none."""
-    return ipaddress.ip_address(address) in ipaddress.ip_network(network, strict=False)
+    if not train_network:
+        return False
+    network = ipaddress.ip_network(train_network, strict=False)
+    return any(ipaddress.ip_address(entry["address"]) in network for entry in nic["addresses"])
 
 
 def read_nics(train_interface: str | None, train_network: str | None) -> list[dict[str, Any]]:

@@ -33,11 +33,9 @@ def read_rdma(root: Path = Path("/sys/class/infiniband")) -> list[dict[str, Any]
     rate_gbits is None where the port does not say. nics: names of the network interfaces of that port. soft: RDMA made
     in software over an ordinary NIC (rxe, siw), which is slower than TCP. An empty list where there is no RDMA.
     """
-    if not root.is_dir():
-        return []
     found = []
-    for device in sorted(root.iterdir()):
-        ports = sorted((path for path in _entries(device / "ports") if path.name.isdigit()), key=lambda p: int(p.name))
+    for device in sorted(root.glob("*")):
+        ports = sorted((device / "ports").glob("[0-9]*"), key=lambda port: int(port.name))
         for port in ports:
             found.append(
                 {
@@ -53,14 +51,10 @@ def read_rdma(root: Path = Path("/sys/class/infiniband")) -> list[dict[str, Any]
     return found
 
 
-def _entries(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.is_dir() else []
-
-
 def _nics(device: Path, port: Path, ports: int) -> list[str]:
     """By the port's GIDs (RoCE, also over a bond), and by the PCI function that device and NIC share (IPoIB)."""
     names = {read(port / "gid_attrs" / "ndevs" / str(n)) for n in range(GIDS_READ)}
-    for nic in _entries(device / "device" / "net"):
+    for nic in (device / "device" / "net").glob("*"):
         if ports == 1 or _port_of(nic) == int(port.name):
             names.add(nic.name)
     names.add(read(device / "parent"))
