@@ -79,19 +79,15 @@ def bookworm_sources(files: Mapping[str, str]) -> dict[str, str]:
     one-line format (`muster.list`) and one in deb822 format (`muster.sources`). If it returns none, mmdebstrap uses its
     default source.
     """
-    lines: list[str] = []
-    stanzas: list[str] = []
+    lines, stanzas = list[str](), list[str]()
     for name in sorted(files):
         if name.endswith(".sources"):
             stanzas += [stanza for stanza in _stanzas(files[name]) if _is_ours(_field(stanza, "Suites"), stanza)]
         else:
-            lines += [line for line in _one_line_entries(files[name]) if _is_ours(_suite_of(line), line)]
-    result: dict[str, str] = {}
-    if lines:
-        result["muster.list"] = "\n".join(lines) + "\n"
-    if stanzas:
-        result["muster.sources"] = "\n\n".join(stanzas) + "\n"
-    return result
+            entries = [line.strip() for line in files[name].splitlines() if line.strip().startswith("deb ")]
+            lines += [line for line in entries if _is_ours(_suite_of(line), line)]
+    result = {"muster.list": "\n".join(lines), "muster.sources": "\n\n".join(stanzas)}
+    return {name: f"{text}\n" for name, text in result.items() if text}
 
 
 def own_sources() -> dict[str, str]:
@@ -107,9 +103,8 @@ def own_sources() -> dict[str, str]:
 def apt_proxies() -> dict[str, str]:
     """Proxies from apt's own settings, as environment variables; the environment's own variables take precedence."""
     found: dict[str, str] = {}
-    for scheme, value in re.findall(
-        r'^Acquire::(https?)::Proxy "(.+)";$', apt_settings(), re.MULTILINE | re.IGNORECASE
-    ):
+    proxy = re.compile(r'^Acquire::(https?)::Proxy "(.+)";$', re.MULTILINE | re.IGNORECASE)
+    for scheme, value in proxy.findall(apt_settings()):
         found[f"{scheme.lower()}_proxy"] = "" if value == "DIRECT" else value
     names = ("http_proxy", "https_proxy", "no_proxy")
     given = {name: os.environ[name] for name in (*names, *map(str.upper, names)) if name in os.environ}
@@ -160,13 +155,8 @@ def _field(stanza: str, name: str) -> list[str]:
     return match.group(1).split() if match else []
 
 
-def _one_line_entries(text: str) -> list[str]:
-    return [line.strip() for line in text.splitlines() if line.strip().startswith("deb ")]
-
-
 def _suite_of(line: str) -> list[str]:
-    words = re.sub(r"\[.*?\]", "", line).split()
-    return words[2:3]
+    return re.sub(r"\[.*?\]", "", line).split()[2:3]
 
 
 def _is_ours(suites: list[str], entry: str) -> bool:

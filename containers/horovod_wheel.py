@@ -80,7 +80,8 @@ def horovod_wheels(progress: Progress) -> Path:
             started = time.monotonic()
             progress(f"horovod: building for torch {torch}; this takes about 2.5 minutes on two cores")
             with drafted(folder) as draft:
-                _fetch_needs(draft, requirements)
+                needs = [entry for entry in requirements if not NAME.match(entry)]
+                _pip(["wheel", f"--wheel-dir={draft}", *needs], {}, lambda line: None)
                 _compile(draft, requirements, progress)
             progress(f"horovod: built in {time.monotonic() - started:.0f} s")
     progress(f"horovod: {wheel_of(folder).name}")
@@ -108,11 +109,7 @@ def torch_version() -> str:
 
 
 def refuse_other_platform(image_torch: str) -> None:
-    """Raise ContainersError if a wheel that is built here would not load in the training image.
-
-    Args:
-        image_torch: version of the image's torch.
-    """
+    """Raise ContainersError if a wheel that is built here would not load in the training image with its torch."""
     if cross_arguments(sys.version_info[:2], platform.libc_ver(), platform.machine()):
         raise ContainersError(
             f"Horovod compiled here (Python {platform.python_version()}, {' '.join(platform.libc_ver())}) would not "
@@ -129,11 +126,7 @@ def refuse_other_platform(image_torch: str) -> None:
 
 
 def missing_packages(include: Path) -> list[str]:
-    """Debian's names of the packages that a build needs and this machine lacks.
-
-    Args:
-        include: folder of this Python's headers.
-    """
+    """Debian's names of the packages that a build needs and this machine lacks. `include`: of this Python's headers."""
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
     headers = f"python3.{sys.version_info.minor}-dev"
     return missing if (include / "Python.h").is_file() else [*missing, headers]
@@ -167,11 +160,6 @@ def _install(packages: list[str], progress: Progress) -> None:
             progress(f"horovod: {failure}")
 
 
-def _fetch_needs(draft: Path, requirements: list[str]) -> None:
-    needs = [entry for entry in requirements if not NAME.match(entry)]
-    _pip(["wheel", f"--wheel-dir={draft}", *needs], {}, lambda line: None)
-
-
 def _compile(draft: Path, requirements: list[str], progress: Progress) -> None:
     own = next(entry for entry in requirements if NAME.match(entry))
     with scratch(BUILD, "horovod-source-") as folder:
@@ -201,16 +189,12 @@ def _build_environment(folder: Path, source: Path) -> dict[str, str]:
         **SWITCHES,
         "CXX": str(compiler),
         "HOROVOD_CMAKE": str(shutil.which("cmake")),
-        "HOROVOD_LOCAL_VERSION": local_version(torch_version()),
+        # The torch that the wheel is built for: with another torch, pip installs again.
+        "HOROVOD_LOCAL_VERSION": f"torch{re.sub(r'[^a-z0-9]+', '.', torch_version().lower())}",
         "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # CMake 4 refuses the older version that its gloo asks for
         "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}",
         "SOURCE_DATE_EPOCH": SOURCE_DATE_EPOCH,
     }
-
-
-def local_version(torch: str) -> str:
-    """The torch that a wheel is built for, as the local part of its version: with another torch, pip installs again."""
-    return f"torch{re.sub(r'[^a-z0-9]+', '.', torch.lower())}"
 
 
 def _pip(words: list[str], settings: Mapping[str, str], on_line: Progress) -> None:

@@ -120,7 +120,8 @@ def up(
             _each(plan, lambda host: lab_host.furnish(host, key, rate, cpus))
             progress("waiting for sshd")
             _each(plan, lab_host.wait_for_ssh)
-            _write_inventory(folder / "hosts.yml", inventory_text(plan))
+            if (folder / "hosts.yml").read_text() != (text := inventory_text(plan)):
+                write_whole(folder / "hosts.yml", text)  # a newer file would need another `make deploy`
         except BaseException as failure:
             with _handled(signal.SIGINT, signal.SIG_IGN):  # a second Ctrl-C does not stop the removal
                 created.undo()
@@ -176,16 +177,11 @@ def labs() -> dict[str, list[dict[str, Any]]]:
 
 def inventory_text(hosts: list[Host]) -> str:
     """The lab's inventory: hosts in order, reached by their management address with the lab's own key."""
-    lines = [
-        MARK + "all:",
-        "  vars:",
-        "    ansible_user: muster",
-        '    ansible_ssh_private_key_file: "{{ inventory_dir }}/id_ed25519"',
-        "  hosts:",
-    ]
+    key = '"{{ inventory_dir }}/id_ed25519"'
+    lines = ["all:", "  vars:", "    ansible_user: muster", f"    ansible_ssh_private_key_file: {key}", "  hosts:"]
     for host in hosts:
         lines += [f"    {host.name}:", f"      ansible_host: {host.management}"]
-    return "\n".join(lines) + "\n"
+    return MARK + "\n".join(lines) + "\n"
 
 
 def _plan(name: str, hosts: int, subnets: tuple[IPv4Network, IPv4Network]) -> list[Host]:
@@ -199,24 +195,21 @@ def _plan(name: str, hosts: int, subnets: tuple[IPv4Network, IPv4Network]) -> li
 
 def _ensure_networks(name: str, created: Created) -> tuple[IPv4Network, IPv4Network]:
     """The lab's two networks: management, which leads out, and data, which only connects the hosts (no gateway)."""
-    existing = {
-        entry["name"]: IPv4Network(entry["subnets"][0]["subnet"]) for entry in _networks() if entry.get("subnets")
-    }
+    there = podman("network", "ls", "--quiet").split()
+    entries: list[dict[str, Any]] = json.loads(podman("network", "inspect", *there)) if there else []
+    existing = {entry["name"]: IPv4Network(entry["subnets"][0]["subnet"]) for entry in entries if entry.get("subnets")}
     names = (f"muster-{name}-management", f"muster-{name}-data")
     if all(network in existing for network in names):
         return existing[names[0]], existing[names[1]]
     for network in names:
         if network in existing:
             podman("network", "rm", "--force", network)
-    taken = [*existing.values(), *_routes()]
-    complaint = ""
-    for pair in net.free_subnets(taken):
+    complaint, words = "", ["network", "create", f"--label={LABEL}={name}", "--disable-dns"]
+    for pair in net.free_subnets([*existing.values(), *_routes()]):
         try:
-            for network, subnet, options in zip(
-                names, pair, (["--disable-dns"], ["--disable-dns", "--internal"]), strict=True
-            ):
+            for network, subnet, options in zip(names, pair, ([], ["--internal"]), strict=True):
                 created.networks.append(network)
-                podman("network", "create", f"--label={LABEL}={name}", f"--subnet={subnet}", *options, network)
+                podman(*words, f"--subnet={subnet}", *options, network)
             return pair
         except CommandFailed as failure:  # another lab has just taken one of them: try the next pair
             complaint = failure.tail
@@ -243,12 +236,6 @@ def _ensure_key(folder: Path, created: Created) -> str:
         output([tool("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(private)])
     private.chmod(0o600)
     return private.with_suffix(".pub").read_text()
-
-
-def _write_inventory(path: Path, text: str) -> None:
-    """Write the inventory if its text has changed: a newer file would need another `make deploy`."""
-    if path.read_text() != text:
-        write_whole(path, text)
 
 
 def _ensure_host(host: Host, there: dict[str, Any] | None, image: str, created: Created, progress: Progress) -> None:
@@ -283,12 +270,6 @@ def _containers(lab: str | None) -> list[dict[str, Any]]:
 
 def _labelled(kind: str, lab: str) -> list[str]:
     return podman(kind, "ls", "--quiet", f"--filter=label={LABEL}={lab}").split()
-
-
-def _networks() -> list[dict[str, Any]]:
-    names = podman("network", "ls", "--quiet").split()
-    entries: list[dict[str, Any]] = json.loads(podman("network", "inspect", *names)) if names else []
-    return entries
 
 
 def _routes() -> list[IPv4Network]:

@@ -132,7 +132,10 @@ def furnish(host: Host, key: str, rate: int | None, cpus: float | None) -> None:
     links = {entry["ifname"]: entry for entry in json.loads(output([*inside, tool("ip"), "-json", "link"]))}
     if "docker0" not in links:
         output([*inside, tool("ip"), "-batch", "-"], stdin="\n".join(net.decoy_lines(host.nics, host.index)) + "\n")
-    outer = _outer_link(links[host.nics.data]["link_index"])
+    index = links[host.nics.data]["link_index"]  # of this machine's end of the NIC
+    outer = next(
+        link["ifname"] for link in json.loads(output([tool("ip"), "-json", "link"])) if link["ifindex"] == index
+    )
     _shape([*inside, tool("tc")], host.nics.data, rate)
     _shape(root_command("tc"), outer, rate)
     apt = "".join(f"{line}\n" for line in APT_SETTINGS.findall(apt_settings()))
@@ -175,9 +178,3 @@ def _shape(tc: list[str], device: str, rate: int | None) -> None:
     )  # fmt: skip
     if rate is not None and done.returncode != 0:
         raise CommandFailed([*tc, "qdisc"], done.returncode, done.stderr.strip())
-
-
-def _outer_link(index: int) -> str:
-    """Name of this machine's end of a host's NIC, by the index of that end."""
-    links = json.loads(output([tool("ip"), "-json", "link"]))
-    return next(str(entry["ifname"]) for entry in links if entry["ifindex"] == index)
