@@ -63,11 +63,9 @@ def as_root() -> tuple[str, ...]:
     sudo = shutil.which("sudo")
     if sudo and subprocess.run([sudo, "-n", "true"], capture_output=True, timeout=FINISH_SECONDS).returncode == 0:
         return (sudo, "-n")
-    raise ContainersError(
-        "building images and making a lab need root, or sudo without a password, on this machine",
-        "the control machine",
-        "run it as root, or allow this user passwordless sudo; `make local` trains without either",
-    )
+    what = "building images and making a lab need root, or sudo without a password, on this machine"
+    fix = "run it as root, or allow this user passwordless sudo; `make local` trains without either"
+    raise ContainersError(what, "the control machine", fix)
 
 
 def tool(name: str) -> str:
@@ -78,11 +76,8 @@ def tool(name: str) -> str:
     """
     path = shutil.which(name, path=os.environ.get("PATH", os.defpath) + ":/usr/local/sbin:/usr/sbin:/sbin")
     if path is None:
-        raise ContainersError(
-            f"`{name}` is not installed",
-            "the control machine",
-            f"`make deploy` and `make lab` install it as root; by hand: apt-get install {name}",
-        )
+        fix = f"`make deploy` and `make lab` install it as root; by hand: apt-get install {name}"
+        raise ContainersError(f"`{name}` is not installed", "the control machine", fix)
     return path
 
 

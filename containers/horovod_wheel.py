@@ -103,9 +103,8 @@ def torch_version() -> str:
     try:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
-        raise ContainersError(
-            "Horovod is compiled against torch, and this Python has no torch", sys.executable, "run `make horovod`"
-        ) from None
+        what = "Horovod is compiled against torch, and this Python has no torch"
+        raise ContainersError(what, sys.executable, "run `make horovod`") from None
 
 
 def refuse_other_platform(image_torch: str) -> None:
@@ -118,11 +117,9 @@ def refuse_other_platform(image_torch: str) -> None:
             f"deploy from a machine with Debian {SUITE}, or without HOROVOD=1",
         )
     if torch_version() != image_torch:
-        raise ContainersError(
-            f".venv has torch {torch_version()}, but the training image has {image_torch}: pip's settings have changed",
-            "the control machine",
-            "remove .venv and build/wheels-*, then run it again",
-        )
+        what = f".venv has torch {torch_version()}, but the training image has {image_torch}"
+        fix = "remove .venv and build/wheels-*, then run it again"
+        raise ContainersError(f"{what}: pip's settings have changed", "the control machine", fix)
 
 
 def missing_packages(include: Path) -> list[str]:
@@ -139,11 +136,8 @@ def _ensure_build_tools(progress: Progress) -> None:
         _install(missing, progress)
         missing = missing_packages(include)
     if missing:
-        raise ContainersError(
-            f"Horovod is compiled on this machine, which lacks {', '.join(missing)} (Debian's package names)",
-            "the control machine",
-            f"as root: apt-get install {' '.join(missing)}",
-        )
+        what = f"Horovod is compiled on this machine, which lacks {', '.join(missing)} (Debian's package names)"
+        raise ContainersError(what, "the control machine", f"as root: apt-get install {' '.join(missing)}")
 
 
 def _install(packages: list[str], progress: Progress) -> None:

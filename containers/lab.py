@@ -63,24 +63,22 @@ class Created:
             shutil.rmtree(folder, ignore_errors=True)
         deadline = time.monotonic() + UNDO_SECONDS
         while left := self.left():
-            for kind, command in (("container", ("rm", "--force", "--time=0")), ("volume", ("volume", "rm", "--force")),
-                                  ("network", ("network", "rm", "--force"))):  # fmt: skip
-                for name in left.get(kind, ()):
-                    _quietly(*command, name)
+            for remove, name in left:
+                _quietly(*remove, name)
             if time.monotonic() > deadline:
-                names = ", ".join(name for names in left.values() for name in names)
+                names = ", ".join(name for _, name in left)
                 raise ContainersError(f"could not be removed: {names}", "the control machine", "run `make lab-down`")
             time.sleep(0.1)
 
-    def left(self) -> dict[str, list[str]]:
-        """Names of what still exists of it, by kind."""
-        there = {
-            "container": (self.containers, ("ps", "--all", "--format={{.Names}}")),
-            "volume": (self.volumes, ("volume", "ls", "--quiet")),
-            "network": (self.networks, ("network", "ls", "--quiet")),
-        }
-        found = {kind: sorted(set(made) & set(podman(*ask).split())) for kind, (made, ask) in there.items() if made}
-        return {kind: names for kind, names in found.items() if names}
+    def left(self) -> list[tuple[tuple[str, ...], str]]:
+        """What still exists of it, in the order of removal, as (Podman's words that remove it, name)."""
+        kinds = (
+            (self.containers, ("ps", "--all", "--format={{.Names}}"), ("rm", "--force", "--time=0")),
+            (self.volumes, ("volume", "ls", "--quiet"), ("volume", "rm", "--force")),
+            (self.networks, ("network", "ls", "--quiet"), ("network", "rm", "--force")),
+        )
+        made = ((sorted(set(names) & set(podman(*ask).split())), remove) for names, ask, remove in kinds if names)
+        return [(remove, name) for names, remove in made for name in names]
 
 
 def up(
@@ -127,11 +125,11 @@ def up(
                 created.undo()
             if not isinstance(failure, CommandFailed):
                 raise
-            raise ContainersError(
+            what, fix = (
                 f"the lab could not be brought up: {failure}",
-                "the control machine",
                 "check that `podman run` works here, then run it again",
-            ) from failure
+            )
+            raise ContainersError(what, "the control machine", fix) from failure
     return plan
 
 
@@ -156,9 +154,8 @@ def down(name: str, progress: Progress = lambda line: None) -> bool:
             if networks:
                 podman("network", "rm", *networks)
         except CommandFailed as failure:
-            raise ContainersError(
-                f"the lab could not be removed: {failure}", "the control machine", "run it again"
-            ) from failure
+            what = f"the lab could not be removed: {failure}"
+            raise ContainersError(what, "the control machine", "run it again") from failure
         written = _is_ours(folder)
         if written:
             shutil.rmtree(folder)
@@ -302,11 +299,8 @@ def _is_ours(folder: Path) -> bool:
 
 def _refuse_foreign_folder(folder: Path) -> None:
     if folder.exists() and any(folder.iterdir()) and not _is_ours(folder):
-        raise ContainersError(
-            "this inventory was not written by `make lab` and is left unchanged",
-            str(folder.relative_to(REPOSITORY)),
-            "choose another name (LAB=name)",
-        )
+        what = "this inventory was not written by `make lab` and is left unchanged"
+        raise ContainersError(what, str(folder.relative_to(REPOSITORY)), "choose another name (LAB=name)")
 
 
 @contextlib.contextmanager

@@ -163,11 +163,9 @@ def wait_for_ssh(host: Host) -> None:
         except OSError:
             pass
         if time.monotonic() > deadline:
-            raise ContainersError(
-                f"sshd of {host.name} did not answer within {SSH_SECONDS:.0f} s",
-                f"{host.management}:22 (container {host.container})",
-                f"see `podman logs {host.container}`; a firewall on this machine may block Podman's networks",
-            )
+            what, where = f"sshd of {host.name} did not answer within {SSH_SECONDS:.0f} s", f"{host.management}:22"
+            fix = f"see `podman logs {host.container}`; a firewall on this machine may block Podman's networks"
+            raise ContainersError(what, f"{where} (container {host.container})", fix)
         time.sleep(0.05)
 
 

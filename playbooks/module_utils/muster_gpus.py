@@ -69,27 +69,25 @@ def pci_id(text: str) -> str:
 
 def nvidia_gpus(rows: list[dict[str, str]], instances: dict[str, list[dict[str, str]]]) -> list[dict[str, Any]]:
     """Rows of parse_table as GPUs: see find_gpus. instances: parse_mig's."""
-    gpus = []
-    for row in rows:
-        mig = yes_or_no(row.get("mig.mode.current")) is True
-        gpus.append(
-            {
-                "vendor": "nvidia",
-                "index": int(row["index"]),
-                "name": row["name"],
-                "uuid": row["uuid"],
-                "memory_mib": number(row["memory.total"]),
-                "driver": row["driver_version"],
-                "compute_capability": row["compute_cap"],
-                "pci_bus_id": pci_id(row["pci.bus_id"]) if "pci.bus_id" in row else "",
-                "ecc_uncorrected": number(row.get("ecc.errors.uncorrected.volatile.total")),
-                "mig": mig,
-                "mig_instances": instances.get(row["uuid"], []),
-                "usable": not mig,
-                "unusable_reason": MIG_REASON if mig else None,
-            }
-        )
-    return gpus
+    return [
+        {
+            "vendor": "nvidia",
+            "index": int(row["index"]),
+            "name": row["name"],
+            "uuid": row["uuid"],
+            "memory_mib": number(row["memory.total"]),
+            "driver": row["driver_version"],
+            "compute_capability": row["compute_cap"],
+            "pci_bus_id": pci_id(row.get("pci.bus_id", "")),
+            "ecc_uncorrected": number(row.get("ecc.errors.uncorrected.volatile.total")),
+            "mig": mig,
+            "mig_instances": instances.get(row["uuid"], []),
+            "usable": not mig,
+            "unusable_reason": MIG_REASON if mig else None,
+        }
+        for row in rows
+        for mig in [yes_or_no(row.get("mig.mode.current")) is True]
+    ]
 
 
 def parse_mig(text: str) -> dict[str, list[dict[str, str]]]:

@@ -31,8 +31,7 @@ from ansible.module_utils.muster_host import (
     usable_cores,
     usable_memory,
 )
-from ansible.module_utils.muster_nics import read_nics
-from ansible.module_utils.muster_rdma import fill_speeds, read_rdma
+from ansible.module_utils.muster_nics import fill_speeds, read_nics, read_rdma
 
 ROOT = "/var/lib/muster"
 IMAGE_PREFIX = "localhost/muster/"
