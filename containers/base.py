@@ -51,8 +51,7 @@ RECIPE_LABEL = "muster.recipe"
 def ensure_base(progress: Progress) -> str:
     """Build the base image unless there is one of this recipe; return its reference.
 
-    Raises:
-        ContainersError: this user is not root, a tool is missing, or the packages cannot be fetched.
+    Raises ContainersError if this user is not root, a tool is missing, or the packages cannot be fetched.
     """
     sources = own_sources()
     recipe = recipe_hash(sources)
@@ -121,8 +120,17 @@ def apt_settings() -> str:
 
 def _build(sources: Mapping[str, str], recipe: str) -> None:
     with scratch(BUILD / "images", "base-") as folder:
+        for name, text in sources.items():
+            (folder / name).write_text(text)
+        command = root_command(
+            "mmdebstrap", "--mode=root", "--variant=minbase", f"--include={','.join(PACKAGES)}",
+            *(f"--dpkgopt={option}" for option in DPKG_OPTIONS),
+            *(f"--aptopt={option}" for option in APT_OPTIONS),
+            SUITE, str(folder / "rootfs.tar"), *(str(folder / name) for name in sources),
+            env={"SOURCE_DATE_EPOCH": SOURCE_DATE_EPOCH, **apt_proxies()},
+        )  # fmt: skip
         try:
-            follow(_mmdebstrap(folder, sources))
+            follow(command)
         except CommandFailed as failure:
             raise ContainersError(
                 f"Debian {SUITE} could not be assembled from packages. The last lines of mmdebstrap:\n{failure.tail}",
@@ -131,18 +139,6 @@ def _build(sources: Mapping[str, str], recipe: str) -> None:
             ) from failure
         label = f"--label={RECIPE_LABEL}={recipe}"
         build_image(REFERENCE, CONTAINERFILE, folder, label, where="the control machine, while building the base image")
-
-
-def _mmdebstrap(folder: Path, sources: Mapping[str, str]) -> list[str]:
-    for name, text in sources.items():
-        (folder / name).write_text(text)
-    return root_command(
-        "mmdebstrap", "--mode=root", "--variant=minbase", f"--include={','.join(PACKAGES)}",
-        *(f"--dpkgopt={option}" for option in DPKG_OPTIONS),
-        *(f"--aptopt={option}" for option in APT_OPTIONS),
-        SUITE, str(folder / "rootfs.tar"), *(str(folder / name) for name in sources),
-        env={"SOURCE_DATE_EPOCH": SOURCE_DATE_EPOCH, **apt_proxies()},
-    )  # fmt: skip
 
 
 def _stanzas(text: str) -> list[str]:

@@ -55,8 +55,7 @@ class CommandFailed(Exception):
 def as_root() -> tuple[str, ...]:
     """What to put before a command so that it runs as root: nothing, or sudo without a password.
 
-    Raises:
-        ContainersError: this user is not root and cannot use sudo without a password.
+    Raises ContainersError if this user is not root and cannot use sudo without a password.
     """
     if os.geteuid() == 0:
         return ()
@@ -71,8 +70,7 @@ def as_root() -> tuple[str, ...]:
 def tool(name: str) -> str:
     """Path of a program, searched for in the sbin folders too, which a user's PATH may lack.
 
-    Raises:
-        ContainersError: it is not installed.
+    Raises ContainersError if it is not installed.
     """
     path = shutil.which(name, path=os.environ.get("PATH", os.defpath) + ":/usr/local/sbin:/usr/sbin:/sbin")
     if path is None:
@@ -137,8 +135,7 @@ def follow(command: Sequence[str], on_line: Callable[[str], None] = lambda line:
     The command and its children are ended when this function is interrupted, when another thread calls abort(), and
     when this process dies.
 
-    Raises:
-        CommandFailed: it ended with a status other than 0, or did not end within BUILD_SECONDS.
+    Raises CommandFailed if it ended with a status other than 0, or did not end within BUILD_SECONDS.
     """
     tail: deque[str] = deque(maxlen=200)
     process = subprocess.Popen(
@@ -168,8 +165,7 @@ def build_image(
 ) -> None:  # fmt: skip
     """`podman build`: an image named `reference`, with all times in it set to 0.
 
-    Raises:
-        ContainersError: the build failed; `where` names it.
+    Raises ContainersError if the build failed; `where` names it.
     """
     words = ["--timestamp=0", f"--tag={reference}", f"--file={containerfile}", *options, str(context)]
     try:

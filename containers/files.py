@@ -60,8 +60,7 @@ def scratch(parent: Path, prefix: str) -> Iterator[Path]:
 def locked(path: Path) -> Iterator[None]:
     """Hold an exclusive lock on the file `path`, which is made if needed. The end of this process releases it, too.
 
-    Raises:
-        ContainersError: another process has held the lock for LOCK_SECONDS.
+    Raises ContainersError if another process has held the lock for LOCK_SECONDS.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + LOCK_SECONDS

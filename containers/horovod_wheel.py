@@ -66,9 +66,8 @@ def horovod_wheels(progress: Progress) -> Path:
     Takes about 2.5 minutes on two cores the first time, and no time after that. Missing compilers are installed from
     Debian's packages if this user is root, or has sudo without a password.
 
-    Raises:
-        ContainersError: this Python has no torch, a compiler is missing and cannot be installed, or pip or the compiler
-            failed.
+    Raises ContainersError if this Python has no torch, a compiler is missing and cannot be installed, or pip or the
+    compiler failed.
     """
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
     requirements = group_requirements(project["dependency-groups"], GROUP)

@@ -81,8 +81,7 @@ def build_training_image(progress: Progress, horovod: bool = False) -> Image:
 
     engine.abort() ends a build that another thread has under way.
 
-    Raises:
-        ContainersError: this user is not root, a tool is missing, or a step of the build failed.
+    Raises ContainersError if this user is not root, a tool is missing, or a step of the build failed.
     """
     as_root()
     base = _in_background(lambda: ensure_base(progress))
@@ -129,8 +128,7 @@ def _with_horovod(train: Image, progress: Progress) -> Image:
 def build_workload_image(train: Image, workload: Path, progress: Progress) -> Image:
     """Build a user's project on top of the training image: its requirements.txt, if any, and its files in /workload.
 
-    Raises:
-        ContainersError: there is no such folder, its requirements cannot be fetched, or the build failed.
+    Raises ContainersError if there is no such folder, its requirements cannot be fetched, or the build failed.
     """
     if not workload.is_dir():
         fix = "give WORKLOAD=path/to/project, a folder that holds SCRIPT"
@@ -163,8 +161,7 @@ def export_oci(image: Image, progress: Progress) -> OciExport:
     An image is current if an earlier export wrote it and its reference still names it. Two processes may export at
     once; what a killed process leaves is not used by a later one.
 
-    Raises:
-        ContainersError: the export failed, most likely because the disk is full.
+    Raises ContainersError if the export failed, most likely because the disk is full.
     """
     with locked(IMAGES / "oci.lock"):
         BLOBS.mkdir(parents=True, exist_ok=True)

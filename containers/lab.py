@@ -36,7 +36,7 @@ from rich.table import Table
 from containers import lab_host, net
 from containers.engine import BUILD, REPOSITORY, CommandFailed, ContainersError, Progress, as_root, output, podman, tool
 from containers.files import locked, write_whole
-from containers.lab_host import HOST_LABEL, LABEL, VOLUMES, Host
+from containers.lab_host import HOST_LABEL, LABEL, Host
 
 INVENTORIES = REPOSITORY / "inventory"
 MARK = "# Written by `make lab`; `make lab-down` removes it.\n"
@@ -94,8 +94,7 @@ def up(
         cpus: computing time of each host, in cores; None: all that its cores give. Where the quotas of hosts that share
             a core add up to one core at most, each has the same speed whatever the others do.
 
-    Raises:
-        ContainersError: the lab could not be brought up.
+    Raises ContainersError if the lab could not be brought up.
     """
     as_root()
     rate = net.link_rate(link) if link else None
@@ -111,8 +110,11 @@ def up(
             surplus = sorted(set(there) - {host.name for host in plan})
             if surplus:
                 progress(f"removing {', '.join(surplus)}")
-                _remove_hosts(name, surplus)
-            _remove_stray_volumes(name, {entry["Names"][0] for entry in there.values()})
+                podman("rm", "--force", "--time=0", *(there.pop(host)["Names"][0] for host in surplus))
+            kept = {entry["Names"][0] for entry in there.values()}
+            # A new host starts with empty storage, so the volumes of hosts whose container is gone are removed.
+            if stray := [volume for volume in _labelled("volume", name) if volume.rpartition("-")[0] not in kept]:
+                podman("volume", "rm", "--force", *stray)
             key = _ensure_key(folder, created)
             _each(plan, lambda host: _ensure_host(host, there.get(host.name), image, created, progress))
             _each(plan, lambda host: lab_host.furnish(host, key, rate, cpus))
@@ -125,19 +127,17 @@ def up(
                 created.undo()
             if not isinstance(failure, CommandFailed):
                 raise
-            what, fix = (
-                f"the lab could not be brought up: {failure}",
-                "check that `podman run` works here, then run it again",
-            )
-            raise ContainersError(what, "the control machine", fix) from failure
+            fix = "check that `podman run` works here, then run it again"
+            raise ContainersError(
+                f"the lab could not be brought up: {failure}", "the control machine", fix
+            ) from failure
     return plan
 
 
 def down(name: str, progress: Progress = lambda line: None) -> bool:
     """Remove all of a lab: containers, networks, volumes, inventory. Returns whether there was anything to remove.
 
-    Raises:
-        ContainersError: Podman could not remove something.
+    Raises ContainersError if Podman could not remove something.
     """
     as_root()
     folder = INVENTORIES / name
@@ -244,19 +244,6 @@ def _ensure_host(host: Host, there: dict[str, Any] | None, image: str, created: 
     elif there["State"] != "running":
         progress(f"{host.name}: starting")
         podman("start", host.container)
-
-
-def _remove_hosts(lab: str, names: list[str]) -> None:
-    containers = [f"muster-{lab}-{name}" for name in names]
-    podman("rm", "--force", "--time=0", *containers)
-    podman("volume", "rm", "--force", *(f"{container}-{kind}" for container in containers for kind in VOLUMES))
-
-
-def _remove_stray_volumes(lab: str, containers: set[str]) -> None:
-    """Remove the volumes of hosts whose container is gone, so that a new host starts with empty storage."""
-    stray = [volume for volume in _labelled("volume", lab) if volume.rpartition("-")[0] not in containers]
-    if stray:
-        podman("volume", "rm", "--force", *stray)
 
 
 def _containers(lab: str | None) -> list[dict[str, Any]]:

@@ -77,8 +77,7 @@ class Host:
 def ensure_image(progress: Progress) -> str:
     """Build the image of lab hosts unless there is one of this recipe; return its reference.
 
-    Raises:
-        ContainersError: this user is not root, a tool is missing, or the build failed.
+    Raises ContainersError if this user is not root, a tool is missing, or the build failed.
     """
     base = ensure_base(progress)
     parts = [image_label(base, RECIPE_LABEL) or "", *(path.read_text() for path in sorted(ROOM.iterdir()))]
@@ -122,8 +121,7 @@ def furnish(host: Host, key: str, rate: int | None, cpus: float | None) -> None:
         rate: of the data NIC, in bits per second; None: not limited.
         cpus: computing time, in cores; None: all that the host's cores give.
 
-    Raises:
-        CommandFailed: one of the commands failed.
+    Raises CommandFailed if one of the commands failed.
     """
     pid = podman("inspect", "--format={{.State.Pid}}", host.container).strip()
     quota = net.quota_options(cpus, len(os.sched_getaffinity(0)))
@@ -150,8 +148,7 @@ def furnish(host: Host, key: str, rate: int | None, cpus: float | None) -> None:
 def wait_for_ssh(host: Host) -> None:
     """Wait until a host's sshd answers.
 
-    Raises:
-        ContainersError: it did not answer within SSH_SECONDS.
+    Raises ContainersError if it did not answer within SSH_SECONDS.
     """
     deadline = time.monotonic() + SSH_SECONDS
     while True:

@@ -33,8 +33,7 @@ def training_wheels(progress: Progress) -> Path:
     They are fetched once for each content of the group. After a change of pip's own settings (another index, CUDA
     instead of CPU), remove build/wheels-*.
 
-    Raises:
-        ContainersError: pip cannot download or build one of them.
+    Raises ContainersError if pip cannot download or build one of them.
     """
     project = REPOSITORY / "pyproject.toml"
     requirements = group_requirements(tomllib.loads(project.read_text())["dependency-groups"], GROUP)
@@ -63,8 +62,7 @@ def workload_wheels(workload: Path, train: Path, progress: Progress) -> Path | N
     Args:
         train: folder of the training image's wheels.
 
-    Raises:
-        ContainersError: pip cannot download or build one of them, or they need another torch.
+    Raises ContainersError if pip cannot download or build one of them, or they need another torch.
     """
     requirements = workload / "requirements.txt"
     if not requirements.is_file():
@@ -116,8 +114,7 @@ def content_hash(folder: Path | None) -> str:
 def pip_folder() -> Path:
     """Folder of this interpreter's package `pip`. It is pure Python, so the image's Python can run it.
 
-    Raises:
-        ContainersError: this interpreter has no pip.
+    Raises ContainersError if this interpreter has no pip.
     """
     spec = importlib.util.find_spec("pip")
     if spec is None or spec.origin is None:

@@ -75,10 +75,8 @@ def fix(complaint: str) -> str:
     """What to do about a complaint that no setting of ours answers."""
     text = complaint.lower()
     if "overlay" in text:
-        return (
-            "Podman's storage needs overlay: put /var/lib/containers on ext4, xfs or btrfs (not on another overlay), "
-            "or install fuse-overlayfs"
-        )
+        storage = "put /var/lib/containers on ext4, xfs or btrfs (not on another overlay)"
+        return f"Podman's storage needs overlay: {storage}, or install fuse-overlayfs"
     if "no space left" in text:
         return "free disk space under /var/lib/containers and /run"
     if "cgroup" in text:

@@ -124,10 +124,9 @@ def owner_of(pid: int) -> str | None:
     """The name of a process's user, or their number where they have no name; None if the process is not there."""
     try:
         uid = Path(f"/proc/{pid}").stat().st_uid
+        return pwd.getpwuid(uid).pw_name
     except OSError:
         return None
-    try:
-        return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
 

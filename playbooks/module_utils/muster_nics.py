@@ -1,6 +1,6 @@
 """Reads the machine's network interfaces and says which of them can never carry training traffic, and why.
 
-Pure functions over the output of `ip -j -d addr show` and what /sys/class/net says; the two readers stand last.
+Pure functions over the output of `ip -j -d addr show` and what /sys/class/net says; readers stand last.
 Which of the remaining addresses is used the control machine decides, when all hosts have tried and measured them.
 RDMA devices (InfiniBand, RoCE) and the state of their ports come from /sys/class/infiniband, as the kernel's
 Documentation/ABI/stable/sysfs-class-infiniband describes it.

@@ -257,15 +257,10 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
     engine {name, version, storage_driver (null unless full)} or null,
     nics [{name, kind, up, carrier, mtu, mac, speed_mbits, master, parent (what a VLAN is on),
     addresses [{address, prefix, family, scope}], refused (why, or null)}],
-    rdma [{device, port, state, rate_gbits, link_layer, nics [name], soft}],
-    gpus [{vendor, index, name, uuid, memory_mib, driver, compute_capability, pci_bus_id, ecc_uncorrected, mig,
-    mig_instances [{name, uuid}], usable, unusable_reason}],
-    gpu_problems [{vendor, gpu (PCI address, or "GPU 1"; null is all of them), fatal, what, fix}], gpu_problem (the
-    fatal ones in words, or null), gpu_health [{index, pci_bus_id, uuid, temperature_c, throttle [words],
-    ecc_uncorrected, repair_pending, repair_failed, processes [{pid, user, name, memory_mib}]}] (NVIDIA's),
-    xid [{pci, xid, when, count, line}] or null with xid_problem (why the kernel's log cannot be read),
-    images {ref, id} or null, runs [{run, container, state, owner, created, age_seconds}] or null (Podman fails),
-    data {path, present} or null (no data_dir); if full also {complete, files, bytes, sha256, seconds}
+    rdma (see read_rdma), gpus and gpu_problems (see find_gpus), gpu_problem (the fatal ones in words, or null),
+    gpu_health (see gpu_health), xid (see parse_xid) or null with xid_problem (why the kernel's log cannot be read),
+    images {ref: id} or null, runs (see parse_runs) or null (Podman fails),
+    data {path, present} or null (no data_dir); if full, see fingerprint
     """
     full, asked = bool(options.get("full")), options.get("podman", True)
     busy = watch_processors() if full else None  # before the commands below keep them busy
