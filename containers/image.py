@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from containers.base import ensure_base
 from containers.engine import (
@@ -54,8 +54,6 @@ LARGE_BLOB = 2**20  # bytes; smaller blobs are written again and replaced, becau
 IN_TRANSIT_SECONDS = 3600
 REF_NAME = "org.opencontainers.image.ref.name"
 STEP = re.compile(r"^STEP (\d+)/(\d+): (?:RUN|COPY)")  # other steps take no time
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -95,9 +93,9 @@ def build_training_image(progress: Progress, horovod: bool = False) -> Image:
     return _with_horovod(image, progress) if horovod else image
 
 
-def _in_background(work: Callable[[], Result]) -> Future[Result]:
+def _in_background(work: Callable[[], str]) -> Future[str]:
     """Do `work` in a thread that does not keep the process from ending, as ThreadPoolExecutor's threads would."""
-    future = Future[Result]()
+    future = Future[str]()
 
     def run() -> None:
         try:

@@ -116,10 +116,8 @@ def furnish(host: Host, key: str, rate: int | None, cpus: float | None) -> None:
     """Give a running host what a restart takes away (decoys, link rate, cores and computing time), and what may have
     changed on this machine (the lab's key, apt's settings). It is done from outside: a bare host has neither ip nor tc.
 
-    Args:
-        key: the public key that may log in.
-        rate: of the data NIC, in bits per second; None: not limited.
-        cpus: computing time, in cores; None: all that the host's cores give.
+    key: the public key that may log in. rate: of the data NIC, in bits per second; None: not limited. cpus: computing
+    time, in cores; None: all that the host's cores give.
 
     Raises CommandFailed if one of the commands failed.
     """

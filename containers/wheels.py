@@ -57,10 +57,7 @@ def workload_wheels(workload: Path, train: Path, progress: Progress) -> Path | N
     """Folder with the wheels that `workload`'s requirements.txt asks for and the training image lacks.
 
     None if there is no such file. Versions that the image has are kept if the requirements allow it. If they do not,
-    the requirements decide, except for torch and torchvision.
-
-    Args:
-        train: folder of the training image's wheels.
+    the requirements decide, except for torch and torchvision. train: folder of the training image's wheels.
 
     Raises ContainersError if pip cannot download or build one of them, or they need another torch.
     """
@@ -125,10 +122,8 @@ def pip_folder() -> Path:
 def cross_arguments(python: tuple[int, int], libc: tuple[str, str], machine: str) -> list[str]:
     """pip's arguments for choosing wheels that fit the image; empty if the wheels for this Python fit it, too.
 
-    Args:
-        python: version of the interpreter that runs pip.
-        libc: what `platform.libc_ver()` returns.
-        machine: what `platform.machine()` returns; the image has the same.
+    python: version of the interpreter that runs pip. libc: what `platform.libc_ver()` returns. machine: what
+    `platform.machine()` returns; the image has the same.
     """
     name, version = libc
     newest = tuple(map(int, version.split(".")[:2])) if name == "glibc" else None
