@@ -51,8 +51,7 @@ RECIPE_LABEL = "muster.recipe"
 def ensure_base(progress: Progress) -> str:
     """Build the base image unless there is one of this recipe; return its reference.
 
-    Raises:
-        ContainersError: this user is not root, a tool is missing, or the packages cannot be fetched.
+    Raises ContainersError if this user is not root, a tool is missing, or the packages cannot be fetched.
     """
     sources = own_sources()
     recipe = recipe_hash(sources)
@@ -79,19 +78,15 @@ def bookworm_sources(files: Mapping[str, str]) -> dict[str, str]:
     one-line format (`muster.list`) and one in deb822 format (`muster.sources`). If it returns none, mmdebstrap uses its
     default source.
     """
-    lines: list[str] = []
-    stanzas: list[str] = []
+    lines, stanzas = list[str](), list[str]()
     for name in sorted(files):
         if name.endswith(".sources"):
             stanzas += [stanza for stanza in _stanzas(files[name]) if _is_ours(_field(stanza, "Suites"), stanza)]
         else:
-            lines += [line for line in _one_line_entries(files[name]) if _is_ours(_suite_of(line), line)]
-    result: dict[str, str] = {}
-    if lines:
-        result["muster.list"] = "\n".join(lines) + "\n"
-    if stanzas:
-        result["muster.sources"] = "\n\n".join(stanzas) + "\n"
-    return result
+            entries = [line.strip() for line in files[name].splitlines() if line.strip().startswith("deb ")]
+            lines += [line for line in entries if _is_ours(_suite_of(line), line)]
+    result = {"muster.list": "\n".join(lines), "muster.sources": "\n\n".join(stanzas)}
+    return {name: f"{text}\n" for name, text in result.items() if text}
 
 
 def own_sources() -> dict[str, str]:
@@ -107,9 +102,8 @@ def own_sources() -> dict[str, str]:
 def apt_proxies() -> dict[str, str]:
     """Proxies from apt's own settings, as environment variables; the environment's own variables take precedence."""
     found: dict[str, str] = {}
-    for scheme, value in re.findall(
-        r'^Acquire::(https?)::Proxy "(.+)";$', apt_settings(), re.MULTILINE | re.IGNORECASE
-    ):
+    proxy = re.compile(r'^Acquire::(https?)::Proxy "(.+)";$', re.MULTILINE | re.IGNORECASE)
+    for scheme, value in proxy.findall(apt_settings()):
         found[f"{scheme.lower()}_proxy"] = "" if value == "DIRECT" else value
     names = ("http_proxy", "https_proxy", "no_proxy")
     given = {name: os.environ[name] for name in (*names, *map(str.upper, names)) if name in os.environ}
@@ -126,8 +120,17 @@ def apt_settings() -> str:
 
 def _build(sources: Mapping[str, str], recipe: str) -> None:
     with scratch(BUILD / "images", "base-") as folder:
+        for name, text in sources.items():
+            (folder / name).write_text(text)
+        command = root_command(
+            "mmdebstrap", "--mode=root", "--variant=minbase", f"--include={','.join(PACKAGES)}",
+            *(f"--dpkgopt={option}" for option in DPKG_OPTIONS),
+            *(f"--aptopt={option}" for option in APT_OPTIONS),
+            SUITE, str(folder / "rootfs.tar"), *(str(folder / name) for name in sources),
+            env={"SOURCE_DATE_EPOCH": SOURCE_DATE_EPOCH, **apt_proxies()},
+        )  # fmt: skip
         try:
-            follow(_mmdebstrap(folder, sources))
+            follow(command)
         except CommandFailed as failure:
             raise ContainersError(
                 f"Debian {SUITE} could not be assembled from packages. The last lines of mmdebstrap:\n{failure.tail}",
@@ -136,18 +139,6 @@ def _build(sources: Mapping[str, str], recipe: str) -> None:
             ) from failure
         label = f"--label={RECIPE_LABEL}={recipe}"
         build_image(REFERENCE, CONTAINERFILE, folder, label, where="the control machine, while building the base image")
-
-
-def _mmdebstrap(folder: Path, sources: Mapping[str, str]) -> list[str]:
-    for name, text in sources.items():
-        (folder / name).write_text(text)
-    return root_command(
-        "mmdebstrap", "--mode=root", "--variant=minbase", f"--include={','.join(PACKAGES)}",
-        *(f"--dpkgopt={option}" for option in DPKG_OPTIONS),
-        *(f"--aptopt={option}" for option in APT_OPTIONS),
-        SUITE, str(folder / "rootfs.tar"), *(str(folder / name) for name in sources),
-        env={"SOURCE_DATE_EPOCH": SOURCE_DATE_EPOCH, **apt_proxies()},
-    )  # fmt: skip
 
 
 def _stanzas(text: str) -> list[str]:
@@ -160,13 +151,8 @@ def _field(stanza: str, name: str) -> list[str]:
     return match.group(1).split() if match else []
 
 
-def _one_line_entries(text: str) -> list[str]:
-    return [line.strip() for line in text.splitlines() if line.strip().startswith("deb ")]
-
-
 def _suite_of(line: str) -> list[str]:
-    words = re.sub(r"\[.*?\]", "", line).split()
-    return words[2:3]
+    return re.sub(r"\[.*?\]", "", line).split()[2:3]
 
 
 def _is_ours(suites: list[str], entry: str) -> bool:

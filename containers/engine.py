@@ -55,34 +55,27 @@ class CommandFailed(Exception):
 def as_root() -> tuple[str, ...]:
     """What to put before a command so that it runs as root: nothing, or sudo without a password.
 
-    Raises:
-        ContainersError: this user is not root and cannot use sudo without a password.
+    Raises ContainersError if this user is not root and cannot use sudo without a password.
     """
     if os.geteuid() == 0:
         return ()
     sudo = shutil.which("sudo")
     if sudo and subprocess.run([sudo, "-n", "true"], capture_output=True, timeout=FINISH_SECONDS).returncode == 0:
         return (sudo, "-n")
-    raise ContainersError(
-        "building images and making a lab need root, or sudo without a password, on this machine",
-        "the control machine",
-        "run it as root, or allow this user passwordless sudo; `make local` trains without either",
-    )
+    what = "building images and making a lab need root, or sudo without a password, on this machine"
+    fix = "run it as root, or allow this user passwordless sudo; `make local` trains without either"
+    raise ContainersError(what, "the control machine", fix)
 
 
 def tool(name: str) -> str:
     """Path of a program, searched for in the sbin folders too, which a user's PATH may lack.
 
-    Raises:
-        ContainersError: it is not installed.
+    Raises ContainersError if it is not installed.
     """
     path = shutil.which(name, path=os.environ.get("PATH", os.defpath) + ":/usr/local/sbin:/usr/sbin:/sbin")
     if path is None:
-        raise ContainersError(
-            f"`{name}` is not installed",
-            "the control machine",
-            f"`make deploy` and `make lab` install it as root; by hand: apt-get install {name}",
-        )
+        fix = f"`make deploy` and `make lab` install it as root; by hand: apt-get install {name}"
+        raise ContainersError(f"`{name}` is not installed", "the control machine", fix)
     return path
 
 
@@ -142,8 +135,7 @@ def follow(command: Sequence[str], on_line: Callable[[str], None] = lambda line:
     The command and its children are ended when this function is interrupted, when another thread calls abort(), and
     when this process dies.
 
-    Raises:
-        CommandFailed: it ended with a status other than 0, or did not end within BUILD_SECONDS.
+    Raises CommandFailed if it ended with a status other than 0, or did not end within BUILD_SECONDS.
     """
     tail: deque[str] = deque(maxlen=200)
     process = subprocess.Popen(
@@ -173,8 +165,7 @@ def build_image(
 ) -> None:  # fmt: skip
     """`podman build`: an image named `reference`, with all times in it set to 0.
 
-    Raises:
-        ContainersError: the build failed; `where` names it.
+    Raises ContainersError if the build failed; `where` names it.
     """
     words = ["--timestamp=0", f"--tag={reference}", f"--file={containerfile}", *options, str(context)]
     try:

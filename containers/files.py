@@ -12,9 +12,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 from containers.engine import ContainersError
 
@@ -34,7 +33,8 @@ def drafted(folder: Path) -> Iterator[Path]:
 
     The caller holds a lock for all folders of this kind (`wheels-...`): what killed calls have left of them is removed.
     """
-    _remove(folder.parent.glob(f".{folder.name.partition('-')[0]}-*"))
+    for leftover in folder.parent.glob(f".{folder.name.partition('-')[0]}-*"):
+        shutil.rmtree(leftover)
     draft = folder.with_name(f".{folder.name}")
     draft.mkdir(parents=True)
     try:
@@ -50,7 +50,8 @@ def scratch(parent: Path, prefix: str) -> Iterator[Path]:
 
     The caller holds a lock for all folders with this prefix: what killed calls have left of them is removed.
     """
-    _remove(parent.glob(f"{prefix}*"))
+    for leftover in parent.glob(f"{prefix}*"):
+        shutil.rmtree(leftover)
     with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as name:
         yield Path(name)
 
@@ -59,13 +60,15 @@ def scratch(parent: Path, prefix: str) -> Iterator[Path]:
 def locked(path: Path) -> Iterator[None]:
     """Hold an exclusive lock on the file `path`, which is made if needed. The end of this process releases it, too.
 
-    Raises:
-        ContainersError: another process has held the lock for LOCK_SECONDS.
+    Raises ContainersError if another process has held the lock for LOCK_SECONDS.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + LOCK_SECONDS
     with path.open("a") as file:
-        while not _try_lock(file):
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
             if time.monotonic() > deadline:
                 raise ContainersError(
                     f"another command of Muster has held a lock for {LOCK_SECONDS / 60:.0f} minutes",
@@ -74,16 +77,3 @@ def locked(path: Path) -> Iterator[None]:
                 )
             time.sleep(0.05)
         yield
-
-
-def _remove(leftovers: Iterable[Path]) -> None:
-    for leftover in leftovers:
-        shutil.rmtree(leftover)
-
-
-def _try_lock(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -66,9 +66,8 @@ def horovod_wheels(progress: Progress) -> Path:
     Takes about 2.5 minutes on two cores the first time, and no time after that. Missing compilers are installed from
     Debian's packages if this user is root, or has sudo without a password.
 
-    Raises:
-        ContainersError: this Python has no torch, a compiler is missing and cannot be installed, or pip or the compiler
-            failed.
+    Raises ContainersError if this Python has no torch, a compiler is missing and cannot be installed, or pip or the
+    compiler failed.
     """
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
     requirements = group_requirements(project["dependency-groups"], GROUP)
@@ -80,7 +79,8 @@ def horovod_wheels(progress: Progress) -> Path:
             started = time.monotonic()
             progress(f"horovod: building for torch {torch}; this takes about 2.5 minutes on two cores")
             with drafted(folder) as draft:
-                _fetch_needs(draft, requirements)
+                needs = [entry for entry in requirements if not NAME.match(entry)]
+                _pip(["wheel", f"--wheel-dir={draft}", *needs], {}, lambda line: None)
                 _compile(draft, requirements, progress)
             progress(f"horovod: built in {time.monotonic() - started:.0f} s")
     progress(f"horovod: {wheel_of(folder).name}")
@@ -102,17 +102,12 @@ def torch_version() -> str:
     try:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
-        raise ContainersError(
-            "Horovod is compiled against torch, and this Python has no torch", sys.executable, "run `make horovod`"
-        ) from None
+        what = "Horovod is compiled against torch, and this Python has no torch"
+        raise ContainersError(what, sys.executable, "run `make horovod`") from None
 
 
 def refuse_other_platform(image_torch: str) -> None:
-    """Raise ContainersError if a wheel that is built here would not load in the training image.
-
-    Args:
-        image_torch: version of the image's torch.
-    """
+    """Raise ContainersError if a wheel that is built here would not load in the training image with its torch."""
     if cross_arguments(sys.version_info[:2], platform.libc_ver(), platform.machine()):
         raise ContainersError(
             f"Horovod compiled here (Python {platform.python_version()}, {' '.join(platform.libc_ver())}) would not "
@@ -121,19 +116,13 @@ def refuse_other_platform(image_torch: str) -> None:
             f"deploy from a machine with Debian {SUITE}, or without HOROVOD=1",
         )
     if torch_version() != image_torch:
-        raise ContainersError(
-            f".venv has torch {torch_version()}, but the training image has {image_torch}: pip's settings have changed",
-            "the control machine",
-            "remove .venv and build/wheels-*, then run it again",
-        )
+        what = f".venv has torch {torch_version()}, but the training image has {image_torch}"
+        fix = "remove .venv and build/wheels-*, then run it again"
+        raise ContainersError(f"{what}: pip's settings have changed", "the control machine", fix)
 
 
 def missing_packages(include: Path) -> list[str]:
-    """Debian's names of the packages that a build needs and this machine lacks.
-
-    Args:
-        include: folder of this Python's headers.
-    """
+    """Debian's names of the packages that a build needs and this machine lacks. `include`: of this Python's headers."""
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
     headers = f"python3.{sys.version_info.minor}-dev"
     return missing if (include / "Python.h").is_file() else [*missing, headers]
@@ -146,11 +135,8 @@ def _ensure_build_tools(progress: Progress) -> None:
         _install(missing, progress)
         missing = missing_packages(include)
     if missing:
-        raise ContainersError(
-            f"Horovod is compiled on this machine, which lacks {', '.join(missing)} (Debian's package names)",
-            "the control machine",
-            f"as root: apt-get install {' '.join(missing)}",
-        )
+        what = f"Horovod is compiled on this machine, which lacks {', '.join(missing)} (Debian's package names)"
+        raise ContainersError(what, "the control machine", f"as root: apt-get install {' '.join(missing)}")
 
 
 def _install(packages: list[str], progress: Progress) -> None:
@@ -165,11 +151,6 @@ def _install(packages: list[str], progress: Progress) -> None:
             follow([*prefix, *words])
         except CommandFailed as failure:
             progress(f"horovod: {failure}")
-
-
-def _fetch_needs(draft: Path, requirements: list[str]) -> None:
-    needs = [entry for entry in requirements if not NAME.match(entry)]
-    _pip(["wheel", f"--wheel-dir={draft}", *needs], {}, lambda line: None)
 
 
 def _compile(draft: Path, requirements: list[str], progress: Progress) -> None:
@@ -201,16 +182,12 @@ def _build_environment(folder: Path, source: Path) -> dict[str, str]:
         **SWITCHES,
         "CXX": str(compiler),
         "HOROVOD_CMAKE": str(shutil.which("cmake")),
-        "HOROVOD_LOCAL_VERSION": local_version(torch_version()),
+        # The torch that the wheel is built for: with another torch, pip installs again.
+        "HOROVOD_LOCAL_VERSION": f"torch{re.sub(r'[^a-z0-9]+', '.', torch_version().lower())}",
         "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # CMake 4 refuses the older version that its gloo asks for
         "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}",
         "SOURCE_DATE_EPOCH": SOURCE_DATE_EPOCH,
     }
-
-
-def local_version(torch: str) -> str:
-    """The torch that a wheel is built for, as the local part of its version: with another torch, pip installs again."""
-    return f"torch{re.sub(r'[^a-z0-9]+', '.', torch.lower())}"
 
 
 def _pip(words: list[str], settings: Mapping[str, str], on_line: Progress) -> None:

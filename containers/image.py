@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from containers.base import ensure_base
 from containers.engine import (
@@ -55,8 +55,6 @@ IN_TRANSIT_SECONDS = 3600
 REF_NAME = "org.opencontainers.image.ref.name"
 STEP = re.compile(r"^STEP (\d+)/(\d+): (?:RUN|COPY)")  # other steps take no time
 
-Result = TypeVar("Result")
-
 
 @dataclass(frozen=True)
 class Image:
@@ -73,7 +71,7 @@ class OciExport:
 
     path: Path  # the pool; its own index.json names all current images
     index: str  # text of an index.json that names this image alone
-    bytes: int  # total size of this image's blobs
+    blobs: dict[str, int]  # hexadecimal digest -> size in bytes of its manifest, config and layers
 
 
 def build_training_image(progress: Progress, horovod: bool = False) -> Image:
@@ -81,28 +79,23 @@ def build_training_image(progress: Progress, horovod: bool = False) -> Image:
 
     engine.abort() ends a build that another thread has under way.
 
-    Raises:
-        ContainersError: this user is not root, a tool is missing, or a step of the build failed.
+    Raises ContainersError if this user is not root, a tool is missing, or a step of the build failed.
     """
-    image = _build_plain_image(progress)
-    return _with_horovod(image, progress) if horovod else image
-
-
-def _build_plain_image(progress: Progress) -> Image:
     as_root()
     base = _in_background(lambda: ensure_base(progress))
     folder, source = training_wheels(progress), REPOSITORY / "train"
-    return _build(
+    image = _build(
         TRAIN_REFERENCE, ROOM / "train", ROOM / "train" / "Containerfile", progress,
         where="the control machine, while building the training image (containers/train/Containerfile)",
         arguments={"BASE": base.result(), "WHEELS": content_hash(folder), "CODE": code_hash(source)},
         mounts={folder: "/wheels", pip_folder(): "/pip/pip", source: "/src"},
     )  # fmt: skip
+    return _with_horovod(image, progress) if horovod else image
 
 
-def _in_background(work: Callable[[], Result]) -> Future[Result]:
+def _in_background(work: Callable[[], str]) -> Future[str]:
     """Do `work` in a thread that does not keep the process from ending, as ThreadPoolExecutor's threads would."""
-    future = Future[Result]()
+    future = Future[str]()
 
     def run() -> None:
         try:
@@ -133,13 +126,11 @@ def _with_horovod(train: Image, progress: Progress) -> Image:
 def build_workload_image(train: Image, workload: Path, progress: Progress) -> Image:
     """Build a user's project on top of the training image: its requirements.txt, if any, and its files in /workload.
 
-    Raises:
-        ContainersError: there is no such folder, its requirements cannot be fetched, or the build failed.
+    Raises ContainersError if there is no such folder, its requirements cannot be fetched, or the build failed.
     """
     if not workload.is_dir():
-        raise ContainersError(
-            "the workload is not a folder", str(workload), "give WORKLOAD=path/to/project, a folder that holds SCRIPT"
-        )
+        fix = "give WORKLOAD=path/to/project, a folder that holds SCRIPT"
+        raise ContainersError("the workload is not a folder", str(workload), fix)
     workload = workload.resolve()
     wheels = workload_wheels(workload, training_wheels(lambda line: None), progress)
     IMAGES.mkdir(parents=True, exist_ok=True)
@@ -149,8 +140,7 @@ def build_workload_image(train: Image, workload: Path, progress: Progress) -> Im
         empty = Path(name) / "wheels"
         empty.mkdir()
         return _build(
-            workload_reference(workload), workload, ROOM / "workload" / "Containerfile",
-            progress,
+            workload_reference(workload), workload, ROOM / "workload" / "Containerfile", progress,
             where=f"the control machine, while building the image of the workload {workload}",
             arguments={"TRAIN": train.id, "WHEELS": content_hash(wheels)},
             mounts={wheels or empty: "/wheels", pip_folder(): "/pip/pip"},
@@ -169,17 +159,12 @@ def export_oci(image: Image, progress: Progress) -> OciExport:
     An image is current if an earlier export wrote it and its reference still names it. Two processes may export at
     once; what a killed process leaves is not used by a later one.
 
-    Raises:
-        ContainersError: the export failed, most likely because the disk is full.
+    Raises ContainersError if the export failed, most likely because the disk is full.
     """
     with locked(IMAGES / "oci.lock"):
         BLOBS.mkdir(parents=True, exist_ok=True)
-        same = (
-            entry
-            for entry in _entries()
-            if (entry["annotations"][REF_NAME], _config_id(entry)) == (image.ref, image.id)
-        )
-        entry = next(same, None)
+        named = (entry for entry in _entries() if entry["annotations"][REF_NAME] == image.ref)
+        entry = next((entry for entry in named if _config_id(entry) == image.id), None)
         if entry is None:
             progress(f"{_short(image)}: exporting")
             started = time.monotonic()
@@ -190,11 +175,8 @@ def export_oci(image: Image, progress: Progress) -> OciExport:
                         path.unlink()
                     entry, added = _export(image)
             except CommandFailed as failure:
-                raise ContainersError(
-                    f"the image could not be exported. The last lines of Podman:\n{failure.tail}",
-                    str(POOL),
-                    fix_of(failure),
-                ) from failure
+                what = f"the image could not be exported. The last lines of Podman:\n{failure.tail}"
+                raise ContainersError(what, str(POOL), fix_of(failure)) from failure
             progress(f"{_short(image)}: exported {added / 1e6:.1f} MB in {time.monotonic() - started:.1f} s")
         others = [other for other in _current_entries() if other["annotations"][REF_NAME] != image.ref]
         entries = _without_old_workloads([entry, *others])
@@ -204,7 +186,7 @@ def export_oci(image: Image, progress: Progress) -> OciExport:
         for blob in BLOBS.iterdir():
             if blob.name not in needed and time.time() - blob.stat().st_mtime > IN_TRANSIT_SECONDS:
                 blob.unlink()
-        return OciExport(POOL, _index([entry]), sum(blob_sizes(entry).values()))
+        return OciExport(POOL, _index([entry]), blob_sizes(entry))
 
 
 def code_hash(folder: Path) -> str:
@@ -312,18 +294,12 @@ def _verify(path: Path) -> None:
 
 def _entries() -> list[dict[str, Any]]:
     """Entries of the pool's index whose blobs are all there in full size."""
-    try:
-        entries = json.loads((POOL / "index.json").read_text())["manifests"]
-    except (FileNotFoundError, ValueError):
-        return []
-    return [entry for entry in entries if _is_whole(entry)]
-
-
-def _is_whole(entry: Mapping[str, Any]) -> bool:
-    try:
-        return not _torn(entry)
-    except (FileNotFoundError, ValueError):
-        return False
+    found = []
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        for entry in json.loads((POOL / "index.json").read_text())["manifests"]:
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                found += [] if _torn(entry) else [entry]
+    return found
 
 
 def _torn(entry: Mapping[str, Any]) -> list[Path]:

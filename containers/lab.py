@@ -34,19 +34,9 @@ from rich.console import Console
 from rich.table import Table
 
 from containers import lab_host, net
-from containers.engine import (
-    BUILD,
-    REPOSITORY,
-    CommandFailed,
-    ContainersError,
-    Progress,
-    as_root,
-    output,
-    podman,
-    tool,
-)
+from containers.engine import BUILD, REPOSITORY, CommandFailed, ContainersError, Progress, as_root, output, podman, tool
 from containers.files import locked, write_whole
-from containers.lab_host import HOST_LABEL, LABEL, VOLUMES, Host
+from containers.lab_host import HOST_LABEL, LABEL, Host
 
 INVENTORIES = REPOSITORY / "inventory"
 MARK = "# Written by `make lab`; `make lab-down` removes it.\n"
@@ -73,32 +63,26 @@ class Created:
             shutil.rmtree(folder, ignore_errors=True)
         deadline = time.monotonic() + UNDO_SECONDS
         while left := self.left():
-            for kind, command in (("container", ("rm", "--force", "--time=0")), ("volume", ("volume", "rm", "--force")),
-                                  ("network", ("network", "rm", "--force"))):  # fmt: skip
-                for name in left.get(kind, ()):
-                    _quietly(*command, name)
+            for remove, name in left:
+                _quietly(*remove, name)
             if time.monotonic() > deadline:
-                names = ", ".join(name for names in left.values() for name in names)
+                names = ", ".join(name for _, name in left)
                 raise ContainersError(f"could not be removed: {names}", "the control machine", "run `make lab-down`")
             time.sleep(0.1)
 
-    def left(self) -> dict[str, list[str]]:
-        """Names of what still exists of it, by kind."""
-        there = {
-            "container": (self.containers, ("ps", "--all", "--format={{.Names}}")),
-            "volume": (self.volumes, ("volume", "ls", "--quiet")),
-            "network": (self.networks, ("network", "ls", "--quiet")),
-        }
-        found = {kind: sorted(set(made) & set(podman(*ask).split())) for kind, (made, ask) in there.items() if made}
-        return {kind: names for kind, names in found.items() if names}
+    def left(self) -> list[tuple[tuple[str, ...], str]]:
+        """What still exists of it, in the order of removal, as (Podman's words that remove it, name)."""
+        kinds = (
+            (self.containers, ("ps", "--all", "--format={{.Names}}"), ("rm", "--force", "--time=0")),
+            (self.volumes, ("volume", "ls", "--quiet"), ("volume", "rm", "--force")),
+            (self.networks, ("network", "ls", "--quiet"), ("network", "rm", "--force")),
+        )
+        made = ((sorted(set(names) & set(podman(*ask).split())), remove) for names, ask, remove in kinds if names)
+        return [(remove, name) for names, remove in made for name in names]
 
 
 def up(
-    name: str,
-    hosts: int,
-    link: str | None = None,
-    progress: Progress = lambda line: None,
-    cpus: float | None = None,
+    name: str, hosts: int, link: str | None = None, progress: Progress = lambda line: None, cpus: float | None = None
 ) -> list[Host]:
     """Bring up a lab of `hosts` hosts; return when sshd answers on each.
 
@@ -110,8 +94,7 @@ def up(
         cpus: computing time of each host, in cores; None: all that its cores give. Where the quotas of hosts that share
             a core add up to one core at most, each has the same speed whatever the others do.
 
-    Raises:
-        ContainersError: the lab could not be brought up.
+    Raises ContainersError if the lab could not be brought up.
     """
     as_root()
     rate = net.link_rate(link) if link else None
@@ -127,23 +110,26 @@ def up(
             surplus = sorted(set(there) - {host.name for host in plan})
             if surplus:
                 progress(f"removing {', '.join(surplus)}")
-                _remove_hosts(name, surplus)
-            _remove_stray_volumes(name, {entry["Names"][0] for entry in there.values()})
+                podman("rm", "--force", "--time=0", *(there.pop(host)["Names"][0] for host in surplus))
+            kept = {entry["Names"][0] for entry in there.values()}
+            # A new host starts with empty storage, so the volumes of hosts whose container is gone are removed.
+            if stray := [volume for volume in _labelled("volume", name) if volume.rpartition("-")[0] not in kept]:
+                podman("volume", "rm", "--force", *stray)
             key = _ensure_key(folder, created)
             _each(plan, lambda host: _ensure_host(host, there.get(host.name), image, created, progress))
             _each(plan, lambda host: lab_host.furnish(host, key, rate, cpus))
             progress("waiting for sshd")
             _each(plan, lab_host.wait_for_ssh)
-            _write_inventory(folder / "hosts.yml", inventory_text(plan))
+            if (folder / "hosts.yml").read_text() != (text := inventory_text(plan)):
+                write_whole(folder / "hosts.yml", text)  # a newer file would need another `make deploy`
         except BaseException as failure:
             with _handled(signal.SIGINT, signal.SIG_IGN):  # a second Ctrl-C does not stop the removal
                 created.undo()
             if not isinstance(failure, CommandFailed):
                 raise
+            fix = "check that `podman run` works here, then run it again"
             raise ContainersError(
-                f"the lab could not be brought up: {failure}",
-                "the control machine",
-                "check that `podman run` works here, then run it again",
+                f"the lab could not be brought up: {failure}", "the control machine", fix
             ) from failure
     return plan
 
@@ -151,8 +137,7 @@ def up(
 def down(name: str, progress: Progress = lambda line: None) -> bool:
     """Remove all of a lab: containers, networks, volumes, inventory. Returns whether there was anything to remove.
 
-    Raises:
-        ContainersError: Podman could not remove something.
+    Raises ContainersError if Podman could not remove something.
     """
     as_root()
     folder = INVENTORIES / name
@@ -169,9 +154,8 @@ def down(name: str, progress: Progress = lambda line: None) -> bool:
             if networks:
                 podman("network", "rm", *networks)
         except CommandFailed as failure:
-            raise ContainersError(
-                f"the lab could not be removed: {failure}", "the control machine", "run it again"
-            ) from failure
+            what = f"the lab could not be removed: {failure}"
+            raise ContainersError(what, "the control machine", "run it again") from failure
         written = _is_ours(folder)
         if written:
             shutil.rmtree(folder)
@@ -190,16 +174,11 @@ def labs() -> dict[str, list[dict[str, Any]]]:
 
 def inventory_text(hosts: list[Host]) -> str:
     """The lab's inventory: hosts in order, reached by their management address with the lab's own key."""
-    lines = [
-        MARK + "all:",
-        "  vars:",
-        "    ansible_user: muster",
-        '    ansible_ssh_private_key_file: "{{ inventory_dir }}/id_ed25519"',
-        "  hosts:",
-    ]
+    key = '"{{ inventory_dir }}/id_ed25519"'
+    lines = ["all:", "  vars:", "    ansible_user: muster", f"    ansible_ssh_private_key_file: {key}", "  hosts:"]
     for host in hosts:
         lines += [f"    {host.name}:", f"      ansible_host: {host.management}"]
-    return "\n".join(lines) + "\n"
+    return MARK + "\n".join(lines) + "\n"
 
 
 def _plan(name: str, hosts: int, subnets: tuple[IPv4Network, IPv4Network]) -> list[Host]:
@@ -213,24 +192,21 @@ def _plan(name: str, hosts: int, subnets: tuple[IPv4Network, IPv4Network]) -> li
 
 def _ensure_networks(name: str, created: Created) -> tuple[IPv4Network, IPv4Network]:
     """The lab's two networks: management, which leads out, and data, which only connects the hosts (no gateway)."""
-    existing = {
-        entry["name"]: IPv4Network(entry["subnets"][0]["subnet"]) for entry in _networks() if entry.get("subnets")
-    }
+    there = podman("network", "ls", "--quiet").split()
+    entries: list[dict[str, Any]] = json.loads(podman("network", "inspect", *there)) if there else []
+    existing = {entry["name"]: IPv4Network(entry["subnets"][0]["subnet"]) for entry in entries if entry.get("subnets")}
     names = (f"muster-{name}-management", f"muster-{name}-data")
     if all(network in existing for network in names):
         return existing[names[0]], existing[names[1]]
     for network in names:
         if network in existing:
             podman("network", "rm", "--force", network)
-    taken = [*existing.values(), *_routes()]
-    complaint = ""
-    for pair in net.free_subnets(taken):
+    complaint, words = "", ["network", "create", f"--label={LABEL}={name}", "--disable-dns"]
+    for pair in net.free_subnets([*existing.values(), *_routes()]):
         try:
-            for network, subnet, options in zip(
-                names, pair, (["--disable-dns"], ["--disable-dns", "--internal"]), strict=True
-            ):
+            for network, subnet, options in zip(names, pair, ([], ["--internal"]), strict=True):
                 created.networks.append(network)
-                podman("network", "create", f"--label={LABEL}={name}", f"--subnet={subnet}", *options, network)
+                podman(*words, f"--subnet={subnet}", *options, network)
             return pair
         except CommandFailed as failure:  # another lab has just taken one of them: try the next pair
             complaint = failure.tail
@@ -259,12 +235,6 @@ def _ensure_key(folder: Path, created: Created) -> str:
     return private.with_suffix(".pub").read_text()
 
 
-def _write_inventory(path: Path, text: str) -> None:
-    """Write the inventory if its text has changed: a newer file would need another `make deploy`."""
-    if path.read_text() != text:
-        write_whole(path, text)
-
-
 def _ensure_host(host: Host, there: dict[str, Any] | None, image: str, created: Created, progress: Progress) -> None:
     if there is None:
         progress(f"{host.name}: creating")
@@ -276,19 +246,6 @@ def _ensure_host(host: Host, there: dict[str, Any] | None, image: str, created: 
         podman("start", host.container)
 
 
-def _remove_hosts(lab: str, names: list[str]) -> None:
-    containers = [f"muster-{lab}-{name}" for name in names]
-    podman("rm", "--force", "--time=0", *containers)
-    podman("volume", "rm", "--force", *(f"{container}-{kind}" for container in containers for kind in VOLUMES))
-
-
-def _remove_stray_volumes(lab: str, containers: set[str]) -> None:
-    """Remove the volumes of hosts whose container is gone, so that a new host starts with empty storage."""
-    stray = [volume for volume in _labelled("volume", lab) if volume.rpartition("-")[0] not in containers]
-    if stray:
-        podman("volume", "rm", "--force", *stray)
-
-
 def _containers(lab: str | None) -> list[dict[str, Any]]:
     chosen = LABEL if lab is None else f"{LABEL}={lab}"
     entries: list[dict[str, Any]] = json.loads(podman("ps", "--all", f"--filter=label={chosen}", "--format=json"))
@@ -297,12 +254,6 @@ def _containers(lab: str | None) -> list[dict[str, Any]]:
 
 def _labelled(kind: str, lab: str) -> list[str]:
     return podman(kind, "ls", "--quiet", f"--filter=label={LABEL}={lab}").split()
-
-
-def _networks() -> list[dict[str, Any]]:
-    names = podman("network", "ls", "--quiet").split()
-    entries: list[dict[str, Any]] = json.loads(podman("network", "inspect", *names)) if names else []
-    return entries
 
 
 def _routes() -> list[IPv4Network]:
@@ -335,11 +286,8 @@ def _is_ours(folder: Path) -> bool:
 
 def _refuse_foreign_folder(folder: Path) -> None:
     if folder.exists() and any(folder.iterdir()) and not _is_ours(folder):
-        raise ContainersError(
-            "this inventory was not written by `make lab` and is left unchanged",
-            str(folder.relative_to(REPOSITORY)),
-            "choose another name (LAB=name)",
-        )
+        what = "this inventory was not written by `make lab` and is left unchanged"
+        raise ContainersError(what, str(folder.relative_to(REPOSITORY)), "choose another name (LAB=name)")
 
 
 @contextlib.contextmanager

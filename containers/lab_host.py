@@ -77,8 +77,7 @@ class Host:
 def ensure_image(progress: Progress) -> str:
     """Build the image of lab hosts unless there is one of this recipe; return its reference.
 
-    Raises:
-        ContainersError: this user is not root, a tool is missing, or the build failed.
+    Raises ContainersError if this user is not root, a tool is missing, or the build failed.
     """
     base = ensure_base(progress)
     parts = [image_label(base, RECIPE_LABEL) or "", *(path.read_text() for path in sorted(ROOM.iterdir()))]
@@ -117,13 +116,10 @@ def furnish(host: Host, key: str, rate: int | None, cpus: float | None) -> None:
     """Give a running host what a restart takes away (decoys, link rate, cores and computing time), and what may have
     changed on this machine (the lab's key, apt's settings). It is done from outside: a bare host has neither ip nor tc.
 
-    Args:
-        key: the public key that may log in.
-        rate: of the data NIC, in bits per second; None: not limited.
-        cpus: computing time, in cores; None: all that the host's cores give.
+    key: the public key that may log in. rate: of the data NIC, in bits per second; None: not limited. cpus: computing
+    time, in cores; None: all that the host's cores give.
 
-    Raises:
-        CommandFailed: one of the commands failed.
+    Raises CommandFailed if one of the commands failed.
     """
     pid = podman("inspect", "--format={{.State.Pid}}", host.container).strip()
     quota = net.quota_options(cpus, len(os.sched_getaffinity(0)))
@@ -132,7 +128,10 @@ def furnish(host: Host, key: str, rate: int | None, cpus: float | None) -> None:
     links = {entry["ifname"]: entry for entry in json.loads(output([*inside, tool("ip"), "-json", "link"]))}
     if "docker0" not in links:
         output([*inside, tool("ip"), "-batch", "-"], stdin="\n".join(net.decoy_lines(host.nics, host.index)) + "\n")
-    outer = _outer_link(links[host.nics.data]["link_index"])
+    index = links[host.nics.data]["link_index"]  # of this machine's end of the NIC
+    outer = next(
+        link["ifname"] for link in json.loads(output([tool("ip"), "-json", "link"])) if link["ifindex"] == index
+    )
     _shape([*inside, tool("tc")], host.nics.data, rate)
     _shape(root_command("tc"), outer, rate)
     apt = "".join(f"{line}\n" for line in APT_SETTINGS.findall(apt_settings()))
@@ -147,8 +146,7 @@ def furnish(host: Host, key: str, rate: int | None, cpus: float | None) -> None:
 def wait_for_ssh(host: Host) -> None:
     """Wait until a host's sshd answers.
 
-    Raises:
-        ContainersError: it did not answer within SSH_SECONDS.
+    Raises ContainersError if it did not answer within SSH_SECONDS.
     """
     deadline = time.monotonic() + SSH_SECONDS
     while True:
@@ -160,11 +158,9 @@ def wait_for_ssh(host: Host) -> None:
         except OSError:
             pass
         if time.monotonic() > deadline:
-            raise ContainersError(
-                f"sshd of {host.name} did not answer within {SSH_SECONDS:.0f} s",
-                f"{host.management}:22 (container {host.container})",
-                f"see `podman logs {host.container}`; a firewall on this machine may block Podman's networks",
-            )
+            what, where = f"sshd of {host.name} did not answer within {SSH_SECONDS:.0f} s", f"{host.management}:22"
+            fix = f"see `podman logs {host.container}`; a firewall on this machine may block Podman's networks"
+            raise ContainersError(what, f"{where} (container {host.container})", fix)
         time.sleep(0.05)
 
 
@@ -175,9 +171,3 @@ def _shape(tc: list[str], device: str, rate: int | None) -> None:
     )  # fmt: skip
     if rate is not None and done.returncode != 0:
         raise CommandFailed([*tc, "qdisc"], done.returncode, done.stderr.strip())
-
-
-def _outer_link(index: int) -> str:
-    """Name of this machine's end of a host's NIC, by the index of that end."""
-    links = json.loads(output([tool("ip"), "-json", "link"]))
-    return next(str(entry["ifname"]) for entry in links if entry["ifindex"] == index)

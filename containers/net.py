@@ -73,8 +73,7 @@ def cpusets(cores: Sequence[int], hosts: int) -> list[str]:
 def cpu_quota(text: str) -> float:
     """Computing time of a host, in cores, from a text such as 0.4.
 
-    Raises:
-        ValueError: it is not a number of at least LEAST_CPUS.
+    Raises ValueError if it is not a number of at least LEAST_CPUS.
     """
     if re.fullmatch(r"\d+(?:\.\d+)?", text.strip()) is None or float(text) < LEAST_CPUS:
         raise ValueError(f"{text!r} is not a number of cores such as 0.4 (at least {LEAST_CPUS})")
@@ -90,8 +89,7 @@ def quota_options(cpus: float | None, cores: int) -> list[str]:
 def link_rate(text: str) -> int:
     """Bits per second, from a rate as tc writes it, such as 1gbit or 100mbit.
 
-    Raises:
-        ValueError: it is not a rate.
+    Raises ValueError if it is not a rate.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]bit)", text.strip().lower())
     if match is None or float(match.group(1)) <= 0:

@@ -33,8 +33,7 @@ def training_wheels(progress: Progress) -> Path:
     They are fetched once for each content of the group. After a change of pip's own settings (another index, CUDA
     instead of CPU), remove build/wheels-*.
 
-    Raises:
-        ContainersError: pip cannot download or build one of them.
+    Raises ContainersError if pip cannot download or build one of them.
     """
     project = REPOSITORY / "pyproject.toml"
     requirements = group_requirements(tomllib.loads(project.read_text())["dependency-groups"], GROUP)
@@ -58,13 +57,9 @@ def workload_wheels(workload: Path, train: Path, progress: Progress) -> Path | N
     """Folder with the wheels that `workload`'s requirements.txt asks for and the training image lacks.
 
     None if there is no such file. Versions that the image has are kept if the requirements allow it. If they do not,
-    the requirements decide, except for torch and torchvision.
+    the requirements decide, except for torch and torchvision. train: folder of the training image's wheels.
 
-    Args:
-        train: folder of the training image's wheels.
-
-    Raises:
-        ContainersError: pip cannot download or build one of them, or they need another torch.
+    Raises ContainersError if pip cannot download or build one of them, or they need another torch.
     """
     requirements = workload / "requirements.txt"
     if not requirements.is_file():
@@ -116,8 +111,7 @@ def content_hash(folder: Path | None) -> str:
 def pip_folder() -> Path:
     """Folder of this interpreter's package `pip`. It is pure Python, so the image's Python can run it.
 
-    Raises:
-        ContainersError: this interpreter has no pip.
+    Raises ContainersError if this interpreter has no pip.
     """
     spec = importlib.util.find_spec("pip")
     if spec is None or spec.origin is None:
@@ -128,10 +122,8 @@ def pip_folder() -> Path:
 def cross_arguments(python: tuple[int, int], libc: tuple[str, str], machine: str) -> list[str]:
     """pip's arguments for choosing wheels that fit the image; empty if the wheels for this Python fit it, too.
 
-    Args:
-        python: version of the interpreter that runs pip.
-        libc: what `platform.libc_ver()` returns.
-        machine: what `platform.machine()` returns; the image has the same.
+    python: version of the interpreter that runs pip. libc: what `platform.libc_ver()` returns. machine: what
+    `platform.machine()` returns; the image has the same.
     """
     name, version = libc
     newest = tuple(map(int, version.split(".")[:2])) if name == "glibc" else None

@@ -158,7 +158,7 @@ def distribute(
         "id": image.id,
         "oci_dir": str(export.path.resolve()),
         "index": export.index,
-        "bytes": export.bytes,
+        "blobs": export.blobs,
     }
     output = clustermap.path_of(inv.path).with_name("distribute.json")
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -222,7 +222,7 @@ def _cluster_map(
         known_hosts=str(known_hosts),
         hosts=hosts,
         network=choice.network,
-        image=clustermap.MapImage(image.ref, image.id, export.bytes),
+        image=clustermap.MapImage(image.ref, image.id, sum(export.blobs.values())),
         measured=dataclasses.asdict(measured.measurements),
         measured_at=measured.when,
         measured_key=measured.key,

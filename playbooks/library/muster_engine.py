@@ -6,6 +6,9 @@ machine's own /usr mounted read-only: no image is needed). A machine whose Podma
 Not for installing packages (the role `engine` does, with apt) and not for images (muster_image).
 
 The part for NVIDIA GPUs (CDI through nvidia-ctk) follows the tool's documentation and was not tried on a real GPU.
+
+state=present returns `missing`, the Debian packages to be installed first; nothing was probed if there are any.
+state=absent returns `removed`: what it has removed in words. The options stand in main.
 """
 
 from __future__ import annotations
@@ -21,59 +24,9 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.muster_gpus import nvidia_devices
-from ansible.module_utils.muster_host import (
-    Result,
-    find_command,
-    parse_os_release,
-    read,
-    run,
-    write_atomically,
-)
+from ansible.module_utils.muster_host import Result, find_command, parse_os_release, read, run, write_atomically
 
-DOCUMENTATION = r"""
-module: muster_engine
-short_description: Make Podman work on this machine, or remove what Muster left on it
-options:
-  state:
-    description:
-      - V(present) probes the engine and writes what it needs. If packages are missing it only returns their names.
-      - V(absent) removes Muster's containers, images, folders and settings. Packages stay.
-    type: str
-    choices: [present, absent]
-    default: present
-  packages:
-    description: What must be there, as Debian package and the command that proves it, whatever installed it.
-    type: dict
-    default: {}
-  strict:
-    description: Fail when a package is missing instead of returning its name.
-    type: bool
-    default: false
-  root:
-    description: Muster's folder on this machine.
-    type: path
-    default: /var/lib/muster
-  owner:
-    description: User who gets the folders, so that rsync needs no sudo. The user who called sudo, if not given.
-    type: str
-author: [Muster]
-"""
-
-RETURN = r"""
-missing:
-  description: Debian packages to be installed first. Nothing was probed if there are any.
-  returned: always
-  type: list
-config:
-  description: Text of the drop-in that Podman needs here; null if it works as installed.
-  returned: when state is present and nothing is missing
-  type: str
-removed:
-  description: What was removed.
-  returned: when state is absent
-  type: list
-"""
-
+ROOT = Path("/var/lib/muster")  # Muster's folder; the SSH user gets it, so that rsync needs no sudo
 DROP_IN = Path("/etc/containers/containers.conf.d/50-muster.conf")
 CDI = Path("/etc/cdi/nvidia.yaml")
 CDI_HEADER = "# Written by Muster (make deploy) with nvidia-ctk; make teardown removes it.\n"
@@ -98,10 +51,7 @@ def candidates(hard_limits: dict[str, int], runtimes: list[str]) -> list[Setting
     ulimits = tuple(
         (name, cap if hard < 0 else min(hard, cap)) for name, cap in ULIMIT_CAPS.items() for hard in [hard_limits[name]]
     )
-    found: list[Settings] = []
-    for limits in ((), ulimits):
-        found += [Settings(runtime, limits) for runtime in [None, *runtimes]]
-    return found
+    return [Settings(runtime, limits) for limits in ((), ulimits) for runtime in [None, *runtimes]]
 
 
 def render(settings: Settings, complaint: str) -> str | None:
@@ -125,10 +75,8 @@ def fix(complaint: str) -> str:
     """What to do about a complaint that no setting of ours answers."""
     text = complaint.lower()
     if "overlay" in text:
-        return (
-            "Podman's storage needs overlay: put /var/lib/containers on ext4, xfs or btrfs (not on another overlay), "
-            "or install fuse-overlayfs"
-        )
+        storage = "put /var/lib/containers on ext4, xfs or btrfs (not on another overlay)"
+        return f"Podman's storage needs overlay: {storage}, or install fuse-overlayfs"
     if "no space left" in text:
         return "free disk space under /var/lib/containers and /run"
     if "cgroup" in text:
@@ -157,26 +105,21 @@ def probe() -> Result:
     """Runs /bin/true in a container with the settings that Podman has now."""
     with tempfile.TemporaryDirectory(prefix="muster-probe-") as name:
         mounts = probe_tree(Path(name))
-        return run(
-            ["podman", "run", "--rm", "--network", "host", *mounts, "--rootfs", name, "/bin/true"],
-            timeout=PROBE_SECONDS,
-        )
+        words = ["podman", "run", "--rm", "--network", "host", *mounts, "--rootfs", name, "/bin/true"]
+        return run(words, timeout=PROBE_SECONDS)
 
 
-def settle(check_mode: bool) -> tuple[bool, str | None]:
-    """Finds settings with which a container runs and leaves them written. Returns (changed, text of the drop-in).
+def settle(check_mode: bool) -> bool:
+    """Finds settings with which a container runs and leaves them written. Returns whether it changed any.
 
     Raises RuntimeError with every attempt's complaint if there are none; the drop-in is then as it was before.
     """
-    before = DROP_IN.read_text(encoding="utf-8") if DROP_IN.exists() else None
+    before = text_of(DROP_IN)
     first = probe()
-    if first.rc == 0:
-        return False, before
-    if check_mode:
-        return True, before
+    if first.rc == 0 or check_mode:
+        return first.rc != 0
     hard = {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))[1] for name in ULIMIT_CAPS}
-    complaints = [first.complaint]
-    plain_complaint = first.complaint
+    plain_complaint, complaints = first.complaint, [first.complaint]
     for settings in candidates(hard, [name for name in ("runc", "crun") if find_command(name)]):
         text = render(settings, plain_complaint)
         if text == before:
@@ -184,13 +127,17 @@ def settle(check_mode: bool) -> tuple[bool, str | None]:
         put_drop_in(text)
         result = probe()
         if result.rc == 0:
-            return True, text
+            return True
         complaints.append(result.complaint)
         if settings == Settings():
             plain_complaint = result.complaint
     put_drop_in(before)
     said = "; ".join(dict.fromkeys(complaints))
     raise RuntimeError(f"Podman cannot run a container on this host. It said: {said}. Fix: {fix(said)}")
+
+
+def text_of(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.exists() else None
 
 
 def put_drop_in(text: str | None) -> None:
@@ -211,29 +158,21 @@ def make_folders(root: Path, owner: str, check_mode: bool) -> bool:
     """Makes Muster's folders for the SSH user, who then sends files without sudo. Returns whether it changed any."""
     user = pwd.getpwnam(owner)
     changed = False
-    for folder in (
-        root,
-        root / "images",
-        root / "images" / "oci",
-        root / "images" / "oci" / "blobs" / "sha256",
-        root / "runs",
-    ):
+    for name in ("", "images", "images/oci", "images/oci/blobs", "images/oci/blobs/sha256", "runs"):
+        folder = root / name
         state = folder.stat() if folder.exists() else None
         if state is not None and (state.st_uid, state.st_gid) == (user.pw_uid, user.pw_gid):
             continue
         changed = True
         if not check_mode:
             folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-            for made in (folder, *folder.parents):
-                if made == root.parent:
-                    break
-                os.chown(made, user.pw_uid, user.pw_gid)
+            os.chown(folder, user.pw_uid, user.pw_gid)
     return changed
 
 
 def make_cdi(check_mode: bool) -> bool:
     """Describes NVIDIA GPUs to Podman (CDI), where there are some and nvidia-ctk is. Returns whether it changed."""
-    before = CDI.read_text(encoding="utf-8") if CDI.exists() else None
+    before = text_of(CDI)
     if not nvidia_devices() or (before is not None and not before.startswith(CDI_HEADER)):
         return False
     result = run(["nvidia-ctk", "cdi", "generate"], timeout=60.0)
@@ -245,30 +184,27 @@ def make_cdi(check_mode: bool) -> bool:
     return True
 
 
-def remove(root: Path, check_mode: bool) -> list[str]:
+def remove(check_mode: bool) -> list[str]:
     """Removes Muster's containers (by label), images (by name), folders and settings. Returns what it removed."""
     removed = []
     if find_command("podman"):
         containers = run(["podman", "ps", "--all", "--quiet", "--filter", "label=muster.run"]).out.split()
-        images = run(
-            ["podman", "images", "--quiet", "--no-trunc", "--filter", "reference=localhost/muster/*"]
-        ).out.split()
-        ledger = json.loads(read(root / "images" / "ledger.json") or "{}")
+        named = ["--filter", "reference=localhost/muster/*"]
+        images = run(["podman", "images", "--quiet", "--no-trunc", *named]).out.split()
+        ledger = json.loads(read(ROOT / "images" / "ledger.json") or "{}")
         images += [image for image in ledger.get("stale", []) if run(["podman", "image", "exists", image]).rc == 0]
         for what, command, names in (
             ("container", ["podman", "rm", "--force", "--time", "5"], containers),
             ("image", ["podman", "rmi", "--force"], list(dict.fromkeys(images))),
         ):
             for name in names:
-                if not check_mode:
-                    result = run([*command, name], timeout=120.0)
-                    if result.rc != 0:
-                        raise RuntimeError(
-                            f"{what} {name} cannot be removed: {result.complaint}. Fix: stop what uses it, then again"
-                        )
+                result = None if check_mode else run([*command, name], timeout=120.0)
+                if result and result.rc != 0:
+                    problem = f"{what} {name} cannot be removed: {result.complaint}"
+                    raise RuntimeError(f"{problem}. Fix: stop what uses it, then again")
                 removed.append(f"{what} {name}")
-    ours = CDI.exists() and CDI.read_text(encoding="utf-8").startswith(CDI_HEADER)
-    for path in (root, DROP_IN, *([CDI] if ours else [])):
+    ours = (text_of(CDI) or "").startswith(CDI_HEADER)
+    for path in (ROOT, DROP_IN, *([CDI] if ours else [])):
         if path.is_file() or (path.is_dir() and (any(path.iterdir()) or not os.path.ismount(path))):
             removed.append(str(path))
             if not check_mode:
@@ -299,21 +235,22 @@ def ensure(module: AnsibleModule) -> dict[str, Any]:
             by_hand = f"`apt-get install {' '.join(missing)}` by hand"
             raise RuntimeError(f"Still missing after packages were installed: {names}. Fix: {by_hand}")
         return {"changed": False, "missing": missing}
-    owner = module.params["owner"] or os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
-    changed, config = settle(module.check_mode)
-    changed = make_folders(Path(module.params["root"]), owner, module.check_mode) or changed
-    changed = make_cdi(module.check_mode) or changed
-    return {"changed": changed, "missing": [], "config": config}
+    owner = os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
+    check = module.check_mode
+    changed = [settle(check), make_folders(ROOT, owner, check), make_cdi(check)]
+    return {"changed": any(changed), "missing": []}
 
 
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
+            # present: probe the engine and write what it needs. absent: remove Muster's containers, images, folders and
+            # settings; packages stay.
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            # What must be there, as Debian package and the command that proves it, whatever installed it.
             "packages": {"type": "dict", "default": {}},
+            # Fail when a package is missing instead of returning its name.
             "strict": {"type": "bool", "default": False},
-            "root": {"type": "path", "default": "/var/lib/muster"},
-            "owner": {"type": "str"},
         },
         supports_check_mode=True,
     )
@@ -323,8 +260,8 @@ def main() -> None:
         )
     try:
         if module.params["state"] == "absent":
-            removed = remove(Path(module.params["root"]), module.check_mode)
-            module.exit_json(changed=bool(removed), missing=[], removed=removed)
+            removed = remove(module.check_mode)
+            module.exit_json(changed=bool(removed), removed=removed)
         module.exit_json(**ensure(module))
     except RuntimeError as error:
         module.fail_json(msg=str(error))

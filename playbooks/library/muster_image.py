@@ -7,6 +7,10 @@ the pool, proves that its id is the one that was built, names it, and removes bl
 more. The ledger (images/ledger.json) says which image each name stands for: {"images": {ref: {"id", "blobs"}},
 "stale": [ids of former images that were in use when they should have been removed]}.
 
+Returns needed: nothing (the image is there under its name), name (it is there, but not so named) or pull; id: of the
+image that has the name now, empty if there is none; missing, for state=check: digests (64 hexadecimal digits) of the
+blobs to be sent first; started, ended: Unix times of the module. The options stand in main.
+
 Not for building (containers/image.py) and not for sending.
 """
 
@@ -17,84 +21,20 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.muster_host import disk, find_command, read, run, write_atomically
+from ansible.module_utils.muster_host import disk, existing, find_command, read, run, write_atomically
 
-DOCUMENTATION = r"""
-module: muster_image
-short_description: Bring an image from the blobs on this host into Podman
-options:
-  state:
-    description: V(check) looks only and fails if the disk is too small. V(present) does it.
-    type: str
-    choices: [check, present]
-    required: true
-  ref:
-    description: The image's name.
-    type: str
-    required: true
-  id:
-    description: The image's id, 64 hexadecimal digits.
-    type: str
-    required: true
-  index:
-    description: Text of an OCI index.json that names this image alone.
-    type: str
-    required: true
-  manifest:
-    description: Text of the image's OCI manifest.
-    type: str
-    required: true
-  root:
-    description: Muster's folder on the host.
-    type: path
-    default: /var/lib/muster
-author: [Muster]
-"""
-
-RETURN = r"""
-needed:
-  description: nothing (the image is there under its name), name (it is there, but not so named) or pull.
-  returned: always
-  type: str
-id:
-  description: The id of the image that has the name now; empty if there is none.
-  returned: always
-  type: str
-missing:
-  description: Digests (64 hexadecimal digits) of the blobs to be sent first.
-  returned: when state is check
-  type: list
-started:
-  description: Unix time at which the module began.
-  returned: always
-  type: float
-ended:
-  description: Unix time at which it was done.
-  returned: always
-  type: float
-"""
-
+LAYOUT = Path("/var/lib/muster/images/oci")
+POOL = LAYOUT / "blobs" / "sha256"
+LEDGER = LAYOUT.with_name("ledger.json")
 SLACK_BYTES = 256 << 20  # left free on every file system that gets something
 TEMPORARY = Path("/var/tmp")  # where Podman keeps a layer while it unpacks it
 PULL_SECONDS = 1800.0
-
-
-def blob_sizes(index: str, manifest: str) -> dict[str, int]:
-    """Digest (hexadecimal) -> bytes of all blobs of the image: manifest, config, layers."""
-    described = json.loads(manifest)
-    entries = [json.loads(index)["manifests"][0], described["config"], *described["layers"]]
-    return {entry["digest"].split(":", 1)[1]: int(entry["size"]) for entry in entries}
-
-
-def layer_digests(manifest: str) -> list[str]:
-    """Digests of the layers. They are not compressed, so a layer's digest is also that of its unpacked content."""
-    return [entry["digest"].split(":", 1)[1] for entry in json.loads(manifest)["layers"]]
 
 
 def missing_blobs(pool: Path, sizes: dict[str, int]) -> list[str]:
@@ -146,6 +86,12 @@ class Known:
             self.name_count[identity] = len(names)
             self.names.update(dict.fromkeys(names, identity))
 
+    def needed(self, ref: str, identity: str) -> str:
+        """What makes `ref` stand for the image: nothing, name or pull."""
+        if self.names.get(ref) == identity:
+            return "nothing"
+        return "name" if identity in self.name_count else "pull"
+
 
 def unpacked_layers() -> tuple[Path, set[str]]:
     """(folder of Podman's storage, digests of the layers that are unpacked in it)."""
@@ -160,95 +106,68 @@ def unpacked_layers() -> tuple[Path, set[str]]:
     return storage, known
 
 
-class Images:
-    """The pool of blobs and the ledger in Muster's folder on this host."""
-
-    def __init__(self, root: Path) -> None:
-        self.layout = root / "images" / "oci"
-        self.pool = self.layout / "blobs" / "sha256"
-        self.ledger_path = root / "images" / "ledger.json"
-
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """One deploy at a time changes what is on this host."""
-        with open(self.ledger_path.with_name("lock"), "w", encoding="utf-8") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-
-    def ledger(self, known: Known) -> dict[str, Any]:
-        """The ledger without names that Podman no longer knows."""
-        ledger = json.loads(read(self.ledger_path) or '{"images": {}, "stale": []}')
-        ledger["images"] = {
-            ref: image for ref, image in ledger["images"].items() if known.names.get(ref) == image["id"]
-        }
-        return ledger
-
-    def check(self, ref: str, identity: str, sizes: dict[str, int], layers: list[str]) -> dict[str, Any]:
-        """What is to be done. Raises RuntimeError if the image does not fit on the disk."""
-        known = Known()
-        plan = {"id": known.names.get(ref, ""), "needed": "nothing", "missing": []}
-        if known.names.get(ref) == identity:
-            return plan
-        if identity in known.name_count:
-            return {**plan, "needed": "name"}
-        missing = missing_blobs(self.pool, sizes)
-        storage, unpacked = unpacked_layers()
-        to_unpack = sum(sizes[layer] for layer in layers if layer not in unpacked)
-        sent = sum(sizes[digest] for digest in missing)
-        needs = [(str(self.pool), sent), (str(storage), to_unpack), (str(TEMPORARY), to_unpack)]
-        problems = disk_problems(needs, {folder: (device(folder), disk(folder)[0]) for folder, _ in needs})
-        if problems:
-            raise RuntimeError("; ".join(problems) + ". Fix: free space there (`podman system df`, `du -xsh /*`)")
-        return {**plan, "needed": "pull", "missing": missing}
-
-    def bring(self, ref: str, identity: str, index: str, sizes: dict[str, int]) -> str:
-        """Makes `ref` stand for the image. Returns what was needed. Raises RuntimeError with words for the user."""
-        known = Known()
-        ledger = self.ledger(known)
-        former = known.names.get(ref)
-        needed = "nothing" if former == identity else "name" if identity in known.name_count else "pull"
-        if needed == "pull":
-            self._pull(identity, index, sizes)
-        if needed != "nothing":
-            tagged = run(["podman", "tag", identity, ref])
-            if tagged.rc != 0:
-                raise RuntimeError(f"podman tag {identity} {ref} failed: {tagged.complaint}")
-        ledger["images"][ref] = {"id": identity, "blobs": sorted(sizes)}
-        if former and former != identity:
-            ledger["stale"].append(former)
-        ledger["stale"] = remove_stale(ledger)
-        write_atomically(self.ledger_path, json.dumps(ledger, indent=2) + "\n")
-        for name in unneeded_blobs(ledger, os.listdir(self.pool)):
-            remove_path(self.pool / name)
-        return needed
-
-    def _pull(self, identity: str, index: str, sizes: dict[str, int]) -> None:
-        missing = missing_blobs(self.pool, sizes)
-        if missing:
-            raise RuntimeError(f"{len(missing)} layers did not arrive in {self.pool}. Fix: run make deploy again")
-        write_atomically(self.layout / "oci-layout", '{"imageLayoutVersion": "1.0.0"}')
-        write_atomically(self.layout / "index.json", index)
-        pulled = run(["podman", "pull", "--quiet", f"oci:{self.layout}"], timeout=PULL_SECONDS)
-        if pulled.rc != 0:
-            damaged = [name for name in sizes if digest_of(self.pool / name) != name]
-            for name in damaged:
-                (self.pool / name).unlink()
-            if damaged:
-                raise RuntimeError(f"{len(damaged)} damaged layers arrived and are removed. Fix: run make deploy again")
-            raise RuntimeError(f"Podman cannot read the image: {pulled.complaint}. Fix: see `podman info` there")
-        got = pulled.out.split()[-1].split(":")[-1]
-        # Podman names an image after the folder it was read from.
-        run(["podman", "untag", got, f"localhost{self.layout}:latest"])
-        if got != identity:
-            raise RuntimeError(f"Podman made image {got} out of layers of {identity}. Fix: report it")
+def check(ref: str, identity: str, sizes: dict[str, int]) -> dict[str, Any]:
+    """What is to be done. Raises RuntimeError if the image does not fit on the disk."""
+    known = Known()
+    plan = {"id": known.names.get(ref, ""), "needed": known.needed(ref, identity), "missing": []}
+    if plan["needed"] != "pull":
+        return plan
+    missing = missing_blobs(POOL, sizes)
+    storage, unpacked = unpacked_layers()
+    # Layers are not compressed, so a layer's digest is also that of its unpacked content.
+    to_unpack = sum(size for digest, size in sizes.items() if digest not in unpacked)
+    sent = sum(sizes[digest] for digest in missing)
+    needs = [(str(POOL), sent), (str(storage), to_unpack), (str(TEMPORARY), to_unpack)]
+    states = {folder: (os.stat(existing(folder)).st_dev, disk(folder)[0]) for folder, _ in needs}
+    problems = disk_problems(needs, states)
+    if problems:
+        raise RuntimeError("; ".join(problems) + ". Fix: free space there (`podman system df`, `du -xsh /*`)")
+    return {**plan, "missing": missing}
 
 
-def device(folder: str) -> int:
-    """The device of a folder, or of its nearest parent that exists."""
-    path = Path(folder)
-    while not path.exists():
-        path = path.parent
-    return path.stat().st_dev
+def bring(ref: str, identity: str, index: str, sizes: dict[str, int]) -> str:
+    """Makes `ref` stand for the image. Returns what was needed. Raises RuntimeError with words for the user."""
+    known = Known()
+    ledger = json.loads(read(LEDGER) or '{"images": {}, "stale": []}')
+    # Without names that Podman no longer knows.
+    ledger["images"] = {name: image for name, image in ledger["images"].items() if known.names.get(name) == image["id"]}
+    former, needed = known.names.get(ref), known.needed(ref, identity)
+    if needed == "pull":
+        pull(identity, index, sizes)
+    if needed != "nothing":
+        tagged = run(["podman", "tag", identity, ref])
+        if tagged.rc != 0:
+            raise RuntimeError(f"podman tag {identity} {ref} failed: {tagged.complaint}")
+    ledger["images"][ref] = {"id": identity, "blobs": sorted(sizes)}
+    if former and former != identity:
+        ledger["stale"].append(former)
+    ledger["stale"] = remove_stale(ledger["stale"])
+    write_atomically(LEDGER, json.dumps(ledger, indent=2) + "\n")
+    for path in (POOL / name for name in unneeded_blobs(ledger, os.listdir(POOL))):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()  # a folder: rsync's partial transfers
+    return needed
+
+
+def pull(identity: str, index: str, sizes: dict[str, int]) -> None:
+    """Lets Podman read the image from the pool. Raises RuntimeError with words for the user."""
+    missing = missing_blobs(POOL, sizes)
+    if missing:
+        raise RuntimeError(f"{len(missing)} layers did not arrive in {POOL}. Fix: run make deploy again")
+    write_atomically(LAYOUT / "oci-layout", '{"imageLayoutVersion": "1.0.0"}')
+    write_atomically(LAYOUT / "index.json", index)
+    pulled = run(["podman", "pull", "--quiet", f"oci:{LAYOUT}"], timeout=PULL_SECONDS)
+    if pulled.rc != 0:
+        damaged = [name for name in sizes if digest_of(POOL / name) != name]
+        for name in damaged:
+            (POOL / name).unlink()
+        if damaged:
+            raise RuntimeError(f"{len(damaged)} damaged layers arrived and are removed. Fix: run make deploy again")
+        raise RuntimeError(f"Podman cannot read the image: {pulled.complaint}. Fix: see `podman info` there")
+    got = pulled.out.split()[-1].split(":")[-1]
+    # Podman names an image after the folder it was read from.
+    run(["podman", "untag", got, f"localhost{LAYOUT}:latest"])
+    if got != identity:
+        raise RuntimeError(f"Podman made image {got} out of layers of {identity}. Fix: report it")
 
 
 def digest_of(path: Path) -> str:
@@ -260,55 +179,44 @@ def digest_of(path: Path) -> str:
     return state.hexdigest()
 
 
-def remove_stale(ledger: dict[str, Any]) -> list[str]:
+def remove_stale(stale: list[str]) -> list[str]:
     """Removes former images that no name stands for; returns those that a container still uses, for the next time."""
-    if not ledger["stale"]:
+    if not stale:
         return []
     known, left = Known(), []
-    for identity in dict.fromkeys(ledger["stale"]):
+    for identity in dict.fromkeys(stale):
         if known.name_count.get(identity) == 0 and run(["podman", "rmi", identity], timeout=120.0).rc != 0:
             left.append(identity)
     return left
 
 
-def remove_path(path: Path) -> None:
-    """Removes a file, or a folder of files (rsync's folder of partial transfers)."""
-    if path.is_dir():
-        for inner in path.iterdir():
-            inner.unlink()
-        path.rmdir()
-    else:
-        path.unlink()
-
-
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
+            # check: look only, and fail if the disk is too small. present: do it.
             "state": {"type": "str", "choices": ["check", "present"], "required": True},
-            "ref": {"type": "str", "required": True},
-            "id": {"type": "str", "required": True},
-            "index": {"type": "str", "required": True},
-            "manifest": {"type": "str", "required": True},
-            "root": {"type": "path", "default": "/var/lib/muster"},
+            "ref": {"type": "str", "required": True},  # the image's name
+            "id": {"type": "str", "required": True},  # 64 hexadecimal digits
+            "index": {"type": "str", "required": True},  # text of an OCI index.json that names this image alone
+            "blobs": {"type": "dict", "required": True},  # digest (hexadecimal) -> bytes of manifest, config, layers
         },
         supports_check_mode=True,
     )
     started = time.time()
     options = module.params
-    sizes = blob_sizes(options["index"], options["manifest"])
-    images = Images(Path(options["root"]))
-    if find_command("podman") is None or not images.pool.is_dir():
-        module.fail_json(msg=f"Podman or {images.pool} is missing on this host. Fix: run make deploy")
+    ref, identity, sizes = options["ref"], options["id"], options["blobs"]
+    if find_command("podman") is None or not POOL.is_dir():
+        module.fail_json(msg=f"Podman or {POOL} is missing on this host. Fix: run make deploy")
     try:
         if options["state"] == "check" or module.check_mode:
-            plan = images.check(options["ref"], options["id"], sizes, layer_digests(options["manifest"]))
+            plan = check(ref, identity, sizes)
             changed = options["state"] == "present" and plan["needed"] != "nothing"
             module.exit_json(changed=changed, started=started, ended=time.time(), **plan)
-        with images.locked():
-            needed = images.bring(options["ref"], options["id"], options["index"], sizes)
-        identity = Known().names.get(options["ref"], "")
-        changed = needed != "nothing"
-        module.exit_json(changed=changed, id=identity, needed=needed, started=started, ended=time.time())
+        with open(LEDGER.with_name("lock"), "w", encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # one deploy at a time changes what is on this host
+            needed = bring(ref, identity, options["index"], sizes)
+        now = Known().names.get(ref, "")
+        module.exit_json(changed=needed != "nothing", id=now, needed=needed, started=started, ended=time.time())
     except RuntimeError as error:
         module.fail_json(msg=str(error))
 

@@ -50,12 +50,6 @@ def parse_table(text: str, fields: tuple[str, ...]) -> tuple[list[dict[str, str]
     return rows, others
 
 
-def unknown_field(text: str) -> str | None:
-    """The field that this driver does not know, by nvidia-smi's complaint."""
-    found = re.search(r'Field "([^"]+)" is not a valid field to query', text)
-    return found.group(1) if found else None
-
-
 def number(text: str | None) -> int | None:
     """A whole number; None for "[N/A]", "[Not Supported]", "[Unknown Error]" and what is not there."""
     return int(text) if text is not None and text.isdigit() else None
@@ -75,27 +69,25 @@ def pci_id(text: str) -> str:
 
 def nvidia_gpus(rows: list[dict[str, str]], instances: dict[str, list[dict[str, str]]]) -> list[dict[str, Any]]:
     """Rows of parse_table as GPUs: see find_gpus. instances: parse_mig's."""
-    gpus = []
-    for row in rows:
-        mig = yes_or_no(row.get("mig.mode.current")) is True
-        gpus.append(
-            {
-                "vendor": "nvidia",
-                "index": int(row["index"]),
-                "name": row["name"],
-                "uuid": row["uuid"],
-                "memory_mib": number(row["memory.total"]),
-                "driver": row["driver_version"],
-                "compute_capability": row["compute_cap"],
-                "pci_bus_id": pci_id(row["pci.bus_id"]) if "pci.bus_id" in row else "",
-                "ecc_uncorrected": number(row.get("ecc.errors.uncorrected.volatile.total")),
-                "mig": mig,
-                "mig_instances": instances.get(row["uuid"], []),
-                "usable": not mig,
-                "unusable_reason": MIG_REASON if mig else None,
-            }
-        )
-    return gpus
+    return [
+        {
+            "vendor": "nvidia",
+            "index": int(row["index"]),
+            "name": row["name"],
+            "uuid": row["uuid"],
+            "memory_mib": number(row["memory.total"]),
+            "driver": row["driver_version"],
+            "compute_capability": row["compute_cap"],
+            "pci_bus_id": pci_id(row.get("pci.bus_id", "")),
+            "ecc_uncorrected": number(row.get("ecc.errors.uncorrected.volatile.total")),
+            "mig": mig,
+            "mig_instances": instances.get(row["uuid"], []),
+            "usable": not mig,
+            "unusable_reason": MIG_REASON if mig else None,
+        }
+        for row in rows
+        for mig in [yes_or_no(row.get("mig.mode.current")) is True]
+    ]
 
 
 def parse_mig(text: str) -> dict[str, list[dict[str, str]]]:
@@ -190,12 +182,9 @@ def parse_amd_smi(static: str, listed: str) -> list[dict[str, Any]]:
     for entry in _amd_entries(static):
         asic, driver = _section(entry, "asic"), _section(entry, "driver")
         uuid = uuids.get(entry.get("gpu")) or asic.get("asic_serial") or ""
-        size = _section(entry, "vram").get("size")
-        name, version = (
-            str(asic.get("market_name", "")),
-            str(driver.get("version") or driver.get("driver_version") or ""),
-        )
-        gpus.append(_amd_gpu(entry.get("gpu"), name, uuid, _mib(size), version, _section(entry, "bus").get("bdf")))
+        memory, name = _mib(_section(entry, "vram").get("size")), str(asic.get("market_name", ""))
+        version = str(driver.get("version") or driver.get("driver_version") or "")
+        gpus.append(_amd_gpu(entry.get("gpu"), name, uuid, memory, version, _section(entry, "bus").get("bdf")))
     return gpus
 
 
@@ -278,11 +267,9 @@ def explain_amd(results: list[Result], devices: list[str], driver_loaded: bool) 
 
 def pci_devices(vendor: str, classes: tuple[str, ...], pci: Path = Path("/sys/bus/pci/devices")) -> list[str]:
     """PCI addresses of a vendor's devices of some classes, seen without any driver; "0x03" is display."""
-    if not pci.is_dir():
-        return []
     return sorted(
         device.name
-        for device in pci.iterdir()
+        for device in pci.glob("*")
         if read(device / "vendor") == vendor and (read(device / "class") or "").startswith(classes)
     )
 
@@ -305,18 +292,15 @@ def ask_nvidia(fields: tuple[str, ...], command: Callable[[list[str]], Result]) 
     """(nvidia-smi's answer, the fields in it): without those that this driver does not know, or by older names."""
     while True:
         result = command(["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"])
-        field = unknown_field(result.out + result.err)
+        unknown = re.search(r'Field "([^"]+)" is not a valid field to query', result.out + result.err)
+        field = unknown.group(1) if unknown else ""
         if field not in fields or field in BASE_FIELDS:
             return result, fields
         older = OLDER_NAMES.get(field)
         fields = tuple(older if name == field else name for name in fields if name != field or older)
 
 
-def _patient(command: list[str]) -> Result:
-    return run(command, timeout=30.0)
-
-
-def find_gpus(command: Callable[[list[str]], Result] = _patient) -> dict[str, Any]:
+def find_gpus(command: Callable[[list[str]], Result] = run) -> dict[str, Any]:
     """{"gpus", "gpu_problems", "rows"}: the GPUs, what is wrong with any, and nvidia-smi's texts for muster_health.
 
     gpus: [{"vendor" (nvidia, amd), "index" (its vendor's own), "name", "uuid", "memory_mib" (None where it shares the

@@ -52,12 +52,7 @@ def parse_processes(text: str, owner: Callable[[int], str | None]) -> dict[str, 
         if len(fields) < 4 or not fields[1].isdigit():
             continue
         pid = int(fields[1])
-        entry = {
-            "pid": pid,
-            "user": owner(pid),
-            "name": ", ".join(fields[2:-1]),
-            "memory_mib": number(fields[-1]),
-        }
+        entry = {"pid": pid, "user": owner(pid), "name": ", ".join(fields[2:-1]), "memory_mib": number(fields[-1])}
         found.setdefault(fields[0], []).append(entry)
     return found
 
@@ -129,10 +124,9 @@ def owner_of(pid: int) -> str | None:
     """The name of a process's user, or their number where they have no name; None if the process is not there."""
     try:
         uid = Path(f"/proc/{pid}").stat().st_uid
+        return pwd.getpwuid(uid).pw_name
     except OSError:
         return None
-    try:
-        return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
 
@@ -140,7 +134,7 @@ def owner_of(pid: int) -> str | None:
 def read_processes(command: Callable[..., Result] = run) -> dict[str, list[dict[str, Any]]]:
     """The programs that compute on each GPU, by its UUID. Empty where nvidia-smi does not answer."""
     query = "--query-compute-apps=gpu_uuid,pid,process_name,used_memory"
-    result = command(["nvidia-smi", query, "--format=csv,noheader,nounits"], timeout=30.0)
+    result = command(["nvidia-smi", query, "--format=csv,noheader,nounits"])
     return parse_processes(result.out, owner_of) if result.rc == 0 else {}
 
 

@@ -37,21 +37,16 @@ def find_command(name: str) -> str | None:
     return shutil.which(name, path=os.environ.get("PATH", "") + ":" + SEARCH_PATH)
 
 
-def run(command: list[str], timeout: float = 30.0, cwd: str = "/") -> Result:
+def run(command: list[str], timeout: float = 30.0) -> Result:
     """Runs a command in the C locale and waits for at most `timeout` seconds. Never raises."""
     path = find_command(command[0])
     if path is None:
         return Result(127, "", f"{command[0]}: not installed")
     environment = {**os.environ, "LC_ALL": "C", "PATH": os.environ.get("PATH", "") + ":" + SEARCH_PATH}
     try:
+        words = [path, *command[1:]]
         done = subprocess.run(
-            [path, *command[1:]],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=timeout,
-            env=environment,
-            cwd=cwd,
-            check=False,
+            words, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, env=environment, cwd="/", check=False
         )
     except subprocess.TimeoutExpired:
         return Result(124, "", f"{' '.join(command)}: no answer within {timeout:.0f} s")
@@ -77,11 +72,11 @@ def head(path: str | Path, count: int) -> str:
         return ""
 
 
-def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
+def write_atomically(path: Path, text: str) -> None:
     """Writes through a temporary name, so that a reader sees the old text or the new one."""
     temporary = path.with_name(f".{path.name}.muster-{os.getpid()}")
     temporary.write_text(text, encoding="utf-8")
-    temporary.chmod(mode)
+    temporary.chmod(0o644)
     os.replace(temporary, path)
 
 
@@ -92,11 +87,7 @@ def parse_os_release(text: str) -> dict[str, str]:
         key, separator, value = line.partition("=")
         if separator:
             values[key.strip()] = value.strip().strip("\"'")
-    return {
-        "id": values.get("ID", ""),
-        "version": values.get("VERSION_ID", ""),
-        "like": values.get("ID_LIKE", ""),
-    }
+    return {"id": values.get("ID", ""), "version": values.get("VERSION_ID", ""), "like": values.get("ID_LIKE", "")}
 
 
 def parse_cgroup_paths(text: str) -> dict[str, str]:
@@ -139,11 +130,8 @@ def _cgroup_folders(mount: str, path: str) -> list[Path]:
 
 def _limits(controller: str, version_1: str, version_2: str) -> list[Path]:
     paths = parse_cgroup_paths(read("/proc/self/cgroup") or "")
-    folders = (
-        _cgroup_folders("/sys/fs/cgroup", paths.get("", "/"))
-        if Path("/sys/fs/cgroup/cgroup.controllers").exists()
-        else []
-    )
+    unified = Path("/sys/fs/cgroup/cgroup.controllers").exists()
+    folders = _cgroup_folders("/sys/fs/cgroup", paths.get("", "/")) if unified else []
     if controller in paths:
         for mount in (f"/sys/fs/cgroup/{controller}", "/sys/fs/cgroup/cpu,cpuacct"):
             if Path(mount, version_1).exists():
@@ -181,10 +169,15 @@ def available_memory() -> int | None:
     return None
 
 
+def existing(path: str | Path) -> str:
+    """The path, or its nearest parent that exists."""
+    found = os.path.abspath(path)
+    while not os.path.exists(found):  # false also below a folder that this user may not enter
+        found = os.path.dirname(found)
+    return found
+
+
 def disk(path: str | Path) -> tuple[int, int]:
-    """(free, total) bytes of the file system that holds a path, or would hold it: the nearest parent that exists."""
-    existing = os.path.abspath(path)
-    while not os.path.exists(existing):  # false also below a folder that this user may not enter
-        existing = os.path.dirname(existing)
-    state = os.statvfs(existing)
+    """(free, total) bytes of the file system that holds a path, or would hold it."""
+    state = os.statvfs(existing(path))
     return state.f_bavail * state.f_frsize, state.f_blocks * state.f_frsize

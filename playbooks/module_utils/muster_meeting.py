@@ -108,13 +108,10 @@ class Meeting:
             opening = asyncio.open_connection(address, port, limit=LINE_BYTES, local_addr=local)
             reader, writer = await asyncio.wait_for(opening, ATTEMPT_SECONDS)
         except asyncio.TimeoutError:
-            words = (
-                f"no answer on port {port} within {ATTEMPT_SECONDS} s: a firewall drops it, or there is no such host"
-            )
-            raise Unreached(words) from None
+            why = f"no answer on port {port} within {ATTEMPT_SECONDS} s"
+            raise Unreached(f"{why}: a firewall drops it, or there is no such host") from None
         except ConnectionRefusedError:
-            words = f"port {port} refused: a firewall rejects it, or nothing listens there"
-            raise Unreached(words) from None
+            raise Unreached(f"port {port} refused: a firewall rejects it, or nothing listens there") from None
         except OSError as error:
             raise Unreached(f"port {port}: {why_ended(error)}") from None
         milliseconds = round(1000 * (time.monotonic() - begun), 3)
@@ -169,12 +166,11 @@ async def _try(meeting: Meeting, peer: str, address: str, few: asyncio.Semaphore
         try:
             async with few:
                 _, writer, milliseconds = await meeting.greet(peer, address)
-        except Unreached as failure:
-            error = str(failure)
-        else:
             writer.close()
             error = None
             break
+        except Unreached as failure:
+            error = str(failure)
     return {"peer": peer, "address": address, "ok": error is None, "milliseconds": milliseconds, "error": error}
 
 

@@ -1,7 +1,8 @@
 """Path MTU: the largest IP packet that gets from one host to another, found with UDP packets that must not be cut.
 
 A packet begins with the number of the try and its own length; the answer is a short packet that says that it arrived,
-and one of the same length that tries the way back. Standard library alone, Python 3.8 and later.
+and one of the same length that tries the way back. A packet that is too long for an end's own link counts as lost.
+Standard library alone, Python 3.8 and later.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ from typing import Any
 TRIES, ANSWER_SECONDS = 3, 0.12
 #: Sizes of IP packets, in bytes, at which networks are known to end: least of IPv4, IPv6, VPN, PPPoE, tunnel, jumbo.
 SIZES = (576, 1000, 1280, 1300, 1350, 1400, 1420, 1450, 1480, 1492, 1500, 2044, 4082, 4470, 8900, 9000)
-# From linux/in.h and in6.h; Python's socket module does not name them all.
-IP_MTU_DISCOVER, IP_PMTUDISC_PROBE = 10, 3
-IPV6_MTU_DISCOVER, IPV6_PMTUDISC_PROBE = 23, 3
+# (level, IP_MTU_DISCOVER, IP_PMTUDISC_PROBE) from linux/in.h and in6.h; the socket module does not name them all.
+PROBE_IPV4, PROBE_IPV6 = (socket.IPPROTO_IP, 10, 3), (socket.IPPROTO_IPV6, 23, 3)
 
 
 def udp_socket(address: str, port: int) -> socket.socket:
@@ -26,10 +26,7 @@ def udp_socket(address: str, port: int) -> socket.socket:
     made = socket.socket(family, socket.SOCK_DGRAM)
     try:
         made.setblocking(False)
-        if family == socket.AF_INET6:
-            made.setsockopt(socket.IPPROTO_IPV6, IPV6_MTU_DISCOVER, IPV6_PMTUDISC_PROBE)
-        else:
-            made.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_PROBE)
+        made.setsockopt(*PROBE_IPV6 if family == socket.AF_INET6 else PROBE_IPV4)
         made.bind((address, port))
     except OSError:
         made.close()
@@ -48,9 +45,6 @@ class Echo(asyncio.DatagramProtocol):
             return
         self.transport.sendto(b"short" + data[:8], address)
         self.transport.sendto(b"equal" + data[:8] + bytes(max(0, len(data) - 13)), address)
-
-    def error_received(self, failure: Exception) -> None:
-        pass  # this end's MTU is smaller: the other end sees that the packet is missing
 
 
 async def open_echo(address: str, ports: range) -> tuple[asyncio.BaseTransport | None, int]:
@@ -81,9 +75,6 @@ class Probe(asyncio.DatagramProtocol):
     def datagram_received(self, data: bytes, address: Any) -> None:
         self.seen.add((data[:5], data[5:13]))
         self.news.set()
-
-    def error_received(self, failure: Exception) -> None:
-        pass  # too long for this host's own link, or refused: no answer comes
 
     async def passes(self, size: int) -> tuple[bool, bool]:
         """Whether an IP packet of `size` bytes gets (there, back)."""

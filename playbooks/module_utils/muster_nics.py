@@ -1,8 +1,11 @@
 """Reads the machine's network interfaces and says which of them can never carry training traffic, and why.
 
-Pure functions over the output of `ip -j -d addr show` and what /sys/class/net says; the two readers stand last.
+Pure functions over the output of `ip -j -d addr show` and what /sys/class/net says; readers stand last.
 Which of the remaining addresses is used the control machine decides, when all hosts have tried and measured them.
-Runs on bare hosts: standard library alone, Python 3.8 and later. Not verified on hardware: InfiniBand, bonds.
+RDMA devices (InfiniBand, RoCE) and the state of their ports come from /sys/class/infiniband, as the kernel's
+Documentation/ABI/stable/sysfs-class-infiniband describes it.
+Runs on bare hosts: standard library alone, Python 3.8 and later. Not verified on hardware: bonds, InfiniBand and RoCE
+(tested with trees built by hand).
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ UNKNOWN_SPEEDS = (-1, 0, 65535, 4294967295)
 PHYSICAL = ("physical", "bond", "vlan", "infiniband")
 #: Kinds whose /sys/class/net/<name>/speed means something. A veth's 10000 is a constant of its driver.
 KINDS_WITH_SPEED = ("physical", "bond", "vlan", "infiniband", "other")
+#: The GIDs of the link-local and first addresses stand first; a port has up to 256, most of them empty.
+GIDS_READ = 16
 
 
 @dataclass(frozen=True)
@@ -82,14 +87,13 @@ def why_refused(nic: dict[str, Any], link: dict[str, Any], others: Others) -> st
         return f"a VPN or tunnel ({tunnel}): slow, and its other end is often elsewhere"
     if kind == "dummy":
         return "a dummy link: it reaches nobody"
-    if kind == "bridge":
-        reason = _why_bridge_refused(nic["name"], others)
-        if reason:
-            return reason
-    if kind == "veth":
-        reason = _why_veth_refused(link, others)
-        if reason:
-            return reason
+    if kind == "bridge" and CONTAINER_BRIDGE.match(nic["name"]):
+        return "a bridge for containers or virtual machines: the same address is on many hosts"
+    if kind == "bridge" and not others.member_kinds.get(nic["name"], set()).intersection(PHYSICAL):
+        return "a bridge without a physical member: it does not leave this host"
+    reason = _why_veth_refused(link, others) if kind == "veth" else None
+    if reason:
+        return reason
     if not nic["up"]:
         return "the link is down"
     if not nic["carrier"]:
@@ -104,14 +108,6 @@ def why_refused(nic: dict[str, Any], link: dict[str, Any], others: Others) -> st
     return None
 
 
-def _why_bridge_refused(name: str, others: Others) -> str | None:
-    if CONTAINER_BRIDGE.match(name):
-        return "a bridge for containers or virtual machines: the same address is on many hosts"
-    if not others.member_kinds.get(name, set()).intersection(PHYSICAL):
-        return "a bridge without a physical member: it does not leave this host"
-    return None
-
-
 def _why_veth_refused(link: dict[str, Any], others: Others) -> str | None:
     """A veth is a container's end on its host (of no use), or the NIC of a host that is itself a container."""
     if CONTAINER_VETH.match(link["ifname"]):
@@ -123,24 +119,11 @@ def _why_veth_refused(link: dict[str, Any], others: Others) -> str | None:
     return None
 
 
-def parse_nics(
-    ip_json: str,
-    speeds: dict[str, str | None],
-    train_interface: str | None = None,
-    train_network: str | None = None,
-) -> list[dict[str, Any]]:
-    """NICs with their addresses and the reason for which they are refused (None: a candidate).
+def parse_links(ip_json: str) -> list[dict[str, Any]]:
+    """The links of `ip -j -d addr show`, as it describes them. Older iproute2 prints empty objects between them.
 
-    ip_json: output of `ip -j -d addr show`. speeds: /sys/class/net/<name>/speed by name.
-    train_interface, train_network: what the user set in the inventory. A NIC that it names is never refused for its
-    kind, since the user knows better; one without link or address stays refused, since nothing could be tried.
     Raises ValueError for text that is no JSON.
     """
-    return describe_nics(parse_links(ip_json), speeds, train_interface, train_network)
-
-
-def parse_links(ip_json: str) -> list[dict[str, Any]]:
-    """The links of `ip -j -d addr show`, as it describes them. Older iproute2 prints empty objects between them."""
     return [link for link in json.loads(ip_json or "[]") if "ifname" in link]
 
 
@@ -150,7 +133,13 @@ def describe_nics(
     train_interface: str | None = None,
     train_network: str | None = None,
 ) -> list[dict[str, Any]]:
-    """parse_nics for links that are parsed already."""
+    """NICs with their addresses and the reason for which they are refused (None: a candidate).
+
+    links: of parse_links. speeds: /sys/class/net/<name>/speed by name.
+    train_interface, train_network: what the user set in the inventory. A NIC that it names is never refused for its
+    kind, since the user knows better; one without link or address stays refused, since nothing could be tried.
+    Raises ValueError for a network that is none.
+    """
     others = Others({}, {}, set())
     for link in links:
         kind = others.kinds[link["ifname"]] = kind_of(link)
@@ -232,12 +221,10 @@ def _chosen(nic: dict[str, Any], train_interface: str | None, train_network: str
         return False
     if train_interface and nic["name"] == train_interface:
         return True
-    return bool(train_network) and any(in_network(entry["address"], str(train_network)) for entry in nic["addresses"])
-
-
-def in_network(address: str, network: str) -> bool:
-    """Whether an address lies in a CIDR network. Raises ValueError for a network that is none."""
-    return ipaddress.ip_address(address) in ipaddress.ip_network(network, strict=False)
+    if not train_network:
+        return False
+    network = ipaddress.ip_network(train_network, strict=False)
+    return any(ipaddress.ip_address(entry["address"]) in network for entry in nic["addresses"])
 
 
 def read_nics(train_interface: str | None, train_network: str | None) -> list[dict[str, Any]]:
@@ -253,3 +240,65 @@ def read_nics(train_interface: str | None, train_network: str | None) -> list[di
 def read_speeds(names: Iterable[str], folder: Path = Path("/sys/class/net")) -> dict[str, str | None]:
     """/sys/class/net/<name>/speed by name; None where the driver refuses to say."""
     return {name: read(folder / name / "speed") for name in names}
+
+
+def parse_state(text: str | None) -> str:
+    """DOWN, INIT, ARMED, ACTIVE, ... from "4: ACTIVE"; "unknown" where the file says nothing."""
+    return (text or "").partition(":")[2].strip() or "unknown"
+
+
+def parse_rate(text: str | None) -> float | None:
+    """Gbit/s from "100 Gb/sec (4X EDR)" or "2.5 Gb/sec (1X SDR)"; None for anything else."""
+    found = re.match(r"([0-9.]+) Gb/sec", text or "")
+    return float(found.group(1)) if found else None
+
+
+def read_rdma(root: Path = Path("/sys/class/infiniband")) -> list[dict[str, Any]]:
+    """Ports as [{"device", "port", "state", "rate_gbits", "link_layer", "nics", "soft"}], by device and port.
+
+    rate_gbits is None where the port does not say. nics: names of the network interfaces of that port. soft: RDMA made
+    in software over an ordinary NIC (rxe, siw), which is slower than TCP. An empty list where there is no RDMA.
+    """
+    found = []
+    for device in sorted(root.glob("*")):
+        ports = sorted((device / "ports").glob("[0-9]*"), key=lambda port: int(port.name))
+        for port in ports:
+            found.append(
+                {
+                    "device": device.name,
+                    "port": int(port.name),
+                    "state": parse_state(read(port / "state")),
+                    "rate_gbits": parse_rate(read(port / "rate")),
+                    "link_layer": read(port / "link_layer") or "unknown",
+                    "nics": _nics(device, port, len(ports)),
+                    "soft": (device / "parent").exists() or not (device / "device").exists(),
+                }
+            )
+    return found
+
+
+def _nics(device: Path, port: Path, ports: int) -> list[str]:
+    """By the port's GIDs (RoCE, also over a bond), and by the PCI function that device and NIC share (IPoIB)."""
+    names = {read(port / "gid_attrs" / "ndevs" / str(n)) for n in range(GIDS_READ)}
+    for nic in (device / "device" / "net").glob("*"):
+        if ports == 1 or _port_of(nic) == int(port.name):
+            names.add(nic.name)
+    names.add(read(device / "parent"))
+    return sorted(name for name in names if name)
+
+
+def _port_of(nic: Path) -> int:
+    """The port of a NIC on a device with several; dev_port counts from 0, old drivers set dev_id instead."""
+    texts = read(nic / "dev_port") or "0", read(nic / "dev_id") or "0x0"
+    try:
+        return max(int(texts[0]), int(texts[1], 16)) + 1
+    except ValueError:
+        return 1
+
+
+def fill_speeds(nics: list[dict[str, Any]], rdma: list[dict[str, Any]]) -> None:
+    """Gives NICs of the kind infiniband that do not know their speed that of their port. Changes `nics`."""
+    rates = {name: port["rate_gbits"] for port in rdma for name in port["nics"] if port["rate_gbits"]}
+    for nic in nics:
+        if nic["kind"] == "infiniband" and nic["speed_mbits"] is None and nic["name"] in rates:
+            nic["speed_mbits"] = int(1000 * rates[nic["name"]])

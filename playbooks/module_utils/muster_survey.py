@@ -13,7 +13,6 @@ import os
 import platform
 import re
 import resource
-import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,8 +31,7 @@ from ansible.module_utils.muster_host import (
     usable_cores,
     usable_memory,
 )
-from ansible.module_utils.muster_nics import read_nics
-from ansible.module_utils.muster_rdma import fill_speeds, read_rdma
+from ansible.module_utils.muster_nics import fill_speeds, read_nics, read_rdma
 
 ROOT = "/var/lib/muster"
 IMAGE_PREFIX = "localhost/muster/"
@@ -58,30 +56,28 @@ def parse_engine(info: Result) -> tuple[dict[str, Any] | None, str]:
     engine = {
         "name": "podman",
         "version": data["version"]["Version"],
-        "runtime": data["host"]["ociRuntime"]["name"],
         "storage_driver": data["store"]["graphDriverName"],
     }
     return engine, data["store"]["graphRoot"]
 
 
 def parse_version(version: Result, storage_conf: str) -> tuple[dict[str, Any] | None, str]:
-    """The same from `podman --version` and storage.conf: without runtime and storage driver, at a tenth of the cost."""
+    """The same from `podman --version` and storage.conf: without the storage driver, at a tenth of the cost."""
     found = re.search(r"version (\S+)", version.out)
     if version.rc != 0 or not found:
         return None, "/var/lib/containers"
     configured = re.search(r'^\s*graphroot\s*=\s*"([^"]+)"', storage_conf, re.MULTILINE)
-    engine = {"name": "podman", "version": found.group(1), "runtime": None, "storage_driver": None}
+    engine = {"name": "podman", "version": found.group(1), "storage_driver": None}
     return engine, configured.group(1) if configured else STORAGE
 
 
 def parse_images(images: Result) -> dict[str, str] | None:
     """Muster's images as {ref: id} from `podman images --no-trunc --format json`; None if Podman does not answer."""
-    found = {}
-    for image in _answer(images) or []:
-        for name in image.get("Names") or []:
-            if name.startswith(IMAGE_PREFIX):
-                found[name] = image["Id"].split(":")[-1]
-    return None if _answer(images) is None else found
+    answer = _answer(images)
+    if answer is None:
+        return None
+    named = [(name, image["Id"].split(":")[-1]) for image in answer for name in image.get("Names") or []]
+    return {name: identity for name, identity in named if name.startswith(IMAGE_PREFIX)}
 
 
 def parse_runs(containers: Result, now: float) -> list[dict[str, Any]] | None:
@@ -116,26 +112,22 @@ def _answer(result: Result) -> list[Any] | None:
         return []
     if result.rc != 0:
         return None
-    found: list[Any] = json.loads(result.out or "[]") or []
-    return found
+    return json.loads(result.out or "[]") or []
 
 
 def parse_cpu_model(cpuinfo: str) -> str:
     """The processor's name from /proc/cpuinfo; empty where the kernel gives none (arm64)."""
-    for line in cpuinfo.splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() in ("model name", "Model", "cpu model"):
-            return value.strip()
-    return ""
+    return _first_core(cpuinfo, "model name", "Model", "cpu model")
 
 
 def parse_cpu_flags(cpuinfo: str) -> list[str]:
-    """The processor's features that change numerics, sorted, from the first core of /proc/cpuinfo."""
-    for line in cpuinfo.splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() in ("flags", "Features"):
-            return sorted(NUMERIC_FLAGS.intersection(value.split()))
-    return []
+    """The processor's features that change numerics, sorted."""
+    return sorted(NUMERIC_FLAGS.intersection(_first_core(cpuinfo, "flags", "Features").split()))
+
+
+def _first_core(cpuinfo: str, *keys: str) -> str:
+    pairs = (line.partition(":") for line in cpuinfo.splitlines())
+    return next((value.strip() for key, _, value in pairs if key.strip() in keys), "")
 
 
 def parse_ticks(stat: str) -> tuple[int, int] | None:
@@ -168,23 +160,13 @@ def read_stat() -> str:
 
 
 def limits() -> dict[str, int]:
-    """Limits of this process, which are those of the shell it was started from: counts and bytes; -1 is no limit."""
-
-    def ask(name: str, hard: bool = False) -> int:
-        value = resource.getrlimit(getattr(resource, name))[hard]
-        return -1 if value == resource.RLIM_INFINITY else value
-
-    return {
-        "nofile": ask("RLIMIT_NOFILE"),
-        "nofile_hard": ask("RLIMIT_NOFILE", hard=True),
-        "memlock_bytes": ask("RLIMIT_MEMLOCK"),
-        "nproc": ask("RLIMIT_NPROC"),
-        "core_bytes": ask("RLIMIT_CORE"),
-    }
+    """Limits of this process, which are those of the shell it was started from; RLIM_INFINITY, no limit, is -1."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return {"nofile": soft, "nofile_hard": hard}
 
 
 def fingerprint(folder: Path, seconds: float = DATA_SECONDS) -> dict[str, Any]:
-    """What a data set is: {"path", "present", "complete", "files", "bytes", "sha256", "sampled", "seconds"}.
+    """What a data set is: {"path", "present", "complete", "files", "bytes", "sha256", "seconds"}.
 
     sha256: of a manifest, sorted relative paths and sizes of all files, and the first and last 64 KiB of 2,000 of them
     (of all, where there are no more): those whose paths have the smallest SHA-256, so that every host takes the same.
@@ -194,12 +176,11 @@ def fingerprint(folder: Path, seconds: float = DATA_SECONDS) -> dict[str, Any]:
     begun = time.monotonic()
     deadline = begun + seconds
     found: dict[str, Any] = {"path": str(folder), "present": folder.is_dir(), "complete": False, "sha256": None}
-    found.update(files=0, bytes=0, sampled=0)
+    found.update(files=0, bytes=0)
     if found["present"]:
         sizes, whole = _walk(folder, deadline)
-        found.update(files=len(sizes), bytes=sum(sizes.values()))
-        digest, found["sampled"] = _manifest(folder, sizes, deadline) if whole else (None, 0)
-        found.update(sha256=digest, complete=digest is not None)
+        digest = _manifest(folder, sizes, deadline) if whole else None
+        found.update(files=len(sizes), bytes=sum(sizes.values()), sha256=digest, complete=digest is not None)
     found["seconds"] = round(time.monotonic() - begun, 2)
     return found
 
@@ -229,16 +210,16 @@ def _walk(folder: Path, deadline: float) -> tuple[dict[str, int], bool]:
     return sizes, whole
 
 
-def _manifest(folder: Path, sizes: dict[str, int], deadline: float) -> tuple[str | None, int]:
-    """(SHA-256 in hexadecimal or None, files that were looked into)."""
+def _manifest(folder: Path, sizes: dict[str, int], deadline: float) -> str | None:
+    """SHA-256, hexadecimal; None: not in time, or a file cannot be read."""
     names = {path: os.fsencode(path) for path in sizes}
     sampled = sorted(sizes, key=lambda path: hashlib.sha256(names[path]).digest())[:SAMPLED_FILES]
     total = hashlib.sha256()
     for path in sorted(sizes, key=lambda path: names[path]):
         total.update(b"%s\0%d\n" % (names[path], sizes[path]))
-    for count, path in enumerate(sampled):
+    for path in sampled:
         if time.monotonic() > deadline:
-            return None, count
+            return None
         try:
             with open(folder / path, "rb") as file:
                 total.update(file.read(END_BYTES))
@@ -246,8 +227,8 @@ def _manifest(folder: Path, sizes: dict[str, int], deadline: float) -> tuple[str
                     file.seek(max(END_BYTES, sizes[path] - END_BYTES))
                     total.update(file.read(END_BYTES))
         except OSError:
-            return None, count
-    return total.hexdigest(), len(sampled)
+            return None
+    return total.hexdigest()
 
 
 def _data(data_dir: str | None, full: bool) -> dict[str, Any] | None:
@@ -258,76 +239,52 @@ def _data(data_dir: str | None, full: bool) -> dict[str, Any] | None:
     return {"path": data_dir, "present": Path(data_dir).is_dir()}
 
 
-def _podman(*words: str) -> Result:
-    return run(["podman", *words], timeout=PODMAN_SECONDS)
-
-
-def _shared_memory() -> tuple[int | None, int | None]:
-    try:
-        state = os.statvfs("/dev/shm")
-    except OSError:
-        return None, None
-    return state.f_blocks * state.f_frsize, state.f_bavail * state.f_frsize
-
-
-def _not_asked(*words: str) -> Result:
-    return Result(1, "", "not asked")
-
-
 def survey(options: dict[str, Any]) -> dict[str, Any]:
     """The facts of this host.
 
-    options, all of them optional: root (Muster's folder), train_interface and train_network (what the user chose for
-    this host: NICs that it names are not refused for their kind), data_dir (absolute path), full (bool: also how busy
-    the processors are, watched for 0.3 s before all else, the engine's runtime and storage driver, and the fingerprint
-    of data_dir, for at most 8 s more), podman (bool, true by default: else engine, images and runs are null, which
-    saves its three commands). The commands run side by side.
+    options, all of them optional: train_interface and train_network (what the user chose for this host: NICs that it
+    names are not refused for their kind), data_dir (absolute path), full (bool: also how busy the processors are,
+    watched for 0.3 s before all else, the engine's storage driver, and the fingerprint of data_dir, for at most 8 s
+    more), podman (bool, true by default: else engine, images and runs are null, which saves its three commands). The
+    commands run side by side.
 
     Raises RuntimeError if `ip` does not answer, ValueError if Podman's answer cannot be read. Returns:
-    began, ended, time (unix seconds; time is began), hostname, machine_id, kernel, arch, os {id, version}, python,
-    cpus (usable), machine_cpus, cpu_model, cpu_flags [those that change numerics],
+    ended (unix seconds), kernel, arch, os {id, version}, python, cpus (usable), machine_cpus, cpu_model,
+    cpu_flags [those that change numerics],
     busy (share of the machine's processor time in use when the survey began, 0.0 to 1.0; null unless full),
-    limits {nofile, nofile_hard, memlock_bytes, nproc, core_bytes} (-1 is none), memory_bytes, memory_free_bytes,
-    disk_free_bytes and disk_total_bytes (of Podman's storage), muster_disk_free_bytes, shm_bytes, shm_free_bytes,
-    engine {name, version, runtime, storage_driver; the last two null unless full} or null,
+    limits {nofile, nofile_hard} (-1 is none), memory_bytes, memory_free_bytes, disk_free_bytes (of Podman's storage),
+    muster_disk_free_bytes, shm_bytes, shm_free_bytes,
+    engine {name, version, storage_driver (null unless full)} or null,
     nics [{name, kind, up, carrier, mtu, mac, speed_mbits, master, parent (what a VLAN is on),
     addresses [{address, prefix, family, scope}], refused (why, or null)}],
-    rdma [{device, port, state, rate_gbits, link_layer, nics [name], soft}],
-    gpus [{vendor, index, name, uuid, memory_mib, driver, compute_capability, pci_bus_id, ecc_uncorrected, mig,
-    mig_instances [{name, uuid}], usable, unusable_reason}],
-    gpu_problems [{vendor, gpu (PCI address, or "GPU 1"; null is all of them), fatal, what, fix}], gpu_problem (the
-    fatal ones in words, or null), gpu_health [{index, pci_bus_id, uuid, temperature_c, throttle [words],
-    ecc_uncorrected, repair_pending, repair_failed, processes [{pid, user, name, memory_mib}]}] (NVIDIA's),
-    xid [{pci, xid, when, count, line}] or null with xid_problem (why the kernel's log cannot be read),
-    images {ref, id} or null, runs [{run, container, state, owner, created, age_seconds}] or null (Podman fails),
-    data {path, present} or null (no data_dir); if full also {complete, files, bytes, sha256, sampled, seconds}
+    rdma (see read_rdma), gpus and gpu_problems (see find_gpus), gpu_problem (the fatal ones in words, or null),
+    gpu_health (see gpu_health), xid (see parse_xid) or null with xid_problem (why the kernel's log cannot be read),
+    images {ref: id} or null, runs (see parse_runs) or null (Podman fails),
+    data {path, present} or null (no data_dir); if full, see fingerprint
     """
-    began, full = time.time(), bool(options.get("full"))
+    full, asked = bool(options.get("full")), options.get("podman", True)
     busy = watch_processors() if full else None  # before the commands below keep them busy
     with ThreadPoolExecutor(max_workers=8) as pool:
-        label = ["--filter", "label=muster.run"]
-        ask = _podman if options.get("podman", True) else _not_asked
-        about = pool.submit(ask, *(["info", "--format", "json"] if full else ["--version"]))
-        images = pool.submit(ask, "images", "--no-trunc", "--format", "json")
-        containers = pool.submit(ask, "ps", "--all", *label, "--format", "json")
+
+        def podman(words: str) -> Result:
+            return run(["podman", *words.split()], PODMAN_SECONDS) if asked else Result(1, "", "not asked")
+
+        about = pool.submit(podman, "info --format json" if full else "--version")
+        images = pool.submit(podman, "images --no-trunc --format json")
+        containers = pool.submit(podman, "ps --all --filter label=muster.run --format json")
         found, processes, log = pool.submit(find_gpus), pool.submit(read_processes), pool.submit(read_xid)
         data = pool.submit(_data, options.get("data_dir"), full)
         nics, rdma = read_nics(options.get("train_interface"), options.get("train_network")), read_rdma()
         fill_speeds(nics, rdma)
         cpuinfo = head("/proc/cpuinfo", 16384)
         system = parse_os_release(read("/etc/os-release") or "")
-        shm, shm_free = _shared_memory()
+        shm_free, shm = disk("/dev/shm") if os.path.isdir("/dev/shm") else (None, None)
         if full:
             engine, storage = parse_engine(about.result())
         else:
             engine, storage = parse_version(about.result(), read(STORAGE_CONF) or "")
-        free, total = disk(storage)
         gpus, (xid, xid_problem) = found.result(), log.result()
         facts = {
-            "began": began,
-            "time": began,
-            "hostname": socket.gethostname(),
-            "machine_id": read("/etc/machine-id") or "",
             "kernel": platform.release(),
             "arch": platform.machine(),
             "os": {"id": system["id"], "version": system["version"]},
@@ -340,9 +297,8 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
             "limits": limits(),
             "memory_bytes": usable_memory(),
             "memory_free_bytes": available_memory(),
-            "disk_free_bytes": free,
-            "disk_total_bytes": total,
-            "muster_disk_free_bytes": disk(Path(options.get("root") or ROOT))[0],
+            "disk_free_bytes": disk(storage)[0],
+            "muster_disk_free_bytes": disk(ROOT)[0],
             "shm_bytes": shm,
             "shm_free_bytes": shm_free,
             "engine": engine,

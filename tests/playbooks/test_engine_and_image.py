@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import muster_engine
 import muster_image
@@ -69,19 +67,6 @@ def test_folders_are_made_once_and_owned_by_the_ssh_user(tmp_path: Path) -> None
     assert muster_engine.make_folders(root, owner, check_mode=False)
     assert (root / "images" / "oci" / "blobs" / "sha256").owner() == (root / "runs").owner() == owner
     assert not muster_engine.make_folders(root, owner, check_mode=False)
-
-
-def entry(digest: str, size: int) -> dict[str, Any]:
-    return {"digest": f"sha256:{digest}", "size": size}
-
-
-INDEX = json.dumps({"manifests": [entry("aa", 10)]})
-MANIFEST = json.dumps({"config": entry("bb", 20), "layers": [entry("cc", 3000), entry("dd", 40)]})
-
-
-def test_all_blobs_of_an_image_are_known_by_size() -> None:
-    assert muster_image.blob_sizes(INDEX, MANIFEST) == {"aa": 10, "bb": 20, "cc": 3000, "dd": 40}
-    assert muster_image.layer_digests(MANIFEST) == ["cc", "dd"]
 
 
 def test_a_blob_that_was_cut_counts_as_missing(tmp_path: Path) -> None:

@@ -31,7 +31,10 @@ def link(name: str, kind: str | None = None, *, index: int = 2, addresses: list[
 
 
 def parse(*links: Any, speeds: dict[str, str | None] | None = None, **chosen: Any) -> dict[str, dict[str, Any]]:
-    return {nic["name"]: nic for nic in muster_nics.parse_nics(json.dumps(links), speeds or {}, **chosen)}
+    return {
+        nic["name"]: nic
+        for nic in muster_nics.describe_nics(muster_nics.parse_links(json.dumps(links)), speeds or {}, **chosen)
+    }
 
 
 def elsewhere(name: str, **more: Any) -> Any:
@@ -145,7 +148,7 @@ def host_of_containers(count: int) -> str:
 
 
 def test_hundreds_of_container_veths_leave_the_one_real_nic() -> None:
-    nics = muster_nics.parse_nics(host_of_containers(600), {})
+    nics = muster_nics.describe_nics(muster_nics.parse_links(host_of_containers(600)), {})
     assert [nic["name"] for nic in nics if nic["refused"] is None] == ["eno1"]
     assert len(nics) == 602
 
@@ -158,7 +161,7 @@ def test_each_link_is_looked_at_once_however_many_there_are(monkeypatch: pytest.
         return kind_of(link)
 
     monkeypatch.setattr(muster_nics, "kind_of", look)
-    muster_nics.parse_nics(host_of_containers(600), {})
+    muster_nics.describe_nics(muster_nics.parse_links(host_of_containers(600)), {})
     assert len(looked) == 602
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ansible.module_utils import muster_rdma
+from ansible.module_utils import muster_nics
 
 
 def port(
@@ -40,7 +40,7 @@ def test_ports_are_told_with_state_rate_layer_and_nics(tmp_path: Path) -> None:
     nic(port(tmp_path, "mlx5_0", rate="400 Gb/sec (4X NDR)"), "ibp12s0")
     port(tmp_path, "mlx5_1", state="1: DOWN", rate="10 Gb/sec (4X SDR)")
     port(tmp_path, "mlx5_bond_0", rate="25 Gb/sec (1X EDR)", layer="Ethernet", gids=("bond0", "bond0", "bond0.20"))
-    assert muster_rdma.read_rdma(tmp_path) == [
+    assert muster_nics.read_rdma(tmp_path) == [
         {
             "device": "mlx5_0",
             "port": 1,
@@ -76,7 +76,7 @@ def test_each_port_of_a_device_has_its_own_nic(tmp_path: Path) -> None:
     port(tmp_path, "mlx4_0", 2, state="2: INIT")
     nic(device, "ib0", 0)
     nic(device, "ib1", 1)
-    found = muster_rdma.read_rdma(tmp_path)
+    found = muster_nics.read_rdma(tmp_path)
     assert [(entry["port"], entry["state"], entry["nics"]) for entry in found] == [
         (1, "ACTIVE", ["ib0"]),
         (2, "INIT", ["ib1"]),
@@ -86,23 +86,23 @@ def test_each_port_of_a_device_has_its_own_nic(tmp_path: Path) -> None:
 def test_rdma_in_software_is_told_apart(tmp_path: Path) -> None:
     device = port(tmp_path, "rxe0", layer="Ethernet", rate="2.5 Gb/sec (1X SDR)")
     (device / "parent").write_text("eth0\n")
-    found = muster_rdma.read_rdma(tmp_path)[0]
+    found = muster_nics.read_rdma(tmp_path)[0]
     assert found["soft"] and found["nics"] == ["eth0"] and found["rate_gbits"] == 2.5
 
 
 def test_a_port_that_says_nothing_is_unknown_and_no_crash(tmp_path: Path) -> None:
     (tmp_path / "mlx5_9" / "ports" / "1").mkdir(parents=True)
-    found = muster_rdma.read_rdma(tmp_path)[0]
+    found = muster_nics.read_rdma(tmp_path)[0]
     assert (found["state"], found["rate_gbits"], found["link_layer"]) == ("unknown", None, "unknown")
 
 
 def test_a_machine_without_rdma_has_none(tmp_path: Path) -> None:
-    assert muster_rdma.read_rdma(tmp_path / "infiniband") == []
+    assert muster_nics.read_rdma(tmp_path / "infiniband") == []
 
 
 @pytest.mark.parametrize(("text", "rate"), [("56 Gb/sec (4X FDR)", 56.0), ("", None), (None, None), ("fast", None)])
 def test_rates(text: str | None, rate: float | None) -> None:
-    assert muster_rdma.parse_rate(text) == rate
+    assert muster_nics.parse_rate(text) == rate
 
 
 def test_an_ipoib_nic_without_a_speed_gets_its_ports(tmp_path: Path) -> None:
@@ -111,5 +111,5 @@ def test_an_ipoib_nic_without_a_speed_gets_its_ports(tmp_path: Path) -> None:
         {"name": "ib1", "kind": "infiniband", "speed_mbits": 56000},
         {"name": "eth0", "kind": "physical", "speed_mbits": None},
     ]
-    muster_rdma.fill_speeds(nics, [{"nics": ["ib0", "ib1", "eth0"], "rate_gbits": 100.0}])
+    muster_nics.fill_speeds(nics, [{"nics": ["ib0", "ib1", "eth0"], "rate_gbits": 100.0}])
     assert [entry["speed_mbits"] for entry in nics] == [100000, 56000, None]

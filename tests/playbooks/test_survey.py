@@ -30,7 +30,7 @@ def test_podmans_answers_are_read_and_only_musters_own_things_are_told() -> None
         "store": {"graphDriverName": "overlay", "graphRoot": "/data/containers"},
     }
     engine, storage = muster_survey.parse_engine(Result(0, json.dumps(info), ""))
-    assert engine == {"name": "podman", "version": "4.3.1", "runtime": "runc", "storage_driver": "overlay"}
+    assert engine == {"name": "podman", "version": "4.3.1", "storage_driver": "overlay"}
     assert storage == "/data/containers"
     images = [{"Id": "ab" * 32, "Names": ["localhost/muster/train:latest", "localhost/other:1"]}, {"Id": "c" * 64}]
     found = muster_survey.parse_images(Result(0, json.dumps(images), ""))
@@ -79,7 +79,7 @@ def test_a_host_without_podman_has_no_runs_and_one_whose_podman_hangs_has_unknow
 )
 def test_the_quick_form_knows_the_engines_version_and_its_storage(conf: str, storage: str) -> None:
     engine, where = muster_survey.parse_version(Result(0, "podman version 4.3.1\n", ""), conf)
-    assert engine == {"name": "podman", "version": "4.3.1", "runtime": None, "storage_driver": None}
+    assert engine == {"name": "podman", "version": "4.3.1", "storage_driver": None}
     assert where == storage
     assert muster_survey.parse_version(ABSENT, conf)[0] is None
 
@@ -101,14 +101,12 @@ def test_the_processor_and_what_of_it_changes_numerics(cpuinfo: str, model: str,
     assert muster_survey.parse_cpu_flags(cpuinfo) == flags
 
 
-def test_limits_are_numbers_and_no_limit_is_minus_one() -> None:
+def test_the_limits_of_open_files_are_those_of_the_process() -> None:
     code = (
-        "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 512))\n"
         "from ansible.module_utils.muster_survey import limits; import json; print(json.dumps(limits()))"
     )
-    found = json.loads(_python(code))
-    assert found["core_bytes"] == 0 and found["nofile_hard"] >= found["nofile"] > 0
-    assert all(isinstance(value, int) and value >= -1 for value in found.values())
+    assert json.loads(_python(code)) == {"nofile": 256, "nofile_hard": 512}
 
 
 def _python(code: str, text: str = "") -> str:
@@ -136,7 +134,7 @@ def test_the_same_data_has_the_same_fingerprint_wherever_it_lies(tmp_path: Path)
     first = muster_survey.fingerprint(data_set(tmp_path / "a"))
     second = muster_survey.fingerprint(data_set(tmp_path / "elsewhere" / "b"))
     assert first["sha256"] == second["sha256"] is not None
-    assert (first["complete"], first["files"], first["bytes"], first["sampled"]) == (True, 3, 1_350_000, 3)
+    assert (first["complete"], first["files"], first["bytes"]) == (True, 3, 1_350_000)
 
 
 def test_a_file_altered_moved_or_missing_changes_the_fingerprint(tmp_path: Path) -> None:
@@ -165,22 +163,22 @@ def test_data_that_takes_too_long_or_is_not_there_has_no_fingerprint(tmp_path: P
 
 
 KEYS = {
-    *("began", "ended", "time", "hostname", "machine_id", "kernel", "arch", "os", "python", "cpus", "machine_cpus"),
+    *("ended", "kernel", "arch", "os", "python", "cpus", "machine_cpus"),
     *("cpu_model", "cpu_flags", "busy", "limits", "memory_bytes", "memory_free_bytes"),
     "disk_free_bytes",
-    *("disk_total_bytes", "muster_disk_free_bytes", "shm_bytes", "shm_free_bytes", "engine", "nics"),
+    *("muster_disk_free_bytes", "shm_bytes", "shm_free_bytes", "engine", "nics"),
     *("rdma", "gpus", "gpu_problems", "gpu_problem", "gpu_health", "xid", "xid_problem", "images", "runs", "data"),
 }
 
 
 def test_this_machine_is_surveyed_in_one_command_without_ansible(tmp_path: Path) -> None:
-    options = {"root": str(tmp_path), "data_dir": str(tmp_path), "full": False}
+    options = {"data_dir": str(tmp_path), "full": False}
     code = "from ansible.module_utils.muster_survey import survey; import json, sys\n"
     found: dict[str, Any] = json.loads(
         _python(code + "print(json.dumps(survey(json.load(sys.stdin))))", json.dumps(options))
     )
     assert set(found) == KEYS and found["busy"] is None
-    assert found["began"] <= found["ended"] <= time.time()
+    assert 0 <= time.time() - found["ended"] < 60
     assert 0 < found["memory_free_bytes"] <= found["memory_bytes"]
     assert found["shm_free_bytes"] <= found["shm_bytes"]
     assert found["data"] == {"path": str(tmp_path), "present": True}
@@ -188,7 +186,7 @@ def test_this_machine_is_surveyed_in_one_command_without_ansible(tmp_path: Path)
 
 
 def test_the_checks_find_every_fact_that_they_need_in_a_survey(tmp_path: Path) -> None:
-    found = muster_survey.survey({"root": str(tmp_path), "data_dir": str(data_set(tmp_path)), "full": True})
+    found = muster_survey.survey({"data_dir": str(data_set(tmp_path)), "full": True})
     verdicts = check_host("here", found, Asked(clock_offset=0.0, checkpoint_bytes=1, data_dir=str(tmp_path)))
     assert 0 <= found["busy"] <= 1
     lacking = [verdict for verdict in verdicts if "lacks" in verdict.what]
@@ -229,10 +227,10 @@ def test_the_processors_are_watched_before_any_command_starts(tmp_path: Path, mo
 
     monkeypatch.setattr(muster_survey, "find_gpus", find)
     monkeypatch.setattr(muster_survey.time, "sleep", sleep)
-    assert muster_survey.survey({"root": str(tmp_path), "full": True})["busy"] is not None
+    assert muster_survey.survey({"full": True})["busy"] is not None
     assert order[0] == f"sleep {muster_survey.BUSY_SECONDS}" and "command" in order
     order.clear()
-    assert muster_survey.survey({"root": str(tmp_path)})["busy"] is None
+    assert muster_survey.survey({})["busy"] is None
     assert order[0] == "command"
 
 

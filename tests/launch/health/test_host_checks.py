@@ -59,7 +59,7 @@ def host(**more: Any) -> dict[str, Any]:
         "shm_free_bytes": 31 * GIB,
         "memory_bytes": 64 * GIB,
         "memory_free_bytes": 60 * GIB,
-        "limits": {"nofile": 1024, "nofile_hard": 1048576, "memlock_bytes": 8 * MIB, "nproc": 4096, "core_bytes": 0},
+        "limits": {"nofile": 1024, "nofile_hard": 1048576},
         "gpus": [gpu(0), gpu(1)],
         "gpu_problems": [],
         "gpu_health": [health(0), health(1)],
@@ -127,7 +127,7 @@ def test_whoever_is_not_healthy_has_a_fix() -> None:
         shm_free_bytes=100,
         busy=1.0,
         data={"path": "/srv/data", "present": False},
-        limits={"nofile": 1024, "nofile_hard": 1024, "memlock_bytes": 8 * MIB},
+        limits={"nofile": 1024, "nofile_hard": 1024},
         runs=[{"run": "r1", "container": "c", "state": "exited", "owner": "ann", "age_seconds": 100.0}],
     )
     verdicts = check_host("h2", sick, Asked(ranks=2, data_dir="/srv/data"))
@@ -261,9 +261,9 @@ def test_the_load_is_reported_with_its_share_and_only_where_it_was_sampled() -> 
 @pytest.mark.parametrize(
     ("limits", "asked", "level"),
     [
-        ({"nofile": 1024, "nofile_hard": 1048576, "memlock_bytes": 65536}, Asked(), HEALTHY),
-        ({"nofile": 1024, "nofile_hard": -1, "memlock_bytes": 65536}, Asked(ranks=8), HEALTHY),
-        ({"nofile": 4096, "nofile_hard": 4096, "memlock_bytes": -1}, Asked(ranks=2), WARNING),
+        ({"nofile": 1024, "nofile_hard": 1048576}, Asked(), HEALTHY),
+        ({"nofile": 1024, "nofile_hard": -1}, Asked(ranks=8), HEALTHY),
+        ({"nofile": 4096, "nofile_hard": 4096}, Asked(ranks=2), WARNING),
         ({"nofile": 1024}, Asked(), INCOMPLETE),
     ],
 )
