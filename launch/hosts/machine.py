@@ -30,11 +30,7 @@ class Machine:
     """A host of the inventory over one SSH connection."""
 
     def __init__(
-        self,
-        target: Target,
-        known_hosts: Path,
-        connection: Connection,
-        say: Callable[[str], None] = lambda text: None,
+        self, target: Target, known_hosts: Path, connection: Connection, say: Callable[[str], None] = lambda text: None
     ) -> None:
         self.target = target
         self.name = target.name
@@ -45,11 +41,7 @@ class Machine:
         self._say = say
 
     def root(
-        self,
-        command: str,
-        timeout: float | None = ANSWER_SECONDS,
-        out: Any = None,
-        stdin: ssh.Input | None = None,
+        self, command: str, timeout: float | None = ANSWER_SECONDS, out: Any = None, stdin: ssh.Input | None = None
     ) -> Any:
         """Run a shell command as root; returns Fabric's result."""
         return ssh.run(self._connection, command, timeout, root_on=self.target, stdin=stdin, out=out)

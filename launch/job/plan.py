@@ -267,13 +267,7 @@ def _environment(host: MapHost, run: str, options: Options, image: str, sha256: 
 
 
 def _engine_arguments(
-    host: MapHost,
-    run: str,
-    node_rank: int,
-    owner: str,
-    container: str,
-    options: Options,
-    environment: dict[str, str],
+    host: MapHost, run: str, node_rank: int, owner: str, container: str, options: Options, environment: dict[str, str]
 ) -> list[str]:
     labels = {"muster.run": run, "muster.node_rank": str(node_rank), "muster.owner": owner}
     mounts = [f"{run_dir_on_host(run)}:{CONTAINER_RUN_DIR}"]

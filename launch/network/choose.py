@@ -134,9 +134,7 @@ def working(facts: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Mappi
 
 
 def _variants(
-    network: str,
-    on_it: Mapping[str, Sequence[Endpoint]],
-    answered: Mapping[tuple[str, str, str], Mapping[str, Any]],
+    network: str, on_it: Mapping[str, Sequence[Endpoint]], answered: Mapping[tuple[str, str, str], Mapping[str, Any]]
 ) -> tuple[list[Working], str]:
     """The network with each host's first address on it, with its second, ...; those that work, else why not."""
     kept: dict[tuple[str, ...], Working] = {}
