@@ -25,11 +25,7 @@ HOSTS = 2
 
 
 def demo(console: Console) -> int:
-    """The main job from nothing; returns the run's exit status.
-
-    Raises:
-        Refusal: without root, or when a step fails.
-    """
+    """The main job from nothing; returns the run's exit status. Raises Refusal without root, or when a step fails."""
     if not control.has_root():
         fix = "run it as root (or with passwordless sudo); `make local` trains on this machine without root"
         raise refuse("make demo", "it makes container hosts on this machine, which needs root", fix)

@@ -35,11 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def train(arguments: Sequence[str]) -> int:
-    """Train in a folder of its own; returns the exit status.
-
-    Raises:
-        Refusal: when nothing was started.
-    """
+    """Train in a folder of its own; returns the exit status. Raises Refusal when nothing was started."""
     options, training = parse([*trainer_arguments.split(os.environ.get("ARGS", "")), *arguments])
     nproc = number_of_ranks(options.nproc, gpus_here())
     grace_seconds = plan.parse_grace(os.environ.get("GRACE", ""))
@@ -56,11 +52,7 @@ def train(arguments: Sequence[str]) -> int:
 
 
 def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """(our options, the trainer's arguments)
-
-    Raises:
-        Refusal: for --run-dir.
-    """
+    """(our options, the trainer's arguments). Raises Refusal for --run-dir."""
     parser = argparse.ArgumentParser(
         prog="python -m launch.local",
         description="Trains on this machine alone. Options not listed here go to the trainer: see "
@@ -78,8 +70,7 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 def number_of_ranks(wanted: str | None, gpus: int) -> int:
     """From --nproc or NPROC, else one per GPU, else two.
 
-    Raises:
-        Refusal: when that is no number of ranks that can run here.
+    Raises Refusal when that is no number of ranks that can run here.
     """
     text = wanted or os.environ.get("NPROC") or ""
     if not text:
@@ -106,11 +97,7 @@ def gpus_here() -> int:
 
 
 def make_run_folder(runs: Path) -> Path:
-    """A new folder, named by the run's id.
-
-    Raises:
-        Refusal: when it cannot be made.
-    """
+    """A new folder, named by the run's id. Raises Refusal when it cannot be made."""
     folder = (runs / f"{plan.new_run_id()}-local").resolve()
     try:
         (folder / "logs").mkdir(parents=True)

@@ -21,8 +21,7 @@ DEFAULT_INVENTORY = Path("inventory/hosts.yml")
 def refuse_unknown_variables(makeflags: str) -> None:
     """Refuse a variable on make's command line that no target takes; `makeflags` is the MAKEFLAGS that make exports.
 
-    Raises:
-        Refusal: naming each one, with a guess.
+    Raises Refusal, naming each one, with a guess.
     """
     problems = []
     for name in names_given(makeflags):

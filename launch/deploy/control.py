@@ -26,8 +26,7 @@ TOOLS = ("podman", "runc", "rsync", "mmdebstrap", "ssh", "ip", "tc")
 def ensure_ready(console: Console) -> None:
     """Install what is missing on this machine, and find out what its container engine needs.
 
-    Raises:
-        Refusal: when something is missing and there is no root to install it, or installing fails.
+    Raises Refusal when something is missing and there is no root to install it, or installing fails.
     """
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
     missing = [tool for tool in TOOLS if not shutil.which(tool, path=path)]

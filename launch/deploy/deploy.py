@@ -61,11 +61,7 @@ class ImageBuild:
             self._thread.join(ABORT_SECONDS)
 
     def wait(self) -> tuple[images.Image, images.OciExport]:
-        """The image and its export.
-
-        Raises:
-            Refusal: when the build failed.
-        """
+        """The image and its export. Raises Refusal when the build failed."""
         self._thread.join()
         if isinstance(self._error, ContainersError):
             raise image_refusal(self._error)
@@ -131,8 +127,7 @@ def deploy(path: Path, console: Console, horovod: bool = False, afresh: bool = F
 def teardown(path: Path, console: Console) -> int:
     """Remove what Muster left on the hosts, runs in progress included; packages stay.
 
-    Raises:
-        Refusal: when a host cannot be reached or the playbook fails.
+    Raises Refusal when a host cannot be reached or the playbook fails.
     """
     inv = inventory.read(path)
     preflight.check([host.target for host in inv.hosts], inventory.known_hosts_path(path))
@@ -150,8 +145,7 @@ def distribute(
 ) -> dict[str, Any]:
     """Bring an image to the hosts (all, or those named); only missing layers travel. Returns host -> record.
 
-    Raises:
-        Refusal: when a host does not end up with this very image.
+    Raises Refusal when a host does not end up with this very image.
     """
     described = {
         "ref": image.ref,

@@ -45,8 +45,7 @@ class Facts:
 def gather_facts(inv: Inventory, console: Console) -> Facts:
     """Ask every host what it is, then let all hosts try each other's addresses at once.
 
-    Raises:
-        Refusal: when a host does not answer, when the facts forbid to train, or when no network connects all hosts.
+    Raises Refusal when a host does not answer, when the facts forbid to train, or when no network connects all hosts.
     """
     settings = {host.name: host.settings for host in inv.hosts}
     with _machines(inv) as machines:
@@ -117,8 +116,7 @@ def choose_network(
 ) -> tuple[choose.Choice, Measured]:
     """Measure the networks that connect all hosts and choose one. `last_map`: where figures may be taken from.
 
-    Raises:
-        Refusal: when on no network all links stand the measurement.
+    Raises Refusal when on no network all links stand the measurement.
     """
     measured = measure_links(inv, facts.found, last_map, console)
     addresses = {host.name: host.target.address for host in inv.hosts}
@@ -198,8 +196,7 @@ def recall(last_map: Path, key: str, now: datetime.datetime) -> Measured | None:
 def check_facts(hosts: Sequence[Host], facts: Mapping[str, Mapping[str, Any]]) -> None:
     """What the facts forbid: one machine under two names, GPUs that are absent, broken or cut into slices. Pure.
 
-    Raises:
-        Refusal: naming every such host.
+    Raises Refusal, naming every such host.
     """
     problems: list[Problem] = []
     owners: dict[str, str] = {}

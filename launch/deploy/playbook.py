@@ -24,8 +24,7 @@ PLAYBOOK_SECONDS = 3600  # for one playbook on all hosts
 def run(name: str, inv: Inventory, variables: Mapping[str, Any] | None = None, hosts: Sequence[str] = ()) -> None:
     """Run playbooks/<name>.yml on the inventory, or on the hosts named.
 
-    Raises:
-        Refusal: when it fails; Ansible's own output, shown above, says on which host and why.
+    Raises Refusal when it fails; Ansible's own output, shown above, says on which host and why.
     """
     words = ["ansible-playbook", str(path(name)), "-i", str(inv.path)]
     words += ["--extra-vars", json.dumps(variables)] if variables else []
@@ -62,8 +61,7 @@ def environment(inv: Inventory) -> dict[str, str]:
 def run_bounded(words: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run a command in its own process group; on Ctrl-C or past the limit, that group is ended and waited for.
 
-    Raises:
-        Refusal: when it has not ended after PLAYBOOK_SECONDS.
+    Raises Refusal when it has not ended after PLAYBOOK_SECONDS.
     """
     process = subprocess.Popen(words, env=dict(environment), start_new_session=True)
     try:

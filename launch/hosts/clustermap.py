@@ -101,9 +101,7 @@ def read(inventory_path: Path, current: bool = True) -> ClusterMap:
     """The cluster map of an inventory.
 
     `current`: refuse one that is older than the inventory. To see and stop what runs, the hosts as deployed are right.
-
-    Raises:
-        Refusal: when there is none, or it is not of this version, or the inventory has changed since.
+    Raises Refusal when there is none, or it is not of this version, or the inventory has changed since.
     """
     path = path_of(inventory_path)
     again = f"run `make deploy INVENTORY={inventory_path}`"

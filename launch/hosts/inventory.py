@@ -125,11 +125,7 @@ def ansible_environment() -> dict[str, str]:
 
 
 def read(path: Path) -> Inventory:
-    """Read and validate an inventory.
-
-    Raises:
-        Refusal: naming every bad thing in it, its place and its fix.
-    """
+    """Read and validate an inventory. Raises Refusal, naming every bad thing in it, its place and its fix."""
     if not path.exists():
         raise refuse(
             str(path),
@@ -196,9 +192,7 @@ def _decrypt(where: str, variables: dict[str, Any], known: dict[str, str]) -> di
     """A host's variables with the vaulted ones decrypted, which ansible-inventory does not do.
 
     known: decrypted texts by their vaulted form; what is new comes in here, as several hosts may share it.
-
-    Raises:
-        Refusal: naming the first variable that cannot be decrypted.
+    Raises Refusal, naming the first variable that cannot be decrypted.
     """
     clear = {}
     for key, value in variables.items():
@@ -409,10 +403,8 @@ def _render(key: str, value: Any, context: dict[str, Any]) -> str:
 def openssh_settings(address: str, port: str | None, user: str | None, arguments: str) -> dict[str, str]:
     """What OpenSSH itself would use for a host: port, user, proxyjump, proxycommand, from ~/.ssh/config too.
 
-    So Ansible, rsync and Fabric, each with its own way of reading that file, use the same.
-
-    Raises:
-        ValueError: when ssh refuses the arguments, which are the inventory's ansible_ssh_common_args and such.
+    So Ansible, rsync and Fabric, each with its own way of reading that file, use the same. Raises ValueError when ssh
+    refuses `arguments`, which are the inventory's ansible_ssh_common_args and such.
     """
     words = ["ssh", *(["-p", port] if port else []), *(["-l", user] if user else []), *shlex.split(arguments)]
     try:

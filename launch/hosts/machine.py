@@ -49,9 +49,8 @@ class Machine:
     def answer(self, command: str, timeout: float = ANSWER_SECONDS) -> str:
         """The standard output of a shell command that succeeds as root.
 
-        Raises:
-            RuntimeError: with the host's own last words when it fails; silence is never taken for an answer.
-            TimeoutError: after `timeout` seconds.
+        Raises RuntimeError with the host's own last words when it fails (silence is never taken for an answer), and
+        TimeoutError after `timeout` seconds.
         """
         done = self.root(command, timeout)
         if done.exited != 0:
@@ -66,8 +65,7 @@ class Machine:
     def through_drops(self, work: Callable[[], Any]) -> Any:
         """Do `work`, and start it again each time that the connection drops.
 
-        Raises:
-            HostLost: when the host stays away for LINK_SECONDS.
+        Raises HostLost when the host stays away for LINK_SECONDS.
         """
         while True:
             used = self._connection
@@ -107,8 +105,7 @@ def machines(
 ) -> Iterator[list[Machine]]:
     """Connections to the given hosts of a cluster map, closed at the end; `say` announces a dropped one.
 
-    Raises:
-        Refusal: naming every host that cannot be reached.
+    Raises Refusal, naming every host that cannot be reached.
     """
     targets, known_hosts = targets_of(cluster, hosts), Path(cluster.known_hosts)
     with ssh.connections(targets, known_hosts) as opened:

@@ -25,9 +25,7 @@ def collect_keys(target: Target) -> list[str]:
     """The known_hosts lines of a host and, before it, of its jump hosts, got by an SSH handshake without a login there.
 
     The jump hosts are logged in to: only through them is there a way to the host.
-
-    Raises:
-        Unreachable: when no key comes within the time limit.
+    Raises Unreachable when no key comes within the time limit.
     """
     # In /tmp, as openssh.py says.
     with tempfile.TemporaryDirectory(prefix="muster-ssh-", dir="/tmp") as folder, openssh.login_slot(target):
@@ -104,8 +102,7 @@ def sort_keys(known: list[str], offered: dict[str, str]) -> tuple[dict[str, str]
 def trust(path: Path, assume_yes: bool, console: Console) -> int:
     """Collect all host keys, show them, ask the user, and write the inventory's known_hosts.
 
-    Raises:
-        Refusal: for a bad inventory, unreachable hosts, or a changed key under YES=1.
+    Raises Refusal for a bad inventory, unreachable hosts, or a changed key under YES=1.
     """
     inv = inventory.read(path)
     file = inventory.known_hosts_path(path)

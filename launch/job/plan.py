@@ -92,11 +92,7 @@ class Plan:
 
 
 def chosen_hosts(cluster: ClusterMap, nodes: int | None) -> list[MapHost]:
-    """The first `nodes` hosts of the inventory.
-
-    Raises:
-        Refusal: when that is not 1 to the number of hosts.
-    """
+    """The first `nodes` hosts of the inventory. Raises Refusal when that is not 1 to the number of hosts."""
     have = len(cluster.hosts)
     wanted = have if nodes is None else nodes
     if wanted < 1:
@@ -109,11 +105,7 @@ def chosen_hosts(cluster: ClusterMap, nodes: int | None) -> list[MapHost]:
 
 
 def parse_nodes(text: str) -> int | None:
-    """NODES as the user typed it; empty means all hosts.
-
-    Raises:
-        Refusal: when it is no whole number.
-    """
+    """NODES as the user typed it; empty means all hosts. Raises Refusal when it is no whole number."""
     if not text.strip():
         return None
     try:
@@ -125,8 +117,7 @@ def parse_nodes(text: str) -> int | None:
 def parse_grace(text: str) -> int:
     """GRACE as the user typed it, in seconds; empty means GRACE_SECONDS.
 
-    Raises:
-        Refusal: when it is no whole number from 1 to 3600.
+    Raises Refusal when it is no whole number from 1 to 3600.
     """
     if not text.strip():
         return GRACE_SECONDS

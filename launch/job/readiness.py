@@ -53,9 +53,7 @@ def check(
     """Ask all hosts at once, before anything is started; returns a free port on the first one.
 
     `earlier`: the run to continue; one host that holds a checkpoint of it is enough.
-
-    Raises:
-        Refusal: naming every host that is not ready, and why; with UNREACHABLE where one did not answer.
+    Raises Refusal, naming every host that is not ready, and why; with UNREACHABLE where one did not answer.
     """
     resume = resuming.has_checkpoint_command(earlier) if earlier else None
 

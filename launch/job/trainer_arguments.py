@@ -25,11 +25,7 @@ CHECK_SECONDS = 60  # it takes 0.1 s
 
 
 def split(text: str) -> list[str]:
-    """The words of ARGS.
-
-    Raises:
-        Refusal: for an open quotation.
-    """
+    """The words of ARGS. Raises Refusal for an open quotation."""
     try:
         return shlex.split(text)
     except ValueError as error:
@@ -68,8 +64,7 @@ def check(args: Sequence[str], world_size: int) -> None:
 def inline(args: Sequence[str]) -> tuple[str, ...]:
     """The arguments, with the content of a config file in place of its name. The name of a ready config stays.
 
-    Raises:
-        Refusal: for a file that cannot be read as settings.
+    Raises Refusal for a file that cannot be read as settings.
     """
     parted = (word.split("=", 1) if word.startswith("--config=") else [word] for word in args)
     words = ["", *itertools.chain.from_iterable(parted)]

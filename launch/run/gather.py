@@ -25,8 +25,7 @@ def gather(machine: Machine, host_plan: HostPlan, folder: Path) -> dict[str, Any
 
     Returns what `container.finish` does.
 
-    Raises:
-        RuntimeError: when rsync fails.
+    Raises RuntimeError when rsync fails.
     """
     finished = container.finish(machine, host_plan)
     logs = folder / "logs" / host_plan.host

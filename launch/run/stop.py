@@ -19,8 +19,7 @@ def stop(path: Path, run: str, console: Console) -> int:
 
     Returns UNREACHABLE when a host did not answer or could not stop it (the others stop it all the same).
 
-    Raises:
-        Refusal: without RUN, or when no host has a container of it.
+    Raises Refusal without RUN, or when no host has a container of it.
     """
     cluster = clustermap.read(path, current=False)
     if not run:

@@ -40,11 +40,7 @@ class Request:
 
 
 def train(request: Request, console: Console) -> int:
-    """Run a training job; returns the exit status.
-
-    Raises:
-        Refusal: when nothing was started.
-    """
+    """Run a training job; returns the exit status. Raises Refusal when nothing was started."""
     options = parse_options(request)
     cluster = clustermap.read(request.inventory)
     earlier = resuming.find(request.resume, request.inventory) if request.resume else None
@@ -75,11 +71,7 @@ def train(request: Request, console: Console) -> int:
 
 
 def parse_options(request: Request) -> Options:
-    """The options of a request, checked.
-
-    Raises:
-        Refusal: for a bad NODES, GRACE, ARGS, WORKLOAD or SCRIPT.
-    """
+    """The options of a request, checked. Raises Refusal for a bad NODES, GRACE, ARGS, WORKLOAD or SCRIPT."""
     nodes, grace = plans.parse_nodes(request.nodes), plans.parse_grace(request.grace)
     args = tuple(trainer_arguments.split(request.args))
     script = _check_workload(request.workload, request.script) if request.workload or request.script else None
@@ -118,8 +110,7 @@ def check_before_start(
 
     Returns a free port on the first host.
 
-    Raises:
-        Refusal: naming everything that prevents the start.
+    Raises Refusal, naming everything that prevents the start.
     """
 
     def ready() -> int:
