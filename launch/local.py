@@ -102,9 +102,8 @@ def make_run_folder(runs: Path) -> Path:
     try:
         (folder / "logs").mkdir(parents=True)
     except OSError as error:
-        raise refuse(
-            "runs", f"cannot make the folder {folder}: {error.strerror}", "choose another with --runs"
-        ) from error
+        what = f"cannot make the folder {folder}: {error.strerror}"
+        raise refuse("runs", what, "choose another with --runs") from error
     return folder
 
 

@@ -24,14 +24,10 @@ def refuse_unknown_variables(makeflags: str) -> None:
     Raises Refusal, naming each one, with a guess.
     """
     problems = []
-    for name in names_given(makeflags):
-        if name in KNOWN:
-            continue
-        close = difflib.get_close_matches(name.upper(), KNOWN, n=1, cutoff=0.6)
-        guess = f" (did you mean {close[0]}?)" if close else ""
-        problems.append(
-            Problem(f"{name}=", f"no target takes this variable{guess}", "`make` lists what each one takes")
-        )
+    for name in (given for given in names_given(makeflags) if given not in KNOWN):
+        close = difflib.get_close_matches(name.upper(), KNOWN, n=1)
+        what = f"no target takes this variable{f' (did you mean {close[0]}?)' if close else ''}"
+        problems.append(Problem(f"{name}=", what, "`make` lists what each one takes"))
     if problems:
         raise Refusal(problems)
 

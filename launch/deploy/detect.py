@@ -6,21 +6,22 @@ import dataclasses
 import datetime
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from launch.cli import exits
+from launch.cli.output import detail
 from launch.cli.refusal import Problem, Refusal
 from launch.files import read_json
 from launch.health import gpu_checks
-from launch.hosts import hostcall, inventory, ssh
+from launch.hosts import hostcall, inventory
 from launch.hosts.hostcall import Answer
 from launch.hosts.inventory import Host, Inventory
-from launch.hosts.machine import Machine
+from launch.hosts.machine import Machine, connected
 from launch.network import choose, measure
 from launch.network.links import Link
 
@@ -61,7 +62,7 @@ def _survey(
     """Every host's facts."""
     chosen = {n: {key: known.get(key) for key in ("train_interface", "train_network")} for n, known in settings.items()}
     asked = {name: {"survey": {"full": True, **words}} for name, words in chosen.items()}
-    answers = _all_answers(hostcall.ask_all(machines, asked, SURVEY_SECONDS, _progress(console)))
+    answers = _all_answers(hostcall.ask_all(machines, asked, SURVEY_SECONDS, detail(console)))
     facts = {name: answer.survey or {} for name, answer in answers.items()}
     for name, known in facts.items():
         if known["engine"] and known["engine"]["storage_driver"] == "vfs":
@@ -82,20 +83,13 @@ def _reach(
         name: {"meeting": meetings[name], "reach": {peer: addresses[peer] for peer in addresses if peer != name}}
         for name in addresses
     }
-    answers = _all_answers(hostcall.ask_all(machines, asked, REACH_SECONDS, _progress(console)))
+    answers = _all_answers(hostcall.ask_all(machines, asked, REACH_SECONDS, detail(console)))
     return {name: answer.reach or [] for name, answer in answers.items()}
 
 
-@contextmanager
-def _machines(inv: Inventory) -> Iterator[list[Machine]]:
-    """Connections to all hosts of the inventory, closed at the end."""
-    known_hosts, targets = inventory.known_hosts_path(inv.path), [host.target for host in inv.hosts]
-    with ssh.connections(targets, known_hosts) as opened:
-        yield [Machine(target, known_hosts, c) for target, c in zip(targets, opened, strict=True)]
-
-
-def _progress(console: Console) -> Callable[[str], None]:
-    return lambda text: console.print(f"    {text}", style="dim", highlight=False)
+def _machines(inv: Inventory) -> AbstractContextManager[list[Machine]]:
+    """Connections to all hosts of the inventory."""
+    return connected([host.target for host in inv.hosts], inventory.known_hosts_path(inv.path))
 
 
 def _all_answers(answers: Mapping[str, Answer | BaseException]) -> dict[str, Answer]:
@@ -167,7 +161,7 @@ def measure_links(inv: Inventory, found: choose.Found, last_map: Path | None, co
         measurements, again = choose.Measurements(), [field.name for field in fields]
         while again:
             some = [field for field in fields if field.name in again]
-            links, hot = measure.measure(machines, some, measure.BANDWIDTH_SECONDS, _progress(console))
+            links, hot = measure.measure(machines, some, measure.BANDWIDTH_SECONDS, detail(console))
             if hot:
                 console.print(f"    the processors of {', '.join(hot)} were busy, so these figures are lower bounds")
             measurements = measurements.with_round(links, hot)

@@ -127,11 +127,8 @@ def ansible_environment() -> dict[str, str]:
 def read(path: Path) -> Inventory:
     """Read and validate an inventory. Raises Refusal, naming every bad thing in it, its place and its fix."""
     if not path.exists():
-        raise refuse(
-            str(path),
-            "there is no such inventory",
-            "write one (inventory/hosts.yml is a commented example), or `make lab` to get one on this machine",
-        )
+        fix = "write one (inventory/hosts.yml is a commented example), or `make lab` to get one on this machine"
+        raise refuse(str(path), "there is no such inventory", fix)
     raw = _list_inventory(path)
     names = _names_in_order(raw)
     if not names:
@@ -171,20 +168,14 @@ def _list_inventory(path: Path) -> dict[str, Any]:
     done = _ansible("ansible-inventory", "-i", str(path), "--list")
     unexpected = re.findall(r"Skipping (?:unexpected )?key \((.+?)\) in group \((.+?)\)", done.stderr)
     if unexpected:
+        known, fix = ["hosts", "vars", "children"], "a group holds only `hosts`, `vars` and `children`"
         raise Refusal(
-            Problem(
-                f"{path}, group {group}",
-                f"unknown key `{key}`{_did_you_mean(key, ['hosts', 'vars', 'children'])}",
-                "a group holds only `hosts`, `vars` and `children`",
-            )
+            Problem(f"{path}, group {group}", f"unknown key `{key}`{_did_you_mean(key, known)}", fix)
             for key, group in unexpected
         )
     if done.returncode != 0:
         raise Refusal([_syntax_problem(path, done.stderr)])
-    try:
-        loaded: dict[str, Any] = json.loads(done.stdout)
-    except json.JSONDecodeError:
-        raise Refusal([_syntax_problem(path, done.stderr or done.stdout)]) from None
+    loaded: dict[str, Any] = json.loads(done.stdout)
     return loaded
 
 
@@ -303,9 +294,8 @@ def check_variables(path: str, host: str, variables: dict[str, Any]) -> list[Pro
                 problems.append(Problem(where, f"unknown variable `{key}`", f"write `{meant}`, if that is meant"))
         elif key not in VARIABLES:
             what = f"unknown variable `{key}`{_did_you_mean(key, list(VARIABLES))}"
-            problems.append(
-                Problem(where, what, f"Muster knows {', '.join(VARIABLES)}, and Ansible's own `ansible_...`")
-            )
+            fix = f"Muster knows {', '.join(VARIABLES)}, and Ansible's own `ansible_...`"
+            problems.append(Problem(where, what, fix))
         elif not _good_value(key, value):
             what = f"`{key}: {value}` is not {VARIABLES[key]}"
             problems.append(Problem(where, what, f"give {VARIABLES[key]}"))

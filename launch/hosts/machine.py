@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -100,14 +100,13 @@ class Machine:
 
 
 @contextmanager
-def machines(
-    cluster: ClusterMap, hosts: Sequence[MapHost], say: Callable[[str], None] = lambda text: None
+def connected(
+    targets: Sequence[Target], known_hosts: Path, say: Callable[[str], None] = lambda text: None
 ) -> Iterator[list[Machine]]:
-    """Connections to the given hosts of a cluster map, closed at the end; `say` announces a dropped one.
+    """Connections to hosts, closed at the end; `say` announces a dropped one.
 
     Raises Refusal, naming every host that cannot be reached.
     """
-    targets, known_hosts = targets_of(cluster, hosts), Path(cluster.known_hosts)
     with ssh.connections(targets, known_hosts) as opened:
         made = [Machine(target, known_hosts, c, say) for target, c in zip(targets, opened, strict=True)]
         try:
@@ -117,7 +116,14 @@ def machines(
                 machine.close()
 
 
-def targets_of(cluster: ClusterMap, hosts: Sequence[MapHost]) -> list[inventory.Target]:
+def machines(
+    cluster: ClusterMap, hosts: Sequence[MapHost], say: Callable[[str], None] = lambda text: None
+) -> AbstractContextManager[list[Machine]]:
+    """Connections to the given hosts of a cluster map, as `connected` makes them."""
+    return connected(targets_of(cluster, hosts), Path(cluster.known_hosts), say)
+
+
+def targets_of(cluster: ClusterMap, hosts: Sequence[MapHost]) -> list[Target]:
     """How to reach the hosts. A sudo password is not in the map: it is read from the inventory when one is needed."""
     passwords: dict[str, str | None] = {}
     if any(host.ssh["needs_sudo_password"] for host in hosts):

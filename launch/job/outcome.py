@@ -44,11 +44,7 @@ class Failure:
     reason: str
 
     def __str__(self) -> str:
-        return (
-            f"rank {self.rank} on {self.host}: {self.reason}"
-            if self.rank is not None
-            else f"{self.host}: {self.reason}"
-        )
+        return f"{self.host}: {self.reason}" if self.rank is None else f"rank {self.rank} on {self.host}: {self.reason}"
 
 
 def root_failure(reports: Mapping[str, Mapping[str, Any]], ends: Mapping[str, str]) -> Failure | None:
@@ -95,11 +91,8 @@ def describe_end(status: int | None, state: Mapping[str, Any], reason: str = "",
         return f"lost: {reason}"
     if state.get("OOMKilled"):
         return "out of memory: the kernel killed the container (exit 137)"
-    if status > 128:
-        try:
-            return f"{what} was killed by {signal.Signals(status - 128).name}"
-        except ValueError:
-            pass
+    if status - 128 in list(signal.Signals):
+        return f"{what} was killed by {signal.Signals(status - 128).name}"
     return f"{what} ended with exit status {status}" if status >= 0 else f"{what} is gone"
 
 
@@ -124,7 +117,6 @@ def summary(
         reason: why a run was stopped.
     """
     codes = {"succeeded": exits.SUCCEEDED, "failed": exits.FAILED, "stopped": exits.INTERRUPTED}
-    known = result or {}
     return {
         "run": run,
         "status": status,
@@ -132,9 +124,7 @@ def summary(
         "nodes": nodes,
         "world_size": world_size,
         "master_addr": master_addr,
-        "test_accuracy": known.get("test_accuracy"),
-        "images_per_second": known.get("images_per_second"),
-        "train_seconds": known.get("train_seconds"),
+        **{key: (result or {}).get(key) for key in ("test_accuracy", "images_per_second", "train_seconds")},
         "failed_rank": failure.rank if failure else None,
         "failed_host": failure.host if failure else None,
         "reason": failure.reason if failure else reason,
