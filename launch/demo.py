@@ -1,7 +1,4 @@
-"""`make demo`: a lab of two hosts on this machine, trust, deploy, a two-host run, and where to look. The lab stays up.
-
-Calls the same functions as the make targets; nothing here is special to the demo but the closing table.
-"""
+"""`make demo`: a lab of two hosts on this machine, trust, deploy, a two-host run, where to look. The lab stays up."""
 
 from __future__ import annotations
 

@@ -68,10 +68,7 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def number_of_ranks(wanted: str | None, gpus: int) -> int:
-    """From --nproc or NPROC, else one per GPU, else two.
-
-    Raises Refusal when that is no number of ranks that can run here.
-    """
+    """From --nproc or NPROC, else one per GPU, else two. Raises Refusal when so many cannot run here."""
     text = wanted or os.environ.get("NPROC") or ""
     if not text:
         return gpus or WITHOUT_GPUS

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from containers import engine
-from containers.engine import ContainersError
+from containers.engine import ContainersError, as_root
 from launch.cli import exits
 from launch.cli.refusal import refuse
 from launch.deploy import playbook
@@ -24,10 +23,7 @@ TOOLS = ("podman", "runc", "rsync", "mmdebstrap", "ssh", "ip", "tc")
 
 
 def ensure_ready(console: Console) -> None:
-    """Install what is missing on this machine, and find out what its container engine needs.
-
-    Raises Refusal when something is missing and there is no root to install it, or installing fails.
-    """
+    """Install what is missing on this machine. Raises Refusal when there is no root for that, or it fails."""
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
     missing = [tool for tool in TOOLS if not shutil.which(tool, path=path)]
     stamp = build_dir() / "control-ready"
@@ -54,7 +50,7 @@ def ensure_ready(console: Console) -> None:
 def has_root() -> bool:
     """Whether this user is root or becomes it by sudo without a password."""
     try:
-        engine.as_root()
+        as_root()
     except ContainersError:
         return False
     return True

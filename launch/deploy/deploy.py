@@ -1,7 +1,7 @@
 """`make deploy`: validate, log in, provision (Ansible), detect, choose the network, build, distribute, write the map.
 
-The order is: nothing is touched before the inventory is valid and every host lets us in; the image is built while
-the hosts are provisioned; the cluster map is written last, so an interrupted deploy leaves the old one.
+Nothing is touched before the inventory is valid and every host lets us in; the image is built while the hosts are
+provisioned; the cluster map is written last, so an interrupted deploy leaves the old one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from rich.table import Table
 
 from containers import engine
 from containers import image as images
-from containers.engine import ContainersError
 from launch.cli import exits
 from launch.cli.output import Phases, detail
 from launch.cli.refusal import Problem, Refusal, refuse
@@ -29,7 +28,6 @@ from launch.deploy import control, detect, playbook
 from launch.files import read_json, write_json
 from launch.health import gpu_checks
 from launch.hosts import clustermap, inventory, preflight
-from launch.hosts.inventory import Host, Inventory
 from launch.network import choose
 
 ABORT_SECONDS = 30  # for Podman to clear away a build that is ended before its time
@@ -59,7 +57,7 @@ def image_build(progress: Callable[[str], None], horovod: bool) -> Iterator[Futu
             thread.join(ABORT_SECONDS)
 
 
-def image_refusal(error: ContainersError) -> Refusal:
+def image_refusal(error: engine.ContainersError) -> Refusal:
     """An image that could not be built, as a refusal."""
     return refuse(error.where, error.what, error.fix, exits.DEPLOY_FAILED)
 
@@ -67,12 +65,8 @@ def image_refusal(error: ContainersError) -> Refusal:
 def deploy(path: Path, console: Console, horovod: bool = False, afresh: bool = False) -> int:
     """Bring every host of an inventory to the state that `make train` needs; safe to repeat.
 
-    Args:
-        horovod: bring them the training image with Horovod, for `--parallel horovod`.
-        afresh: measure the links also where the last deploy did so on the same networks.
-
-    Raises:
-        Refusal: when something stands in the way; the cluster map is then left as it was.
+    horovod: with the image for `--parallel horovod`. afresh: measure also the links that the last deploy measured.
+    Raises Refusal when something stands in the way; the cluster map is then left as it was.
     """
     begun = time.monotonic()
     phases = Phases(console)
@@ -91,7 +85,7 @@ def deploy(path: Path, console: Console, horovod: bool = False, afresh: bool = F
         with phases.phase("image", "Waiting for the training image"):
             try:
                 image, export = built.result()
-            except ContainersError as error:
+            except engine.ContainersError as error:
                 raise image_refusal(error) from None
     # After the build: where hosts and control machine are one, it would slow the measurement down.
     with phases.phase("measure", "Measuring the links between all hosts"):
@@ -116,10 +110,7 @@ def deploy(path: Path, console: Console, horovod: bool = False, afresh: bool = F
 
 
 def teardown(path: Path, console: Console) -> int:
-    """Remove what Muster left on the hosts, runs in progress included; packages stay.
-
-    Raises Refusal when a host cannot be reached or the playbook fails.
-    """
+    """Remove what Muster left on the hosts, runs in progress included; packages stay. Raises Refusal if that fails."""
     inv = inventory.read(path)
     preflight.check([host.target for host in inv.hosts], inventory.known_hosts_path(path))
     words = ["ansible-playbook", str(playbook.path("teardown")), "-i", str(path)]
@@ -132,7 +123,7 @@ def teardown(path: Path, console: Console) -> int:
 
 
 def distribute(
-    inv: Inventory, image: images.Image, export: images.OciExport, hosts: Sequence[str] = ()
+    inv: inventory.Inventory, image: images.Image, export: images.OciExport, hosts: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Bring an image to the hosts (all, or those named); only missing layers travel. Returns host -> record.
 
@@ -161,14 +152,14 @@ def distribute(
     return placed
 
 
-def ranks_and_gpus(host: Host, facts: Mapping[str, Any]) -> tuple[int, list[int]]:
+def ranks_and_gpus(host: inventory.Host, facts: Mapping[str, Any]) -> tuple[int, list[int]]:
     """Ranks on a host, and the GPUs they use: one rank per usable GPU, or nproc_per_node on the CPU. Pure."""
     gpus = gpu_checks.usable_gpus(facts, host.settings.get("gpus"))
     return host.settings.get("nproc_per_node", len(gpus) or 1), gpus
 
 
 def _cluster_map(
-    inv: Inventory,
+    inv: inventory.Inventory,
     facts: detect.Facts,
     choice: choose.Choice,
     image: images.Image,

@@ -18,9 +18,8 @@ from launch.cli.output import detail
 from launch.cli.refusal import Problem, Refusal
 from launch.files import read_json
 from launch.health import gpu_checks
-from launch.hosts import hostcall, inventory
-from launch.hosts.hostcall import Answer
-from launch.hosts.inventory import Host, Inventory
+from launch.hosts import hostcall
+from launch.hosts.inventory import Host, Inventory, known_hosts_path
 from launch.hosts.machine import Machine, connected
 from launch.network import choose, measure
 from launch.network.links import Link
@@ -89,10 +88,10 @@ def _reach(
 
 def _machines(inv: Inventory) -> AbstractContextManager[list[Machine]]:
     """Connections to all hosts of the inventory."""
-    return connected([host.target for host in inv.hosts], inventory.known_hosts_path(inv.path))
+    return connected([host.target for host in inv.hosts], known_hosts_path(inv.path))
 
 
-def _all_answers(answers: Mapping[str, Answer | BaseException]) -> dict[str, Answer]:
+def _all_answers(answers: Mapping[str, hostcall.Answer | BaseException]) -> dict[str, hostcall.Answer]:
     """Raises Refusal, naming every host that did not answer and why."""
     fix = "log in there and see what is wrong, then run `make deploy` again"
     problems = [
@@ -102,13 +101,13 @@ def _all_answers(answers: Mapping[str, Answer | BaseException]) -> dict[str, Ans
     ]
     if problems:
         raise Refusal(problems, exits.DEPLOY_FAILED)
-    return {name: answer for name, answer in answers.items() if isinstance(answer, Answer)}
+    return {name: answer for name, answer in answers.items() if isinstance(answer, hostcall.Answer)}
 
 
 def choose_network(
     inv: Inventory, facts: Facts, last_map: Path | None, console: Console
 ) -> tuple[choose.Choice, Measured]:
-    """Measure the networks that connect all hosts and choose one. `last_map`: where figures may be taken from.
+    """Measure the networks that connect all hosts, or take the figures of `last_map`, and choose one.
 
     Raises Refusal when on no network all links stand the measurement.
     """
@@ -188,24 +187,17 @@ def recall(last_map: Path, key: str, now: datetime.datetime) -> Measured | None:
 
 
 def check_facts(hosts: Sequence[Host], facts: Mapping[str, Mapping[str, Any]]) -> None:
-    """What the facts forbid: one machine under two names, GPUs that are absent, broken or cut into slices. Pure.
-
-    Raises Refusal, naming every such host.
-    """
+    """Raises Refusal for one machine under two names, and for GPUs that are absent, broken or cut into slices. Pure."""
     problems: list[Problem] = []
     owners: dict[str, str] = {}
     for host in hosts:
         where, known = f"host {host.name}", facts[host.name]
-        for mac in _own_macs(known):
+        for mac in (nic["mac"] for nic in known["nics"] if nic["mac"] and not nic["refused"]):
             if owners.setdefault(mac, host.name) != host.name:
                 what = f"is the same machine as {owners[mac]} (both have the NIC with MAC address {mac})"
                 problems.append(Problem(where, what, "list each machine once"))
                 break
         obstacles = gpu_checks.gpu_obstacles(known, host.settings.get("gpus"))
-        problems += [Problem(where, what, fix) for what, fix in obstacles]
+        problems += [Problem(where, *obstacle) for obstacle in obstacles]
     if problems:
         raise Refusal(problems)
-
-
-def _own_macs(facts: Mapping[str, Any]) -> list[str]:
-    return [nic["mac"] for nic in facts["nics"] if not nic["refused"] and nic["mac"]]

@@ -22,7 +22,7 @@ from typing import Any
 
 from launch.files import ROOT
 from launch.hosts import clustermap, ssh
-from launch.hosts.machine import Machine
+from launch.hosts.machine import Machine, last_words
 
 SOURCES = ROOT / "playbooks" / "module_utils"
 MARK = "muster:"  # begins each line of ours; the hosts' shell profiles may print what they like before
@@ -106,8 +106,7 @@ class _Call:
         failure: Exception
         try:
             done = machine.root(command(machine.target.python), timeout + END_SECONDS, lines, stdin)
-            said = (done.stderr or done.stdout).strip().splitlines()
-            failure = RuntimeError(said[-1] if said else f"exit status {done.exited} without a word")
+            failure = RuntimeError(last_words(done))
         except TimeoutError:
             failure = TimeoutError(f"no answer within {timeout:.0f} s")
         except Exception as error:

@@ -12,9 +12,9 @@ from typing import Any
 import paramiko
 from fabric import Connection
 
-from launch.hosts import clustermap, inventory, ssh
-from launch.hosts.clustermap import ClusterMap, MapHost
-from launch.hosts.inventory import Target
+from launch.hosts import ssh
+from launch.hosts.clustermap import ClusterMap, MapHost, to_target
+from launch.hosts.inventory import Target, read
 
 ANSWER_SECONDS = 30
 LINK_SECONDS = 60  # how long a host whose SSH connection dropped may take to be reached again
@@ -24,6 +24,11 @@ _LINK_ERRORS = (OSError, EOFError, paramiko.SSHException, ssh.Unreachable)
 
 class HostLost(Exception):
     """A host did not come back within LINK_SECONDS."""
+
+
+def last_words(done: Any) -> str:
+    """The last line that a command printed (Fabric's result), or its exit status where it printed none."""
+    return ((done.stderr or done.stdout).strip().splitlines() or [f"exit status {done.exited} without a word"])[-1]
 
 
 class Machine:
@@ -54,8 +59,7 @@ class Machine:
         """
         done = self.root(command, timeout)
         if done.exited != 0:
-            said = (done.stderr or done.stdout).strip().splitlines()
-            raise RuntimeError(said[-1] if said else f"exit status {done.exited} without a word")
+            raise RuntimeError(last_words(done))
         return str(done.stdout)
 
     def close(self) -> None:
@@ -63,10 +67,7 @@ class Machine:
         self._connection.close()
 
     def through_drops(self, work: Callable[[], Any]) -> Any:
-        """Do `work`, and start it again each time that the connection drops.
-
-        Raises HostLost when the host stays away for LINK_SECONDS.
-        """
+        """Do `work` again each time that the connection drops. Raises HostLost when it is down for LINK_SECONDS."""
         while True:
             used = self._connection
             try:
@@ -103,10 +104,7 @@ class Machine:
 def connected(
     targets: Sequence[Target], known_hosts: Path, say: Callable[[str], None] = lambda text: None
 ) -> Iterator[list[Machine]]:
-    """Connections to hosts, closed at the end; `say` announces a dropped one.
-
-    Raises Refusal, naming every host that cannot be reached.
-    """
+    """Connections to hosts, as `ssh.connections`, opened again when they drop, which `say` announces."""
     with ssh.connections(targets, known_hosts) as opened:
         made = [Machine(target, known_hosts, c, say) for target, c in zip(targets, opened, strict=True)]
         try:
@@ -127,6 +125,5 @@ def targets_of(cluster: ClusterMap, hosts: Sequence[MapHost]) -> list[Target]:
     """How to reach the hosts. A sudo password is not in the map: it is read from the inventory when one is needed."""
     passwords: dict[str, str | None] = {}
     if any(host.ssh["needs_sudo_password"] for host in hosts):
-        read = inventory.read(Path(cluster.inventory))
-        passwords = {host.name: host.target.sudo_password for host in read.hosts}
-    return [clustermap.to_target(host, passwords.get(host.name)) for host in hosts]
+        passwords = {host.name: host.target.sudo_password for host in read(Path(cluster.inventory)).hosts}
+    return [to_target(host, passwords.get(host.name)) for host in hosts]

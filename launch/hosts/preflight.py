@@ -26,10 +26,7 @@ else echo "root=$(echo "$reason" | tail -n 1)"; fi
 
 
 def check_host(target: Target, known_hosts: Path) -> list[Problem]:
-    """Log in to one host and return what keeps Muster from provisioning it.
-
-    Raises Unreachable when there is no login.
-    """
+    """What keeps Muster from provisioning a host. Raises Unreachable when there is no login."""
     connection = ssh.connect(target, known_hosts)
     script = _SCRIPT.replace("SUDO ", ssh.sudo_prefix(target))
     script = script.replace("PYTHON", shlex.quote(target.python))

@@ -33,7 +33,6 @@ from launch.cli import exits
 from launch.cli.refusal import Problem, Refusal
 from launch.hosts import openssh
 from launch.hosts.inventory import Target
-from launch.hosts.openssh import CONNECT_SECONDS
 
 DEAD_LINK_SECONDS = 15  # a host that has not answered for so long is gone
 ASK_SECONDS = 5  # between two questions whether it is still there
@@ -77,11 +76,11 @@ def connect(target: Target, known_hosts: Path) -> Connection:
         port=target.port,
         gateway=False,  # jump hosts are OpenSSH's work: Fabric would accept any key that one of them shows
         config=Config(overrides={"load_ssh_configs": True}),
-        connect_timeout=CONNECT_SECONDS,
+        connect_timeout=openssh.CONNECT_SECONDS,
         connect_kwargs={
-            "banner_timeout": CONNECT_SECONDS,
-            "auth_timeout": CONNECT_SECONDS,
-            "channel_timeout": CONNECT_SECONDS,  # Paramiko's default is an hour; a command's own limit starts after it
+            "banner_timeout": openssh.CONNECT_SECONDS,
+            "auth_timeout": openssh.CONNECT_SECONDS,
+            "channel_timeout": openssh.CONNECT_SECONDS,  # Paramiko's hour comes before a command's own limit
             "look_for_keys": target.key_file is None,
             **({"key_filename": target.key_file} if target.key_file else {}),
         },
@@ -297,10 +296,7 @@ def in_parallel(work: Callable[[T], U], items: Iterable[T]) -> list[U | BaseExce
 
 
 def refuse_unreachable(results: Sequence[Any]) -> None:
-    """Raise one refusal for all hosts that could not be reached; other exceptions as they are.
-
-    Raises Refusal with exit status UNREACHABLE.
-    """
+    """Raises one Refusal (UNREACHABLE) for all hosts that could not be reached; other exceptions as they are."""
     for result in results:
         if isinstance(result, BaseException) and not isinstance(result, Unreachable):
             raise result
@@ -311,10 +307,7 @@ def refuse_unreachable(results: Sequence[Any]) -> None:
 
 @contextlib.contextmanager
 def connections(targets: Sequence[Target], known_hosts: Path) -> Iterator[list[Connection]]:
-    """Open connections to all targets in parallel; closes them at the end.
-
-    Raises Refusal, naming every host that cannot be reached.
-    """
+    """Open connections to all targets, closed at the end. Raises Refusal, naming every host that cannot be reached."""
     results = in_parallel(lambda target: connect(target, known_hosts), targets)
     opened = [result for result in results if isinstance(result, Connection)]
     try:

@@ -18,10 +18,9 @@ from launch.cli import exits
 from launch.cli.refusal import Problem, Refusal, refuse
 from launch.files import write_whole
 from launch.hosts import inventory, openssh, ssh
-from launch.hosts.inventory import Target
 
 
-def collect_keys(target: Target) -> list[str]:
+def collect_keys(target: inventory.Target) -> list[str]:
     """The known_hosts lines of a host and, before it, of its jump hosts, got by an SSH handshake without a login there.
 
     The jump hosts are logged in to: only through them is there a way to the host.

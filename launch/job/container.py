@@ -19,9 +19,9 @@ KEPT_RUNS = 20  # folders of finished runs that a host keeps; the README says so
 
 
 def start(machine: Machine, host_plan: HostPlan) -> None:
-    """Start a host's container, detached; remove the folders of old runs.
+    """Start a host's container, detached; remove the folders of old runs. Other users cannot read the run's folder.
 
-    The run's folder is closed to other users of the host. Raises RuntimeError with Podman's message if this fails.
+    Raises RuntimeError with Podman's message when it does not start.
     """
     used = folders(host_plan)  # touched: the run that is continued must be one of the newest, which are kept
     command = f"mkdir -p -m 700 {used} && touch {used} && {shlex.join(host_plan.command)} && {prune_command()}"
@@ -90,8 +90,6 @@ def listed(machine: Machine) -> list[dict[str, Any]]:
 
 def finish(machine: Machine, host_plan: HostPlan) -> dict[str, Any]:
     """After the end: keep what the script wrote in its own folder, give all to the SSH user, remove the container.
-
-    Nobody else on the host can read a run's folder (see `start`).
 
     Returns {"state": podman's State or {}, "left": ids of containers of this run that are still there}.
     """

@@ -82,10 +82,8 @@ def refused_its_settings(reports: Mapping[str, Mapping[str, Any]], folder: Path)
 def describe_end(status: int | None, state: Mapping[str, Any], reason: str = "", what: str = "the container") -> str:
     """How a container (or `what` else runs the ranks) ended, if no rank has reported a failure.
 
-    Args:
-        status: its exit status, 128 + the number of a signal that killed it; None: the host does not answer.
-        state: Podman's of the container, or {}.
-        reason: why it counts as lost.
+    status: its exit status, 128 + the number of a signal that killed it; None: the host does not answer, for `reason`.
+    state: Podman's of the container, or {}.
     """
     if status is None:
         return f"lost: {reason}"
@@ -107,14 +105,10 @@ def summary(
     refused: bool = False,
     reason: str | None = None,
 ) -> dict[str, Any]:
-    """runs/<id>/summary.json.
+    """runs/<id>/summary.json. `status` is as `verdict` returns it.
 
-    Args:
-        status: "succeeded", "stopped" or "failed".
-        failure: what failed first, of a run that failed.
-        result: what the trainer left in result.json, of a run that succeeded.
-        refused: whether the trainer refused its settings.
-        reason: why a run was stopped.
+    failure: what came first in a run that failed. refused: whether the trainer refused its settings. result: what it
+    left in result.json, of a run that succeeded. reason: why a run was stopped.
     """
     codes = {"succeeded": exits.SUCCEEDED, "failed": exits.FAILED, "stopped": exits.INTERRUPTED}
     return {

@@ -33,16 +33,9 @@ def split(text: str) -> list[str]:
 
 
 def check(args: Sequence[str], world_size: int) -> None:
-    """Let the trainer itself check its arguments, before anything is started. It needs no torch for that.
+    """Let the trainer itself, without torch, check its arguments as `inline` returns them. Raises Refusal as it says.
 
     What only a rank can know (data, memory) is not checked here, and nothing is if only the hosts have the config file.
-
-    Args:
-        args: as `inline` returns them.
-        world_size: number of ranks that would train.
-
-    Raises:
-        Refusal: with the trainer's message.
     """
     configs = (Path(word) for flag, word in itertools.pairwise(args) if flag == "--config")
     if any(config.is_absolute() and not config.is_file() for config in configs):

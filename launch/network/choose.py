@@ -160,13 +160,12 @@ class Measurements:
         best, speeds = dict(self.links), dict(self.speeds)
         for label, measured in links.items():
             before = best.get(label, measured)
-            best[label] = [max(pair, key=_goodness) for pair in zip(before, measured, strict=True)]
+            best[label] = [
+                max(pair, key=lambda link: (link.error is None, link.mbits or 0.0))
+                for pair in zip(before, measured, strict=True)
+            ]
             speeds[label] = [*speeds.get(label, []), slowest(measured)]
         return Measurements(best, speeds, list(dict.fromkeys([*self.hot, *hot])))
-
-
-def _goodness(link: Link) -> tuple[bool, float]:
-    return link.error is None, link.mbits or 0.0
 
 
 def choose(

@@ -16,7 +16,6 @@ from launch.cli.output import nobody_reads
 from launch.cli.refusal import Refusal, refuse
 from launch.files import runs_dir, shown
 from launch.hosts import clustermap, ssh
-from launch.hosts.clustermap import ClusterMap
 from launch.hosts.inventory import Target
 from launch.hosts.machine import Machine, targets_of
 from launch.job import container
@@ -59,10 +58,7 @@ def logs(path: Path, run: str, console: Console) -> int:
 
 
 def _nothing_to_show(run: str, failed: int) -> Refusal:
-    """Why there is no output of a run without a summary and without containers.
-
-    `failed`: UNREACHABLE where a host did not answer, else 0.
-    """
+    """Why there is no output of a run without summary and containers; `failed` is UNREACHABLE or 0."""
     status = failed or exits.REFUSED
     nobody = "no host that answered" if failed else "no host"
     folder = runs_dir() / run
@@ -79,7 +75,7 @@ def _nothing_to_show(run: str, failed: int) -> Refusal:
 class _View:
     """The live output of a run, from every host. It can be left at any time: what waits for a host is a daemon."""
 
-    def __init__(self, cluster: ClusterMap, run: str) -> None:
+    def __init__(self, cluster: clustermap.ClusterMap, run: str) -> None:
         self._cluster = cluster
         self._run = run
         self._printing = threading.Lock()

@@ -14,12 +14,10 @@ from launch.cli import exits
 from launch.cli.output import detail, say
 from launch.cli.refusal import Refusal, refuse
 from launch.hosts import clustermap, inventory, ssh
-from launch.hosts.clustermap import ClusterMap, MapHost
 from launch.hosts.machine import Machine, machines
 from launch.job import plan as plans
 from launch.job import readiness, trainer_arguments
 from launch.job import resume as resuming
-from launch.job.plan import Options
 from launch.run.lifecycle import Run
 
 
@@ -67,12 +65,12 @@ def train(request: Request, console: Console) -> int:
         return Run(plan, opened).run()
 
 
-def parse_options(request: Request) -> Options:
+def parse_options(request: Request) -> plans.Options:
     """The options of a request, checked. Raises Refusal for a bad NODES, GRACE, ARGS, WORKLOAD or SCRIPT."""
     nodes, grace = plans.parse_nodes(request.nodes), plans.parse_grace(request.grace)
     args = tuple(trainer_arguments.split(request.args))
     script = _check_workload(request.workload, request.script) if request.workload or request.script else None
-    return Options(nodes, args if script else trainer_arguments.inline(args), script, grace=grace)
+    return plans.Options(nodes, args if script else trainer_arguments.inline(args), script, grace=grace)
 
 
 def _check_workload(workload: str, script: str) -> str:
@@ -96,17 +94,15 @@ def _check_workload(workload: str, script: str) -> str:
 
 def check_before_start(
     request: Request,
-    cluster: ClusterMap,
-    hosts: Sequence[MapHost],
+    cluster: clustermap.ClusterMap,
+    hosts: Sequence[clustermap.MapHost],
     opened: Sequence[Machine],
-    options: Options,
+    options: plans.Options,
     earlier: resuming.Earlier | None,
 ) -> int:
-    """The quick form of `make check`, and at the same time everything else that is asked before a start.
+    """The quick form of `make check`, and at the same time all else that is asked before a start.
 
-    Returns a free port on the first host.
-
-    Raises Refusal, naming everything that prevents the start.
+    Returns a free port on the first host. Raises Refusal, naming everything that prevents the start.
     """
 
     def ready() -> int:
@@ -133,7 +129,7 @@ def check_before_start(
     return port.result()
 
 
-def _check_settings(options: Options, hosts: Sequence[MapHost]) -> None:
+def _check_settings(options: plans.Options, hosts: Sequence[clustermap.MapHost]) -> None:
     """Let our own trainer check its arguments; a user's script has none that we know."""
     if options.script is None:
         trainer_arguments.check(options.args, sum(host.nproc_per_node for host in hosts))
