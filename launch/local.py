@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -84,8 +83,6 @@ def gpus_here() -> int:
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None:
         return len([part for part in hidden.split(",") if part.strip() not in ("", "-1")])
-    if shutil.which("nvidia-smi") is None:
-        return 0
     try:
         listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -35,12 +35,8 @@ def ensure_ready(console: Console) -> None:
         fix = "run it as root, or allow passwordless sudo; `make local` trains on this machine without root"
         raise refuse("this machine", what, fix)
     console.print("Setting up this machine" + (f": {', '.join(missing)} to install" if missing else ""))
-    done = subprocess.run(
-        ["ansible-playbook", str(playbook.path("control"))],
-        env=inventory.ansible_environment() | {"ANSIBLE_LOCALHOST_WARNING": "false"},
-        timeout=1200,
-        check=False,
-    )
+    env = inventory.ansible_environment() | {"ANSIBLE_LOCALHOST_WARNING": "false"}
+    done = subprocess.run(["ansible-playbook", str(playbook.path("control"))], env=env, timeout=1200, check=False)
     if done.returncode != 0:
         fix = "see the task that failed above; `make deploy` goes on where it stopped"
         raise refuse("this machine", "playbooks/control.yml failed", fix, exits.DEPLOY_FAILED)

@@ -129,13 +129,8 @@ def distribute(
 
     Raises Refusal when a host does not end up with this very image.
     """
-    described = {
-        "ref": image.ref,
-        "id": image.id,
-        "oci_dir": str(export.path.resolve()),
-        "index": export.index,
-        "bytes": export.bytes,
-    }
+    folder = str(export.path.resolve())
+    described = {"ref": image.ref, "id": image.id, "oci_dir": folder, "index": export.index, "bytes": export.bytes}
     output = clustermap.path_of(inv.path).with_name("distribute.json")
     output.parent.mkdir(parents=True, exist_ok=True)
     output.unlink(missing_ok=True)
@@ -200,8 +195,7 @@ def _cluster_map(
 
 def _table(cluster: clustermap.ClusterMap, placed: Mapping[str, Any]) -> Table:
     table = Table(title=f"{len(cluster.hosts)} hosts, image {cluster.image.id[:12]} on all of them")
-    columns = ("host", "training address", "ranks", "GPUs", "cores", "memory", "free disk", "system", "sent")
-    for column in columns:
+    for column in ("host", "training address", "ranks", "GPUs", "cores", "memory", "free disk", "system", "sent"):
         table.add_column(column, justify="right" if column in ("ranks", "cores", "memory", "sent") else "left")
     for host in cluster.hosts:
         facts = host.facts
@@ -212,13 +206,9 @@ def _table(cluster: clustermap.ClusterMap, placed: Mapping[str, Any]) -> Table:
             str(host.nproc_per_node),
             gpu_checks.models(used) or "none",
             str(host.cpus),
-            _gib(facts["memory_bytes"]),
-            _gib(facts["disk_free_bytes"]),
+            f"{facts['memory_bytes'] / 2**30:.0f} GiB",
+            f"{facts['disk_free_bytes'] / 2**30:.0f} GiB",
             f"{facts['os']['id']} {facts['os']['version']}, {facts['engine']['name']} {facts['engine']['version']}",
             f"{placed[host.name]['bytes_sent'] / 1e6:.1f} MB",
         )
     return table
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.0f} GiB"

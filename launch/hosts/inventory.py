@@ -208,15 +208,8 @@ def _last_line(text: str) -> str:
 
 
 def _ansible(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        words,
-        env=ansible_environment() | {"ANSIBLE_NOCOLOR": "1"},
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    environment = ansible_environment() | {"ANSIBLE_NOCOLOR": "1"}
+    return subprocess.run(words, env=environment, input=stdin, capture_output=True, text=True, timeout=60, check=False)
 
 
 def _syntax_problem(path: Path, stderr: str) -> Problem:
@@ -237,19 +230,11 @@ def _syntax_problem(path: Path, stderr: str) -> Problem:
     return Problem(where, f"{what}: {reason}", fix)
 
 
-def _names_in_order(raw: dict[str, Any]) -> list[str]:
+def _names_in_order(raw: dict[str, Any], group: str = "all") -> list[str]:
     """Host names in the order in which Ansible walks the inventory: groups from `all` down, hosts as written."""
-    names: dict[str, None] = {}
-
-    def walk(group: str) -> None:
-        entry = raw.get(group, {})
-        for host in entry.get("hosts", []):
-            names.setdefault(host)
-        for child in entry.get("children", []):
-            walk(child)
-
-    walk("all")
-    return list(names)
+    entry = raw.get(group, {})
+    below = [name for child in entry.get("children", []) for name in _names_in_order(raw, child)]
+    return list(dict.fromkeys([*entry.get("hosts", []), *below]))
 
 
 def _twice_in_ini(path: Path) -> list[Problem]:

@@ -67,7 +67,7 @@ class Machine:
         self._connection.close()
 
     def through_drops(self, work: Callable[[], Any]) -> Any:
-        """Do `work` again each time that the connection drops. Raises HostLost when it is down for LINK_SECONDS."""
+        """Do `work`, and again each time that the connection drops. Raises HostLost after LINK_SECONDS without one."""
         while True:
             used = self._connection
             try:
@@ -104,7 +104,7 @@ class Machine:
 def connected(
     targets: Sequence[Target], known_hosts: Path, say: Callable[[str], None] = lambda text: None
 ) -> Iterator[list[Machine]]:
-    """Connections to hosts, as `ssh.connections`, opened again when they drop, which `say` announces."""
+    """Machines over `ssh.connections`; they connect again after a drop, which `say` announces."""
     with ssh.connections(targets, known_hosts) as opened:
         made = [Machine(target, known_hosts, c, say) for target, c in zip(targets, opened, strict=True)]
         try:

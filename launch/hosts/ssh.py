@@ -169,9 +169,8 @@ def _why_not(where: str, error: Exception, known_hosts: Path, proxy_said: str) -
         what = f"its host key has CHANGED: {known_hosts} has {old}, the host shows {new}"
         return Problem(where, what, "if the host was reinstalled, run `make trust`; if not, find out who answers")
     if isinstance(error, InvalidHostKey):
-        return Problem(
-            str(known_hosts), f"no host key: `{error.line.strip()[:60]}`", "remove that line, then `make trust`"
-        )
+        what = f"no host key: `{error.line.strip()[:60]}`"
+        return Problem(str(known_hosts), what, "remove that line, then `make trust`")
     if isinstance(error, paramiko.PasswordRequiredException):
         return Problem(where, "its SSH key has a passphrase", "load it into ssh-agent with `ssh-add`")
     if isinstance(error, paramiko.AuthenticationException):

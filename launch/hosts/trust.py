@@ -42,16 +42,12 @@ def collect_keys(target: inventory.Target) -> list[str]:
         }
         config = openssh.write_config(Path(folder) / "config", options)
         words = ["ssh", "-F", str(config), "-o", f"UserKnownHostsFile={file}", "-o", "PreferredAuthentications=none"]
+        words += [*openssh.login_words(target), target.address, "true"]
         limit = 2 * openssh.CONNECT_SECONDS
         reason = f"no answer within {limit} s"
         try:
             done = subprocess.run(
-                [*words, *openssh.login_words(target), target.address, "true"],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=limit,
-                check=False,
+                words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit, check=False
             )
             reason = openssh.reason(done.stderr) or f"ssh ended with {done.returncode}"
         except subprocess.TimeoutExpired:

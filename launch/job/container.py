@@ -31,10 +31,7 @@ def start(machine: Machine, host_plan: HostPlan) -> None:
 
 
 def prune_command(runs: str = HOST_RUNS_DIR, keep: int = KEPT_RUNS) -> str:
-    """A shell command that removes all folders of runs but the `keep` newest and those that a container uses.
-
-    It runs in the background, so that nobody waits for it. Pure.
-    """
+    """A shell command that removes, in the background, all folders of runs but those in use and the `keep` newest."""
     script = f"""
 ids=$(podman ps --all --quiet --filter label=muster.run) && used=$(podman inspect $ids) || exit
 ls -dt {runs}/*/ | tail -n +{keep + 1} | while read -r folder; do
@@ -81,7 +78,7 @@ def remove(machine: Machine, run: str) -> None:
 
 
 def listed(machine: Machine) -> list[dict[str, Any]]:
-    """The containers with a run's label on a host, as `podman ps` lists them; RuntimeError when it cannot."""
+    """The containers with a run's label on a host, as `podman ps` lists them. Raises RuntimeError when it cannot."""
     found: list[dict[str, Any]] = json.loads(
         machine.answer("podman ps --all --filter label=muster.run --format json") or "[]"
     )

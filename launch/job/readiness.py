@@ -85,9 +85,10 @@ def ask(
     ports: tuple[int, int] | None = None,
     resume: str | None = None,
 ) -> Readiness:
-    """One host's readiness, in one call, of an image by its id and a range of ports from the first to the last.
+    """One host's readiness, in one call.
 
-    `resume` is a shell command that succeeds where there is something to continue from.
+    `image` is an id, `ports` the first and the last of the range in which a free one is wanted, and `resume` a shell
+    command that succeeds where there is something to continue from.
     Raises as `Machine.answer`; also when the container engine does not answer, or sudo asks for a password.
     """
     script = [

@@ -64,7 +64,10 @@ def select(word: str, inventory: str, plans: Plans) -> Earlier:
 
 
 def continued(options: Options, earlier: Earlier) -> Options:
-    """The options of the run that continues `earlier`; without ARGS, its. Raises Refusal if that ran something else."""
+    """The options of the run that continues `earlier`: without ARGS, with the arguments of that one.
+
+    Raises Refusal when the earlier run ran something else.
+    """
     if options.script != earlier.script:
         then, now = (script or "Muster's own trainer" for script in (earlier.script, options.script))
         fix = "give the same WORKLOAD and SCRIPT" if earlier.script else "leave out WORKLOAD and SCRIPT"

@@ -33,22 +33,18 @@ def split(text: str) -> list[str]:
 
 
 def check(args: Sequence[str], world_size: int) -> None:
-    """Let the trainer itself, without torch, check its arguments as `inline` returns them. Raises Refusal as it says.
+    """Let the trainer itself check its arguments, as `inline` returns them; it needs no torch for that.
 
     What only a rank can know (data, memory) is not checked here, and nothing is if only the hosts have the config file.
+    Raises Refusal with the trainer's message.
     """
     configs = (Path(word) for flag, word in itertools.pairwise(args) if flag == "--config")
     if any(config.is_absolute() and not config.is_file() for config in configs):
         return
     search = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "train", "--check-settings", *args],
-        env=os.environ | {"PYTHONPATH": search, "WORLD_SIZE": str(world_size), "RANK": "0"},
-        capture_output=True,
-        text=True,
-        timeout=CHECK_SECONDS,
-        check=False,
-    )
+    words = [sys.executable, "-P", "-m", "train", "--check-settings", *args]
+    env = os.environ | {"PYTHONPATH": search, "WORLD_SIZE": str(world_size), "RANK": "0"}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=CHECK_SECONDS, check=False)
     if done.returncode == exits.REFUSED:
         fix = "correct ARGS (`.venv/bin/python -m train --help` lists all settings)"
         raise refuse("ARGS", done.stderr.strip().removeprefix("train: "), fix)

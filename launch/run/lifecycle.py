@@ -89,10 +89,9 @@ class Run:
 
     def _start(self) -> None:
         results = ssh.in_parallel(lambda pair: container.start(*pair), self.pairs)
+        fix = "fix that; no host was left running"
         failed = [
-            Problem(
-                f"host {host_plan.host}", f"its container did not start: {error}", "fix that; no host was left running"
-            )
+            Problem(f"host {host_plan.host}", f"its container did not start: {error}", fix)
             for (_, host_plan), error in zip(self.pairs, results, strict=True)
             if isinstance(error, BaseException)
         ]
