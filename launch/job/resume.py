@@ -33,7 +33,7 @@ class Earlier:
 
 
 def find(word: str, inventory: Path) -> Earlier:
-    """The run that RESUME names, from the plans in runs/. Raises Refusal when this inventory cannot continue it."""
+    """The run that RESUME names, from the plans in runs/. Raises Refusal where there is none that can be continued."""
     plans = {folder.name: read_json(folder / "plan.json") for folder in runs_dir().glob("*/")}
     return select(word, build_name(inventory), plans)
 
