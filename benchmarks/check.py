@@ -17,7 +17,7 @@ from launch.health import check
 from launch.hosts import clustermap
 from launch.hosts.machine import machines
 from launch.network import measure
-from launch.network.schedule import rounds
+from launch.network.measure import rounds
 
 RUNS = 5
 MANY = 32

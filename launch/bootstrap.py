@@ -33,7 +33,8 @@ def main(groups: list[str]) -> int:
         )
     groups = [group for group in groups if group != "--root"]
     wanted = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
-    missing = [group for group in groups if not _is_installed(group, wanted)]
+    stamps = {group: VENV / f".{group}" for group in groups}
+    missing = [group for group, stamp in stamps.items() if not (stamp.exists() and stamp.read_text() == wanted)]
     if not missing:
         return 0
     whole = (VENV / "bin" / "python").exists() and (VENV / "bin" / "pip").exists()
@@ -48,7 +49,7 @@ def main(groups: list[str]) -> int:
             [VENV / "bin" / "python", "-m", "train.model.torchvision_cpu", "--install"], cwd=ROOT, check=True
         )
     for group in missing:
-        (VENV / f".{group}").write_text(wanted)
+        stamps[group].write_text(wanted)
     return 0
 
 
@@ -57,11 +58,6 @@ def _has_root() -> bool:
         shutil.which("sudo") is not None
         and subprocess.run(["sudo", "-n", "true"], capture_output=True, check=False).returncode == 0
     )
-
-
-def _is_installed(group: str, wanted: str) -> bool:
-    stamp = VENV / f".{group}"
-    return stamp.exists() and stamp.read_text() == wanted
 
 
 def _ensure_venv_module() -> str:

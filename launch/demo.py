@@ -1,7 +1,4 @@
-"""`make demo`: a lab of two hosts on this machine, trust, deploy, a two-host run, and where to look. The lab stays up.
-
-Calls the same functions as the make targets; nothing here is special to the demo but the closing table.
-"""
+"""`make demo`: a lab of two hosts on this machine, trust, deploy, a two-host run, where to look. The lab stays up."""
 
 from __future__ import annotations
 
@@ -25,19 +22,12 @@ HOSTS = 2
 
 
 def demo(console: Console) -> int:
-    """The main job from nothing; returns the run's exit status.
-
-    Raises:
-        Refusal: without root, or when a step fails.
-    """
+    """The main job from nothing; returns the run's exit status. Raises Refusal without root, or when a step fails."""
     if not control.has_root():
         fix = "run it as root (or with passwordless sudo); `make local` trains on this machine without root"
         raise refuse("make demo", "it makes container hosts on this machine, which needs root", fix)
-    path, began, steps = (
-        Path(shown(ROOT / "inventory" / LAB)),
-        time.monotonic(),
-        Table(title="What the demo did", show_lines=False),
-    )
+    path, began = Path(shown(ROOT / "inventory" / LAB)), time.monotonic()
+    steps = Table(title="What the demo did")
     for column in ("step", "command", "seconds"):
         steps.add_column(column, justify="right" if column == "seconds" else "left")
 
@@ -68,19 +58,17 @@ def _closing(path: Path, plan: Path) -> Table:
     """The result, and where to look."""
     folder = plan.parent
     known = read_json(folder / "summary.json")
-    network = clustermap.read(path).network
+    cluster = clustermap.read(path)
     table = Table(title="The run", show_header=False)
     table.add_row("test accuracy", f"{known['test_accuracy']:.2%}")
     table.add_row("speed", f"{known['images_per_second']:.0f} images/s on {known['world_size']} ranks")
-    table.add_row("network", f"{network.name}: {network.reason}")
+    table.add_row("network", f"{cluster.network.name}: {cluster.network.reason}")
     table.add_row("curves", shown(folder / "curves.png"))
     table.add_row("checkpoint", shown(folder / "checkpoints"))
     table.add_row("every rank's output", shown(folder / "logs"))
     table.add_row("the plan: what ran where", shown(plan))
     table.add_row("again", f"make train NODES=2 INVENTORY={path} ARGS='--epochs 3'")
     table.add_row("what a run will be worth", f"make check INVENTORY={path}")
-    address = clustermap.read(path).hosts[0].ssh["address"]
-    table.add_row(
-        "log in to a host", f"ssh -i {path}/id_ed25519 -o UserKnownHostsFile={path}/known_hosts muster@{address}"
-    )
+    login = f"ssh -i {path}/id_ed25519 -o UserKnownHostsFile={path}/known_hosts"
+    table.add_row("log in to a host", f"{login} muster@{cluster.hosts[0].ssh['address']}")
     return table

@@ -32,12 +32,9 @@ def shown(path: Path) -> str:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file whole or not at all, and make its folder.
+    """Write a text file, with the permissions of the user's umask, and make its folder.
 
-    Whoever can read it is decided by the user's umask, as for any file.
-
-    Raises:
-        OSError: when it cannot be written; an older file is then still there.
+    Raises OSError when it cannot be written whole; an older file is then still there.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # The name cannot be known beforehand, so nobody can put a link in its place.
@@ -53,11 +50,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, document: Any) -> None:
-    """Write a JSON document as `write_whole` does.
-
-    Raises:
-        OSError: when it cannot be written.
-    """
+    """Write a JSON document as `write_whole` does. Raises OSError when it cannot be written."""
     write_whole(path, json.dumps(document, indent=2) + "\n")
 
 

@@ -22,11 +22,7 @@ def main() -> int:
 
 
 def build() -> int:
-    """Build Horovod and install it into .venv; returns the exit status.
-
-    Raises:
-        Refusal: when it cannot be built.
-    """
+    """Build Horovod and install it into .venv; returns the exit status. Raises Refusal when it cannot be built."""
     try:
         folder = horovod_wheels(lambda line: print(line, flush=True))
     except ContainersError as error:

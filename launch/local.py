@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -35,11 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def train(arguments: Sequence[str]) -> int:
-    """Train in a folder of its own; returns the exit status.
-
-    Raises:
-        Refusal: when nothing was started.
-    """
+    """Train in a folder of its own; returns the exit status. Raises Refusal when nothing was started."""
     options, training = parse([*trainer_arguments.split(os.environ.get("ARGS", "")), *arguments])
     nproc = number_of_ranks(options.nproc, gpus_here())
     grace_seconds = plan.parse_grace(os.environ.get("GRACE", ""))
@@ -56,11 +51,7 @@ def train(arguments: Sequence[str]) -> int:
 
 
 def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """(our options, the trainer's arguments)
-
-    Raises:
-        Refusal: for --run-dir.
-    """
+    """(our options, the trainer's arguments). Raises Refusal for --run-dir."""
     parser = argparse.ArgumentParser(
         prog="python -m launch.local",
         description="Trains on this machine alone. Options not listed here go to the trainer: see "
@@ -76,11 +67,7 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def number_of_ranks(wanted: str | None, gpus: int) -> int:
-    """From --nproc or NPROC, else one per GPU, else two.
-
-    Raises:
-        Refusal: when that is no number of ranks that can run here.
-    """
+    """From --nproc or NPROC, else one per GPU, else two. Raises Refusal when so many cannot run here."""
     text = wanted or os.environ.get("NPROC") or ""
     if not text:
         return gpus or WITHOUT_GPUS
@@ -96,8 +83,6 @@ def gpus_here() -> int:
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None:
         return len([part for part in hidden.split(",") if part.strip() not in ("", "-1")])
-    if shutil.which("nvidia-smi") is None:
-        return 0
     try:
         listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -106,18 +91,13 @@ def gpus_here() -> int:
 
 
 def make_run_folder(runs: Path) -> Path:
-    """A new folder, named by the run's id.
-
-    Raises:
-        Refusal: when it cannot be made.
-    """
+    """A new folder, named by the run's id. Raises Refusal when it cannot be made."""
     folder = (runs / f"{plan.new_run_id()}-local").resolve()
     try:
         (folder / "logs").mkdir(parents=True)
     except OSError as error:
-        raise refuse(
-            "runs", f"cannot make the folder {folder}: {error.strerror}", "choose another with --runs"
-        ) from error
+        what = f"cannot make the folder {folder}: {error.strerror}"
+        raise refuse("runs", what, "choose another with --runs") from error
     return folder
 
 

@@ -16,9 +16,8 @@ from launch.cli.signals import exit_now, interrupts_as_exceptions
 def run(command: Callable[[], int], inventory: Path | None = None, after_interrupt: str = "") -> int:
     """Run a command and return its exit status.
 
-    Args:
-        inventory: the one that the command works on: messages that name another command name it too.
-        after_interrupt: printed after an interrupt, if the command itself has no message for it.
+    Messages that name another command name the `inventory` too; `after_interrupt` is printed after an interrupt for
+    which the command itself has no message.
     """
     with patient_output():
         try:

@@ -19,20 +19,12 @@ DEFAULT_INVENTORY = Path("inventory/hosts.yml")
 
 
 def refuse_unknown_variables(makeflags: str) -> None:
-    """Refuse a variable on make's command line that no target takes; `makeflags` is the MAKEFLAGS that make exports.
-
-    Raises:
-        Refusal: naming each one, with a guess.
-    """
+    """Raises Refusal for variables in MAKEFLAGS, as make exports it, that no target takes: each one, with a guess."""
     problems = []
-    for name in names_given(makeflags):
-        if name in KNOWN:
-            continue
-        close = difflib.get_close_matches(name.upper(), KNOWN, n=1, cutoff=0.6)
-        guess = f" (did you mean {close[0]}?)" if close else ""
-        problems.append(
-            Problem(f"{name}=", f"no target takes this variable{guess}", "`make` lists what each one takes")
-        )
+    for name in (given for given in names_given(makeflags) if given not in KNOWN):
+        close = difflib.get_close_matches(name.upper(), KNOWN, n=1)
+        what = f"no target takes this variable{f' (did you mean {close[0]}?)' if close else ''}"
+        problems.append(Problem(f"{name}=", what, "`make` lists what each one takes"))
     if problems:
         raise Refusal(problems)
 

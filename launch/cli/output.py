@@ -7,7 +7,7 @@ import errno
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
 from typing import Any, TextIO, cast
@@ -19,6 +19,11 @@ from rich.status import Status
 def say(text: str) -> None:
     """Print a line of Muster itself among the labelled lines of the ranks."""
     print(f"muster | {text}", flush=True)
+
+
+def detail(console: Console, about: str = "") -> Callable[[str], None]:
+    """What prints a line about the phase that is going on, after the words `about`."""
+    return lambda text: console.print(f"    {about}{text}", style="dim", highlight=False)
 
 
 class Phases:
@@ -42,7 +47,7 @@ class Phases:
 
     def say(self, text: str) -> None:
         """Print a line about the phase that is going on."""
-        self.console.print(f"    {text}", style="dim", highlight=False)
+        detail(self.console)(text)
 
     @contextmanager
     def _progress(self, begun: float, expected_seconds: float) -> Iterator[None]:
@@ -84,9 +89,6 @@ class PatientOutput:
         with self._nobody_reads():
             self._stream.write(text)
         return len(text)
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        self.write("".join(lines))
 
     def flush(self) -> None:
         with self._nobody_reads():

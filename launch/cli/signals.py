@@ -55,8 +55,7 @@ def interrupts_as_exceptions() -> Iterator[None]:
     _received.first, _received.raised = None, False
 
     def interrupt(number: int, frame: Any) -> None:
-        later = _received.take(number)
-        if later or not _received.raised:
+        if _received.take(number) or not _received.raised:
             _received.interrupt()
 
     before = {number: signal.signal(number, interrupt) for number in _ENDING}

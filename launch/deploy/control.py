@@ -12,8 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from containers import engine
-from containers.engine import ContainersError
+from containers.engine import ContainersError, as_root
 from launch.cli import exits
 from launch.cli.refusal import refuse
 from launch.deploy import playbook
@@ -24,11 +23,7 @@ TOOLS = ("podman", "runc", "rsync", "mmdebstrap", "ssh", "ip", "tc")
 
 
 def ensure_ready(console: Console) -> None:
-    """Install what is missing on this machine, and find out what its container engine needs.
-
-    Raises:
-        Refusal: when something is missing and there is no root to install it, or installing fails.
-    """
+    """Install what is missing on this machine. Raises Refusal when there is no root for that, or it fails."""
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
     missing = [tool for tool in TOOLS if not shutil.which(tool, path=path)]
     stamp = build_dir() / "control-ready"
@@ -40,12 +35,8 @@ def ensure_ready(console: Console) -> None:
         fix = "run it as root, or allow passwordless sudo; `make local` trains on this machine without root"
         raise refuse("this machine", what, fix)
     console.print("Setting up this machine" + (f": {', '.join(missing)} to install" if missing else ""))
-    done = subprocess.run(
-        ["ansible-playbook", str(playbook.path("control"))],
-        env=inventory.ansible_environment() | {"ANSIBLE_LOCALHOST_WARNING": "false"},
-        timeout=1200,
-        check=False,
-    )
+    env = inventory.ansible_environment() | {"ANSIBLE_LOCALHOST_WARNING": "false"}
+    done = subprocess.run(["ansible-playbook", str(playbook.path("control"))], env=env, timeout=1200, check=False)
     if done.returncode != 0:
         fix = "see the task that failed above; `make deploy` goes on where it stopped"
         raise refuse("this machine", "playbooks/control.yml failed", fix, exits.DEPLOY_FAILED)
@@ -55,7 +46,7 @@ def ensure_ready(console: Console) -> None:
 def has_root() -> bool:
     """Whether this user is root or becomes it by sudo without a password."""
     try:
-        engine.as_root()
+        as_root()
     except ContainersError:
         return False
     return True

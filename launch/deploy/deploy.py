@@ -1,7 +1,7 @@
 """`make deploy`: validate, log in, provision (Ansible), detect, choose the network, build, distribute, write the map.
 
-The order is: nothing is touched before the inventory is valid and every host lets us in; the image is built while
-the hosts are provisioned; the cluster map is written last, so an interrupted deploy leaves the old one.
+Nothing is touched before the inventory is valid and every host lets us in; the image is built while the hosts are
+provisioned; the cluster map is written last, so an interrupted deploy leaves the old one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import dataclasses
 import datetime
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,63 +21,43 @@ from rich.table import Table
 
 from containers import engine
 from containers import image as images
-from containers.engine import ContainersError
 from launch.cli import exits
-from launch.cli.output import Phases
+from launch.cli.output import Phases, detail
 from launch.cli.refusal import Problem, Refusal, refuse
 from launch.deploy import control, detect, playbook
 from launch.files import read_json, write_json
 from launch.health import gpu_checks
 from launch.hosts import clustermap, inventory, preflight
-from launch.hosts.inventory import Host, Inventory
 from launch.network import choose
 
 ABORT_SECONDS = 30  # for Podman to clear away a build that is ended before its time
 
+Built = tuple[images.Image, images.OciExport]
 
-class ImageBuild:
-    """The training image, built in a thread while Ansible works on the hosts."""
 
-    def __init__(self, progress: Callable[[str], None], horovod: bool) -> None:
-        self._progress = progress
-        self._horovod = horovod
-        self._result: tuple[images.Image, images.OciExport] | None = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._work, daemon=True)
-        self._thread.start()
+@contextmanager
+def image_build(progress: Callable[[str], None], horovod: bool) -> Iterator[Future[Built]]:
+    """The training image and its export, built in a thread while Ansible works on the hosts."""
+    built: Future[Built] = Future()
 
-    def _work(self) -> None:
+    def work() -> None:
         try:
-            image = images.build_training_image(self._progress, self._horovod)
-            self._result = image, images.export_oci(image, self._progress)
-        except BaseException as error:  # handed to the main thread by wait()
-            self._error = error
+            image = images.build_training_image(progress, horovod)
+            built.set_result((image, images.export_oci(image, progress)))
+        except BaseException as error:
+            built.set_exception(error)
 
-    def __enter__(self) -> ImageBuild:
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        """End a build that nobody waits for any more, as the deploy has failed or was interrupted."""
-        if self._thread.is_alive():
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield built
+    finally:
+        if thread.is_alive():  # nobody waits for it any more, as the deploy has failed or was interrupted
             engine.abort()
-            self._thread.join(ABORT_SECONDS)
-
-    def wait(self) -> tuple[images.Image, images.OciExport]:
-        """The image and its export.
-
-        Raises:
-            Refusal: when the build failed.
-        """
-        self._thread.join()
-        if isinstance(self._error, ContainersError):
-            raise image_refusal(self._error)
-        if self._error is not None:
-            raise self._error
-        assert self._result is not None
-        return self._result
+            thread.join(ABORT_SECONDS)
 
 
-def image_refusal(error: ContainersError) -> Refusal:
+def image_refusal(error: engine.ContainersError) -> Refusal:
     """An image that could not be built, as a refusal."""
     return refuse(error.where, error.what, error.fix, exits.DEPLOY_FAILED)
 
@@ -83,12 +65,8 @@ def image_refusal(error: ContainersError) -> Refusal:
 def deploy(path: Path, console: Console, horovod: bool = False, afresh: bool = False) -> int:
     """Bring every host of an inventory to the state that `make train` needs; safe to repeat.
 
-    Args:
-        horovod: bring them the training image with Horovod, for `--parallel horovod`.
-        afresh: measure the links also where the last deploy did so on the same networks.
-
-    Raises:
-        Refusal: when something stands in the way; the cluster map is then left as it was.
+    horovod: with the image for `--parallel horovod`. afresh: measure also the links that the last deploy measured.
+    Raises Refusal when something stands in the way; the cluster map is then left as it was.
     """
     begun = time.monotonic()
     phases = Phases(console)
@@ -97,29 +75,32 @@ def deploy(path: Path, console: Console, horovod: bool = False, afresh: bool = F
         console.print(f"    {len(inv.hosts)} hosts: {', '.join(host.name for host in inv.hosts)}")
     with phases.phase("control", "This machine"):
         control.ensure_ready(console)
-    known_hosts = inventory.known_hosts_path(path)
     with phases.phase("login", "Logging in to every host"):
-        preflight.check([host.target for host in inv.hosts], known_hosts)
-    with ImageBuild(lambda line: console.print(f"    image: {line}", style="dim", highlight=False), horovod) as build:
+        preflight.check([host.target for host in inv.hosts], inventory.known_hosts_path(path))
+    with image_build(detail(console, "image: "), horovod) as built:
         with phases.phase("provision", "Provisioning the hosts (Ansible)"):
             playbook.run("provision", inv)
         with phases.phase("detect", "Asking the hosts what they are and whom they reach"):
             facts = detect.gather_facts(inv, console)
         with phases.phase("image", "Waiting for the training image"):
-            image, export = build.wait()
+            try:
+                image, export = built.result()
+            except engine.ContainersError as error:
+                raise image_refusal(error) from None
     # After the build: where hosts and control machine are one, it would slow the measurement down.
     with phases.phase("measure", "Measuring the links between all hosts"):
         choice, measured = detect.choose_network(inv, facts, None if afresh else clustermap.path_of(path), console)
     with phases.phase("distribute", "Distributing the image (Ansible and rsync)"):
         placed = distribute(inv, image, export)
-    cluster = _cluster_map(inv, known_hosts, facts, choice, image, export, measured)
+    cluster = _cluster_map(inv, facts, choice, image, export, measured)
     clustermap.write(clustermap.path_of(path), cluster)
     phases.seconds["total"] = round(time.monotonic() - begun, 2)
-    _write_record(path, phases.seconds, placed)
+    # Where the time and the bytes of this deploy went; benchmarks/deploy.py reads it.
+    write_json(clustermap.path_of(path).with_name("deploy.json"), {"seconds": phases.seconds, "hosts": placed})
     console.print(_table(cluster, placed))
     console.print(f"Network [bold]{cluster.network.name}[/bold]: {cluster.network.reason}", highlight=False)
     for entry in cluster.network.refused:
-        console.print(f"    not {entry['network']}: {entry['reason']}", style="dim", highlight=False)
+        phases.say(f"not {entry['network']}: {entry['reason']}")
     console.print(
         f"Deployed in {phases.seconds['total']:.1f} s. Next: `make train NODES={len(inv.hosts)} "
         f"INVENTORY={path}` (`make check INVENTORY={path}` says what it will be worth).",
@@ -129,11 +110,7 @@ def deploy(path: Path, console: Console, horovod: bool = False, afresh: bool = F
 
 
 def teardown(path: Path, console: Console) -> int:
-    """Remove what Muster left on the hosts, runs in progress included; packages stay.
-
-    Raises:
-        Refusal: when a host cannot be reached or the playbook fails.
-    """
+    """Remove what Muster left on the hosts, runs in progress included; packages stay. Raises Refusal if that fails."""
     inv = inventory.read(path)
     preflight.check([host.target for host in inv.hosts], inventory.known_hosts_path(path))
     words = ["ansible-playbook", str(playbook.path("teardown")), "-i", str(path)]
@@ -146,51 +123,38 @@ def teardown(path: Path, console: Console) -> int:
 
 
 def distribute(
-    inv: Inventory, image: images.Image, export: images.OciExport, hosts: Sequence[str] = ()
+    inv: inventory.Inventory, image: images.Image, export: images.OciExport, hosts: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Bring an image to the hosts (all, or those named); only missing layers travel. Returns host -> record.
 
-    Raises:
-        Refusal: when a host does not end up with this very image.
+    Raises Refusal when a host does not end up with this very image.
     """
-    described = {
-        "ref": image.ref,
-        "id": image.id,
-        "oci_dir": str(export.path.resolve()),
-        "index": export.index,
-        "blobs": export.blobs,
-    }
+    folder = str(export.path.resolve())
+    described = {"ref": image.ref, "id": image.id, "oci_dir": folder, "index": export.index, "blobs": export.blobs}
     output = clustermap.path_of(inv.path).with_name("distribute.json")
     output.parent.mkdir(parents=True, exist_ok=True)
     output.unlink(missing_ok=True)
     playbook.run("distribute", inv, {"muster_image": described, "muster_output": str(output.resolve())}, hosts)
     placed: dict[str, Any] = read_json(output).get("hosts", {})
-    wanted = hosts or [host.name for host in inv.hosts]
-    wrong = [name for name in wanted if placed.get(name, {}).get("id") != image.id]
-    if wrong:
-        raise Refusal(
-            (
-                Problem(
-                    f"host {name}",
-                    f"holds image {placed.get(name, {}).get('id', 'none')}, not {image.id}",
-                    "run `make deploy` again",
-                )
-                for name in wrong
-            ),
-            exits.DEPLOY_FAILED,
-        )
+    held = {name: placed.get(name, {}).get("id", "none") for name in hosts or [host.name for host in inv.hosts]}
+    problems = [
+        Problem(f"host {name}", f"holds image {there}, not {image.id}", "run `make deploy` again")
+        for name, there in held.items()
+        if there != image.id
+    ]
+    if problems:
+        raise Refusal(problems, exits.DEPLOY_FAILED)
     return placed
 
 
-def ranks_and_gpus(host: Host, facts: Mapping[str, Any]) -> tuple[int, list[int]]:
+def ranks_and_gpus(host: inventory.Host, facts: Mapping[str, Any]) -> tuple[int, list[int]]:
     """Ranks on a host, and the GPUs they use: one rank per usable GPU, or nproc_per_node on the CPU. Pure."""
     gpus = gpu_checks.usable_gpus(facts, host.settings.get("gpus"))
     return host.settings.get("nproc_per_node", len(gpus) or 1), gpus
 
 
 def _cluster_map(
-    inv: Inventory,
-    known_hosts: Path,
+    inv: inventory.Inventory,
     facts: detect.Facts,
     choice: choose.Choice,
     image: images.Image,
@@ -219,7 +183,7 @@ def _cluster_map(
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         inventory=str(inv.path),
         inventory_sha256=inv.sha256,
-        known_hosts=str(known_hosts),
+        known_hosts=str(inventory.known_hosts_path(inv.path)),
         hosts=hosts,
         network=choice.network,
         image=clustermap.MapImage(image.ref, image.id, sum(export.blobs.values())),
@@ -229,16 +193,9 @@ def _cluster_map(
     )
 
 
-def _write_record(path: Path, seconds: Mapping[str, float], placed: Mapping[str, Any]) -> None:
-    """Where the time and the bytes of this deploy went; benchmarks/deploy.py reads it."""
-    record = {"seconds": seconds, "hosts": placed}
-    write_json(clustermap.path_of(path).parent / "deploy.json", record)
-
-
 def _table(cluster: clustermap.ClusterMap, placed: Mapping[str, Any]) -> Table:
     table = Table(title=f"{len(cluster.hosts)} hosts, image {cluster.image.id[:12]} on all of them")
-    columns = ("host", "training address", "ranks", "GPUs", "cores", "memory", "free disk", "system", "sent")
-    for column in columns:
+    for column in ("host", "training address", "ranks", "GPUs", "cores", "memory", "free disk", "system", "sent"):
         table.add_column(column, justify="right" if column in ("ranks", "cores", "memory", "sent") else "left")
     for host in cluster.hosts:
         facts = host.facts
@@ -249,13 +206,9 @@ def _table(cluster: clustermap.ClusterMap, placed: Mapping[str, Any]) -> Table:
             str(host.nproc_per_node),
             gpu_checks.models(used) or "none",
             str(host.cpus),
-            _gib(facts["memory_bytes"]),
-            _gib(facts["disk_free_bytes"]),
+            f"{facts['memory_bytes'] / 2**30:.0f} GiB",
+            f"{facts['disk_free_bytes'] / 2**30:.0f} GiB",
             f"{facts['os']['id']} {facts['os']['version']}, {facts['engine']['name']} {facts['engine']['version']}",
             f"{placed[host.name]['bytes_sent'] / 1e6:.1f} MB",
         )
     return table
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.0f} GiB"

@@ -6,21 +6,21 @@ import dataclasses
 import datetime
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from launch.cli import exits
+from launch.cli.output import detail
 from launch.cli.refusal import Problem, Refusal
 from launch.files import read_json
 from launch.health import gpu_checks
-from launch.hosts import hostcall, inventory, ssh
-from launch.hosts.hostcall import Answer
-from launch.hosts.inventory import Host, Inventory
-from launch.hosts.machine import Machine
+from launch.hosts import hostcall
+from launch.hosts.inventory import Host, Inventory, known_hosts_path
+from launch.hosts.machine import Machine, connected
 from launch.network import choose, measure
 from launch.network.links import Link
 
@@ -45,8 +45,7 @@ class Facts:
 def gather_facts(inv: Inventory, console: Console) -> Facts:
     """Ask every host what it is, then let all hosts try each other's addresses at once.
 
-    Raises:
-        Refusal: when a host does not answer, when the facts forbid to train, or when no network connects all hosts.
+    Raises Refusal when a host does not answer, when the facts forbid to train, or when no network connects all hosts.
     """
     settings = {host.name: host.settings for host in inv.hosts}
     with _machines(inv) as machines:
@@ -62,7 +61,7 @@ def _survey(
     """Every host's facts."""
     chosen = {n: {key: known.get(key) for key in ("train_interface", "train_network")} for n, known in settings.items()}
     asked = {name: {"survey": {"full": True, **words}} for name, words in chosen.items()}
-    answers = _all_answers(hostcall.ask_all(machines, asked, SURVEY_SECONDS, _progress(console)))
+    answers = _all_answers(hostcall.ask_all(machines, asked, SURVEY_SECONDS, detail(console)))
     facts = {name: answer.survey or {} for name, answer in answers.items()}
     for name, known in facts.items():
         if known["engine"] and known["engine"]["storage_driver"] == "vfs":
@@ -83,23 +82,16 @@ def _reach(
         name: {"meeting": meetings[name], "reach": {peer: addresses[peer] for peer in addresses if peer != name}}
         for name in addresses
     }
-    answers = _all_answers(hostcall.ask_all(machines, asked, REACH_SECONDS, _progress(console)))
+    answers = _all_answers(hostcall.ask_all(machines, asked, REACH_SECONDS, detail(console)))
     return {name: answer.reach or [] for name, answer in answers.items()}
 
 
-@contextmanager
-def _machines(inv: Inventory) -> Iterator[list[Machine]]:
-    """Connections to all hosts of the inventory, closed at the end."""
-    known_hosts, targets = inventory.known_hosts_path(inv.path), [host.target for host in inv.hosts]
-    with ssh.connections(targets, known_hosts) as opened:
-        yield [Machine(target, known_hosts, c) for target, c in zip(targets, opened, strict=True)]
+def _machines(inv: Inventory) -> AbstractContextManager[list[Machine]]:
+    """Connections to all hosts of the inventory."""
+    return connected([host.target for host in inv.hosts], known_hosts_path(inv.path))
 
 
-def _progress(console: Console) -> Callable[[str], None]:
-    return lambda text: console.print(f"    {text}", style="dim", highlight=False)
-
-
-def _all_answers(answers: Mapping[str, Answer | BaseException]) -> dict[str, Answer]:
+def _all_answers(answers: Mapping[str, hostcall.Answer | BaseException]) -> dict[str, hostcall.Answer]:
     """Raises Refusal, naming every host that did not answer and why."""
     fix = "log in there and see what is wrong, then run `make deploy` again"
     problems = [
@@ -109,16 +101,15 @@ def _all_answers(answers: Mapping[str, Answer | BaseException]) -> dict[str, Ans
     ]
     if problems:
         raise Refusal(problems, exits.DEPLOY_FAILED)
-    return {name: answer for name, answer in answers.items() if isinstance(answer, Answer)}
+    return {name: answer for name, answer in answers.items() if isinstance(answer, hostcall.Answer)}
 
 
 def choose_network(
     inv: Inventory, facts: Facts, last_map: Path | None, console: Console
 ) -> tuple[choose.Choice, Measured]:
-    """Measure the networks that connect all hosts and choose one. `last_map`: where figures may be taken from.
+    """Measure the networks that connect all hosts, or take the figures of `last_map`, and choose one.
 
-    Raises:
-        Refusal: when on no network all links stand the measurement.
+    Raises Refusal when on no network all links stand the measurement.
     """
     measured = measure_links(inv, facts.found, last_map, console)
     addresses = {host.name: host.target.address for host in inv.hosts}
@@ -169,7 +160,7 @@ def measure_links(inv: Inventory, found: choose.Found, last_map: Path | None, co
         measurements, again = choose.Measurements(), [field.name for field in fields]
         while again:
             some = [field for field in fields if field.name in again]
-            links, hot = measure.measure(machines, some, measure.BANDWIDTH_SECONDS, _progress(console))
+            links, hot = measure.measure(machines, some, measure.BANDWIDTH_SECONDS, detail(console))
             if hot:
                 console.print(f"    the processors of {', '.join(hot)} were busy, so these figures are lower bounds")
             measurements = measurements.with_round(links, hot)
@@ -196,25 +187,17 @@ def recall(last_map: Path, key: str, now: datetime.datetime) -> Measured | None:
 
 
 def check_facts(hosts: Sequence[Host], facts: Mapping[str, Mapping[str, Any]]) -> None:
-    """What the facts forbid: one machine under two names, GPUs that are absent, broken or cut into slices. Pure.
-
-    Raises:
-        Refusal: naming every such host.
-    """
+    """Raises Refusal for one machine under two names, and for GPUs that are absent, broken or cut into slices. Pure."""
     problems: list[Problem] = []
     owners: dict[str, str] = {}
     for host in hosts:
         where, known = f"host {host.name}", facts[host.name]
-        for mac in _own_macs(known):
+        for mac in (nic["mac"] for nic in known["nics"] if nic["mac"] and not nic["refused"]):
             if owners.setdefault(mac, host.name) != host.name:
                 what = f"is the same machine as {owners[mac]} (both have the NIC with MAC address {mac})"
                 problems.append(Problem(where, what, "list each machine once"))
                 break
         obstacles = gpu_checks.gpu_obstacles(known, host.settings.get("gpus"))
-        problems += [Problem(where, what, fix) for what, fix in obstacles]
+        problems += [Problem(where, *obstacle) for obstacle in obstacles]
     if problems:
         raise Refusal(problems)
-
-
-def _own_macs(facts: Mapping[str, Any]) -> list[str]:
-    return [nic["mac"] for nic in facts["nics"] if not nic["refused"] and nic["mac"]]

@@ -15,18 +15,14 @@ from typing import Any
 from launch.cli import exits
 from launch.cli.refusal import refuse
 from launch.files import ROOT
-from launch.hosts import inventory, openssh
-from launch.hosts.inventory import Inventory
+from launch.hosts import openssh
+from launch.hosts.inventory import Inventory, ansible_environment, known_hosts_path
 
 PLAYBOOK_SECONDS = 3600  # for one playbook on all hosts
 
 
 def run(name: str, inv: Inventory, variables: Mapping[str, Any] | None = None, hosts: Sequence[str] = ()) -> None:
-    """Run playbooks/<name>.yml on the inventory, or on the hosts named.
-
-    Raises:
-        Refusal: when it fails; Ansible's own output, shown above, says on which host and why.
-    """
+    """Run playbooks/<name>.yml on the inventory, or on the hosts named. Raises Refusal when it fails."""
     words = ["ansible-playbook", str(path(name)), "-i", str(inv.path)]
     words += ["--extra-vars", json.dumps(variables)] if variables else []
     words += ["--limit", ",".join([*hosts, "localhost"])] if hosts else []
@@ -47,13 +43,10 @@ def path(name: str) -> Path:
 
 
 def environment(inv: Inventory) -> dict[str, str]:
-    """Ansible's environment: host keys checked against the inventory's known_hosts, all hosts at once.
-
-    Through a jump host only as many at once as it lets in.
-    """
-    options = shlex.join(openssh.options(inventory.known_hosts_path(inv.path)))
+    """Ansible's environment: host keys checked, all hosts at once, but behind a jump host as many as it lets in."""
+    options = shlex.join(openssh.options(known_hosts_path(inv.path)))
     jump = any(openssh.through_jump_host(host.target) for host in inv.hosts)
-    return inventory.ansible_environment() | {
+    return ansible_environment() | {
         "ANSIBLE_SSH_ARGS": f"-o ControlMaster=auto -o ControlPersist=60s {options}",
         "ANSIBLE_FORKS": str(openssh.LOGINS_AT_ONCE if jump else max(5, len(inv.hosts))),
     }
@@ -62,8 +55,7 @@ def environment(inv: Inventory) -> dict[str, str]:
 def run_bounded(words: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run a command in its own process group; on Ctrl-C or past the limit, that group is ended and waited for.
 
-    Raises:
-        Refusal: when it has not ended after PLAYBOOK_SECONDS.
+    Raises Refusal when it has not ended after PLAYBOOK_SECONDS.
     """
     process = subprocess.Popen(words, env=dict(environment), start_new_session=True)
     try:

@@ -101,9 +101,7 @@ def read(inventory_path: Path, current: bool = True) -> ClusterMap:
     """The cluster map of an inventory.
 
     `current`: refuse one that is older than the inventory. To see and stop what runs, the hosts as deployed are right.
-
-    Raises:
-        Refusal: when there is none, or it is not of this version, or the inventory has changed since.
+    Raises Refusal when there is none, or it is not of this version, or the inventory has changed since.
     """
     path = path_of(inventory_path)
     again = f"run `make deploy INVENTORY={inventory_path}`"
@@ -115,14 +113,9 @@ def read(inventory_path: Path, current: bool = True) -> ClusterMap:
         raw = json.loads(path.read_text())
         if raw.get("schema") != SCHEMA:
             raise refuse(str(path), f"the cluster map is of version {raw.get('schema')}, not {SCHEMA}", again)
-        cluster = ClusterMap(
-            **raw
-            | {
-                "hosts": [MapHost(**host) for host in raw["hosts"]],
-                "network": Network(**raw["network"]),
-                "image": MapImage(**raw["image"]),
-            }
-        )
+        hosts = [MapHost(**host) for host in raw["hosts"]]
+        made = {"hosts": hosts, "network": Network(**raw["network"]), "image": MapImage(**raw["image"])}
+        cluster = ClusterMap(**raw | made)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise refuse(str(path), f"the cluster map cannot be read ({error})", again) from None
     if current and cluster.inventory_sha256 != inventory.digest(inventory_path):

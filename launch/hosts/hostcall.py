@@ -22,7 +22,7 @@ from typing import Any
 
 from launch.files import ROOT
 from launch.hosts import clustermap, ssh
-from launch.hosts.machine import Machine
+from launch.hosts.machine import Machine, last_words
 
 SOURCES = ROOT / "playbooks" / "module_utils"
 MARK = "muster:"  # begins each line of ours; the hosts' shell profiles may print what they like before
@@ -99,15 +99,14 @@ class _Call:
 
     def ask(self, machine: Machine, options: Mapping[str, Any], timeout: float) -> None:
         """One host's answer, or why there is none."""
-        lines, stdin = _Lines(self, machine.name), self.inputs[machine.name]
-        stdin.send(
-            program({"survey": None, "meeting": None, "reach": None, "links": None, **options, "seconds": timeout})
-        )
+        lines = ssh.LineSink(functools.partial(self.note, machine.name, time.time()))
+        stdin = self.inputs[machine.name]
+        nothing = dict.fromkeys(("survey", "meeting", "reach", "links"))
+        stdin.send(program({**nothing, **options, "seconds": timeout}))
         failure: Exception
         try:
             done = machine.root(command(machine.target.python), timeout + END_SECONDS, lines, stdin)
-            said = (done.stderr or done.stdout).strip().splitlines()
-            failure = RuntimeError(said[-1] if said else f"exit status {done.exited} without a word")
+            failure = RuntimeError(last_words(done))
         except TimeoutError:
             failure = TimeoutError(f"no answer within {timeout:.0f} s")
         except Exception as error:
@@ -116,9 +115,11 @@ class _Call:
             self.answers.setdefault(machine.name, failure)
             self.changed.notify()
 
-    def note(self, name: str, words: dict[str, Any], sent: float) -> None:
-        """A line of JSON that a host said."""
-        received = time.time()
+    def note(self, name: str, sent: float, line: str) -> None:
+        """A line that a host said: one of ours is JSON after the mark."""
+        if not line.startswith(MARK):
+            return
+        received, words = time.time(), json.loads(line.removeprefix(MARK))
         with self.changed:
             if "listening" in words:
                 self.listening[name] = words["listening"]
@@ -126,9 +127,8 @@ class _Call:
                 self.pairs += words["pairs"]
             else:
                 ahead, error = clock_offset(sent, words["began"], words["ended"], received)
-                self.answers[name] = Answer(
-                    words["survey"], words["reach"], words["links"], words["busy"], ahead, error
-                )
+                said = {key: words[key] for key in ("survey", "reach", "links", "busy")}
+                self.answers[name] = Answer(**said, clock_offset=ahead, clock_error=error)
             self.changed.notify()
 
     def wait(self, for_answers: bool, timeout: float, say: Callable[[str], None]) -> None:
@@ -147,22 +147,6 @@ class _Call:
                     shown = ", ".join(missing[:6]) + (f" and {len(missing) - 6} more" if len(missing) > 6 else "")
                     say(f"{measured}waiting for {shown} ({now - begun:.0f} s)")
                 self.changed.wait(1.0)
-
-
-class _Lines:
-    """Where a host's output goes: finds the lines of ours in it."""
-
-    def __init__(self, call: _Call, name: str) -> None:
-        self._call, self._name, self._rest, self._sent = call, name, "", time.time()
-
-    def write(self, text: str) -> None:
-        *lines, self._rest = (self._rest + text).split("\n")
-        for line in lines:
-            if line.startswith(MARK):
-                self._call.note(self._name, json.loads(line[len(MARK) :]), self._sent)
-
-    def flush(self) -> None:
-        pass
 
 
 def clock_offset(sent: float, began: float, ended: float, received: float) -> tuple[float, float]:

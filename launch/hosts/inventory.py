@@ -125,17 +125,10 @@ def ansible_environment() -> dict[str, str]:
 
 
 def read(path: Path) -> Inventory:
-    """Read and validate an inventory.
-
-    Raises:
-        Refusal: naming every bad thing in it, its place and its fix.
-    """
+    """Read and validate an inventory. Raises Refusal, naming every bad thing in it, its place and its fix."""
     if not path.exists():
-        raise refuse(
-            str(path),
-            "there is no such inventory",
-            "write one (inventory/hosts.yml is a commented example), or `make lab` to get one on this machine",
-        )
+        fix = "write one (inventory/hosts.yml is a commented example), or `make lab` to get one on this machine"
+        raise refuse(str(path), "there is no such inventory", fix)
     raw = _list_inventory(path)
     names = _names_in_order(raw)
     if not names:
@@ -175,20 +168,14 @@ def _list_inventory(path: Path) -> dict[str, Any]:
     done = _ansible("ansible-inventory", "-i", str(path), "--list")
     unexpected = re.findall(r"Skipping (?:unexpected )?key \((.+?)\) in group \((.+?)\)", done.stderr)
     if unexpected:
+        known, fix = ["hosts", "vars", "children"], "a group holds only `hosts`, `vars` and `children`"
         raise Refusal(
-            Problem(
-                f"{path}, group {group}",
-                f"unknown key `{key}`{_did_you_mean(key, ['hosts', 'vars', 'children'])}",
-                "a group holds only `hosts`, `vars` and `children`",
-            )
+            Problem(f"{path}, group {group}", f"unknown key `{key}`{_did_you_mean(key, known)}", fix)
             for key, group in unexpected
         )
     if done.returncode != 0:
         raise Refusal([_syntax_problem(path, done.stderr)])
-    try:
-        loaded: dict[str, Any] = json.loads(done.stdout)
-    except json.JSONDecodeError:
-        raise Refusal([_syntax_problem(path, done.stderr or done.stdout)]) from None
+    loaded: dict[str, Any] = json.loads(done.stdout)
     return loaded
 
 
@@ -196,9 +183,7 @@ def _decrypt(where: str, variables: dict[str, Any], known: dict[str, str]) -> di
     """A host's variables with the vaulted ones decrypted, which ansible-inventory does not do.
 
     known: decrypted texts by their vaulted form; what is new comes in here, as several hosts may share it.
-
-    Raises:
-        Refusal: naming the first variable that cannot be decrypted.
+    Raises Refusal, naming the first variable that cannot be decrypted.
     """
     clear = {}
     for key, value in variables.items():
@@ -223,15 +208,8 @@ def _last_line(text: str) -> str:
 
 
 def _ansible(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        words,
-        env=ansible_environment() | {"ANSIBLE_NOCOLOR": "1"},
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    environment = ansible_environment() | {"ANSIBLE_NOCOLOR": "1"}
+    return subprocess.run(words, env=environment, input=stdin, capture_output=True, text=True, timeout=60, check=False)
 
 
 def _syntax_problem(path: Path, stderr: str) -> Problem:
@@ -252,19 +230,11 @@ def _syntax_problem(path: Path, stderr: str) -> Problem:
     return Problem(where, f"{what}: {reason}", fix)
 
 
-def _names_in_order(raw: dict[str, Any]) -> list[str]:
+def _names_in_order(raw: dict[str, Any], group: str = "all") -> list[str]:
     """Host names in the order in which Ansible walks the inventory: groups from `all` down, hosts as written."""
-    names: dict[str, None] = {}
-
-    def walk(group: str) -> None:
-        entry = raw.get(group, {})
-        for host in entry.get("hosts", []):
-            names.setdefault(host)
-        for child in entry.get("children", []):
-            walk(child)
-
-    walk("all")
-    return list(names)
+    entry = raw.get(group, {})
+    below = [name for child in entry.get("children", []) for name in _names_in_order(raw, child)]
+    return list(dict.fromkeys([*entry.get("hosts", []), *below]))
 
 
 def _twice_in_ini(path: Path) -> list[Problem]:
@@ -309,9 +279,8 @@ def check_variables(path: str, host: str, variables: dict[str, Any]) -> list[Pro
                 problems.append(Problem(where, f"unknown variable `{key}`", f"write `{meant}`, if that is meant"))
         elif key not in VARIABLES:
             what = f"unknown variable `{key}`{_did_you_mean(key, list(VARIABLES))}"
-            problems.append(
-                Problem(where, what, f"Muster knows {', '.join(VARIABLES)}, and Ansible's own `ansible_...`")
-            )
+            fix = f"Muster knows {', '.join(VARIABLES)}, and Ansible's own `ansible_...`"
+            problems.append(Problem(where, what, fix))
         elif not _good_value(key, value):
             what = f"`{key}: {value}` is not {VARIABLES[key]}"
             problems.append(Problem(where, what, f"give {VARIABLES[key]}"))
@@ -409,10 +378,8 @@ def _render(key: str, value: Any, context: dict[str, Any]) -> str:
 def openssh_settings(address: str, port: str | None, user: str | None, arguments: str) -> dict[str, str]:
     """What OpenSSH itself would use for a host: port, user, proxyjump, proxycommand, from ~/.ssh/config too.
 
-    So Ansible, rsync and Fabric, each with its own way of reading that file, use the same.
-
-    Raises:
-        ValueError: when ssh refuses the arguments, which are the inventory's ansible_ssh_common_args and such.
+    So Ansible, rsync and Fabric, each with its own way of reading that file, use the same. Raises ValueError when ssh
+    refuses `arguments`, which are the inventory's ansible_ssh_common_args and such.
     """
     words = ["ssh", *(["-p", port] if port else []), *(["-l", user] if user else []), *shlex.split(arguments)]
     try:

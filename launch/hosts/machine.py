@@ -5,16 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import paramiko
 from fabric import Connection
 
-from launch.hosts import clustermap, inventory, ssh
-from launch.hosts.clustermap import ClusterMap, MapHost
-from launch.hosts.inventory import Target
+from launch.hosts import ssh
+from launch.hosts.clustermap import ClusterMap, MapHost, to_target
+from launch.hosts.inventory import Target, read
 
 ANSWER_SECONDS = 30
 LINK_SECONDS = 60  # how long a host whose SSH connection dropped may take to be reached again
@@ -26,15 +26,16 @@ class HostLost(Exception):
     """A host did not come back within LINK_SECONDS."""
 
 
+def last_words(done: Any) -> str:
+    """The last line that a command printed (Fabric's result), or its exit status where it printed none."""
+    return ((done.stderr or done.stdout).strip().splitlines() or [f"exit status {done.exited} without a word"])[-1]
+
+
 class Machine:
     """A host of the inventory over one SSH connection."""
 
     def __init__(
-        self,
-        target: Target,
-        known_hosts: Path,
-        connection: Connection,
-        say: Callable[[str], None] = lambda text: None,
+        self, target: Target, known_hosts: Path, connection: Connection, say: Callable[[str], None] = lambda text: None
     ) -> None:
         self.target = target
         self.name = target.name
@@ -45,11 +46,7 @@ class Machine:
         self._say = say
 
     def root(
-        self,
-        command: str,
-        timeout: float | None = ANSWER_SECONDS,
-        out: Any = None,
-        stdin: ssh.Input | None = None,
+        self, command: str, timeout: float | None = ANSWER_SECONDS, out: Any = None, stdin: ssh.Input | None = None
     ) -> Any:
         """Run a shell command as root; returns Fabric's result."""
         return ssh.run(self._connection, command, timeout, root_on=self.target, stdin=stdin, out=out)
@@ -57,14 +54,12 @@ class Machine:
     def answer(self, command: str, timeout: float = ANSWER_SECONDS) -> str:
         """The standard output of a shell command that succeeds as root.
 
-        Raises:
-            RuntimeError: with the host's own last words when it fails; silence is never taken for an answer.
-            TimeoutError: after `timeout` seconds.
+        Raises RuntimeError with the host's own last words when it fails (silence is never taken for an answer), and
+        TimeoutError after `timeout` seconds.
         """
         done = self.root(command, timeout)
         if done.exited != 0:
-            said = (done.stderr or done.stdout).strip().splitlines()
-            raise RuntimeError(said[-1] if said else f"exit status {done.exited} without a word")
+            raise RuntimeError(last_words(done))
         return str(done.stdout)
 
     def close(self) -> None:
@@ -72,11 +67,7 @@ class Machine:
         self._connection.close()
 
     def through_drops(self, work: Callable[[], Any]) -> Any:
-        """Do `work`, and start it again each time that the connection drops.
-
-        Raises:
-            HostLost: when the host stays away for LINK_SECONDS.
-        """
+        """Do `work`, and again each time that the connection drops. Raises HostLost after LINK_SECONDS without one."""
         while True:
             used = self._connection
             try:
@@ -110,15 +101,10 @@ class Machine:
 
 
 @contextmanager
-def machines(
-    cluster: ClusterMap, hosts: Sequence[MapHost], say: Callable[[str], None] = lambda text: None
+def connected(
+    targets: Sequence[Target], known_hosts: Path, say: Callable[[str], None] = lambda text: None
 ) -> Iterator[list[Machine]]:
-    """Connections to the given hosts of a cluster map, closed at the end; `say` announces a dropped one.
-
-    Raises:
-        Refusal: naming every host that cannot be reached.
-    """
-    targets, known_hosts = targets_of(cluster, hosts), Path(cluster.known_hosts)
+    """Machines over `ssh.connections`; they connect again after a drop, which `say` announces."""
     with ssh.connections(targets, known_hosts) as opened:
         made = [Machine(target, known_hosts, c, say) for target, c in zip(targets, opened, strict=True)]
         try:
@@ -128,10 +114,16 @@ def machines(
                 machine.close()
 
 
-def targets_of(cluster: ClusterMap, hosts: Sequence[MapHost]) -> list[inventory.Target]:
+def machines(
+    cluster: ClusterMap, hosts: Sequence[MapHost], say: Callable[[str], None] = lambda text: None
+) -> AbstractContextManager[list[Machine]]:
+    """Connections to the given hosts of a cluster map, as `connected` makes them."""
+    return connected(targets_of(cluster, hosts), Path(cluster.known_hosts), say)
+
+
+def targets_of(cluster: ClusterMap, hosts: Sequence[MapHost]) -> list[Target]:
     """How to reach the hosts. A sudo password is not in the map: it is read from the inventory when one is needed."""
     passwords: dict[str, str | None] = {}
     if any(host.ssh["needs_sudo_password"] for host in hosts):
-        read = inventory.read(Path(cluster.inventory))
-        passwords = {host.name: host.target.sudo_password for host in read.hosts}
-    return [clustermap.to_target(host, passwords.get(host.name)) for host in hosts]
+        passwords = {host.name: host.target.sudo_password for host in read(Path(cluster.inventory)).hosts}
+    return [to_target(host, passwords.get(host.name)) for host in hosts]

@@ -26,11 +26,7 @@ else echo "root=$(echo "$reason" | tail -n 1)"; fi
 
 
 def check_host(target: Target, known_hosts: Path) -> list[Problem]:
-    """Log in to one host and return what keeps Muster from provisioning it.
-
-    Raises:
-        Unreachable: when there is no login.
-    """
+    """What keeps Muster from provisioning a host. Raises Unreachable when there is no login."""
     connection = ssh.connect(target, known_hosts)
     script = _SCRIPT.replace("SUDO ", ssh.sudo_prefix(target))
     script = script.replace("PYTHON", shlex.quote(target.python))
@@ -69,11 +65,7 @@ def problems_in(target: Target, answer: str) -> list[Problem]:
 
 
 def check(targets: Sequence[Target], known_hosts: Path) -> None:
-    """Check all hosts in parallel, one try each.
-
-    Raises:
-        Refusal: every problem on every host, in one report.
-    """
+    """Check all hosts in parallel, one try each. Raises Refusal, naming every problem on every host."""
     problems: list[Problem] = []
     status = exits.REFUSED
     for result in ssh.in_parallel(lambda target: check_host(target, known_hosts), targets):

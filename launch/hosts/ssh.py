@@ -10,6 +10,7 @@ import base64
 import collections
 import contextlib
 import hashlib
+import io
 import logging
 import os
 import shlex
@@ -32,7 +33,6 @@ from launch.cli import exits
 from launch.cli.refusal import Problem, Refusal
 from launch.hosts import openssh
 from launch.hosts.inventory import Target
-from launch.hosts.openssh import CONNECT_SECONDS
 
 DEAD_LINK_SECONDS = 15  # a host that has not answered for so long is gone
 ASK_SECONDS = 5  # between two questions whether it is still there
@@ -68,11 +68,7 @@ def fingerprint(key: paramiko.PKey) -> str:
 
 
 def connect(target: Target, known_hosts: Path) -> Connection:
-    """An open connection to a host.
-
-    Raises:
-        Unreachable: saying what to do, for each way in which a login can fail.
-    """
+    """An open connection to a host. Raises Unreachable, saying what to do, for each way in which a login can fail."""
     # The user's ~/.ssh/config is loaded by Fabric, so host aliases work as they do for ssh and Ansible.
     connection = Connection(
         target.address,
@@ -80,8 +76,14 @@ def connect(target: Target, known_hosts: Path) -> Connection:
         port=target.port,
         gateway=False,  # jump hosts are OpenSSH's work: Fabric would accept any key that one of them shows
         config=Config(overrides={"load_ssh_configs": True}),
-        connect_timeout=CONNECT_SECONDS,
-        connect_kwargs=_login(target),
+        connect_timeout=openssh.CONNECT_SECONDS,
+        connect_kwargs={
+            "banner_timeout": openssh.CONNECT_SECONDS,
+            "auth_timeout": openssh.CONNECT_SECONDS,
+            "channel_timeout": openssh.CONNECT_SECONDS,  # Paramiko's hour comes before a command's own limit
+            "look_for_keys": target.key_file is None,
+            **({"key_filename": target.key_file} if target.key_file else {}),
+        },
     )
     client = connection.client
     client.set_missing_host_key_policy(_RefuseUnknown())
@@ -103,18 +105,6 @@ def connect(target: Target, known_hosts: Path) -> Connection:
         raise Unreachable(problem) from error
     _notice_dead_link(connection.transport)
     return connection
-
-
-def _login(target: Target) -> dict[str, Any]:
-    login: dict[str, Any] = {
-        "banner_timeout": CONNECT_SECONDS,
-        "auth_timeout": CONNECT_SECONDS,
-        "channel_timeout": CONNECT_SECONDS,  # Paramiko's default is an hour, and a command's own limit starts after it
-        "look_for_keys": target.key_file is None,
-    }
-    if target.key_file:
-        login["key_filename"] = target.key_file
-    return login
 
 
 class _ProxySocket(socket.socket):
@@ -156,9 +146,7 @@ def _notice_dead_link(transport: paramiko.Transport) -> None:
     def ask() -> None:
         with contextlib.suppress(EOFError, OSError, paramiko.SSHException):  # the connection ended just now
             while transport.is_active():
-                transport.global_request(
-                    "keepalive@openssh.com"
-                )  # returns with the answer, or when the connection ends
+                transport.global_request("keepalive@openssh.com")  # returns with the answer, or at the connection's end
                 answered.set()
                 time.sleep(ASK_SECONDS)
 
@@ -181,9 +169,8 @@ def _why_not(where: str, error: Exception, known_hosts: Path, proxy_said: str) -
         what = f"its host key has CHANGED: {known_hosts} has {old}, the host shows {new}"
         return Problem(where, what, "if the host was reinstalled, run `make trust`; if not, find out who answers")
     if isinstance(error, InvalidHostKey):
-        return Problem(
-            str(known_hosts), f"no host key: `{error.line.strip()[:60]}`", "remove that line, then `make trust`"
-        )
+        what = f"no host key: `{error.line.strip()[:60]}`"
+        return Problem(str(known_hosts), what, "remove that line, then `make trust`")
     if isinstance(error, paramiko.PasswordRequiredException):
         return Problem(where, "its SSH key has a passphrase", "load it into ssh-agent with `ssh-add`")
     if isinstance(error, paramiko.AuthenticationException):
@@ -240,9 +227,35 @@ class Input:
         return self._pieces.popleft() if self._pieces else None
 
 
+class LineSink(io.TextIOBase):
+    """Where a command's output goes: hands on whole lines, but for those that an earlier connection has brought."""
+
+    def __init__(self, hand_on: Callable[[str], None]) -> None:
+        self._hand_on = hand_on
+        self._rest = ""
+        self._seen = self._skip = 0
+
+    def restart(self) -> None:
+        """The stream begins again with its first line: skip what was already handed on."""
+        self._rest, self._skip, self._seen = "", self._seen, 0
+
+    def write(self, text: str) -> int:
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            self._seen += 1
+            if self._seen > self._skip:
+                self._hand_on(line.rstrip("\r"))
+        return len(text)
+
+    def finish(self) -> None:
+        """Hand on a last line that had no newline."""
+        if self._rest:
+            self.write("\n")
+
+
 def run(
     connection: Connection,
-    command: str | Sequence[str],
+    command: str,
     timeout: float | None,
     root_on: Target | None = None,
     stdin: Input | None = None,
@@ -251,24 +264,18 @@ def run(
     """Run a command and return Fabric's result (exited, stdout, stderr); as root when `root_on` says how.
 
     Where sudo needs a password, that is the first line of standard input; sudo leaves it to the command if it turns out
-    not to ask.
-
-    Raises:
-        TimeoutError: after `timeout` seconds (None: it lasts as long as the run does).
+    not to ask. Raises TimeoutError after `timeout` seconds (None: there is no limit).
     """
-    text = command if isinstance(command, str) else shlex.join(command)
     if root_on is not None:
-        text = f"{sudo_prefix(root_on)}sh -c {shlex.quote(text)}"
+        command = f"{sudo_prefix(root_on)}sh -c {shlex.quote(command)}"
         if root_on.sudo_password:
             stdin = stdin or Input()
             stdin.first(f"{root_on.sudo_password}\n")
-    options: dict[str, Any] = {"out_stream": out} if out is not None else {"hide": True}
-    options["in_stream"] = stdin or False
+    options: dict[str, Any] = {"hide": True} if out is None else {"out_stream": out}
     try:
-        return connection.run(text, warn=True, timeout=timeout, **options)
+        return connection.run(command, warn=True, timeout=timeout, in_stream=stdin or False, **options)
     except CommandTimedOut:
-        where = connection.host
-        raise TimeoutError(f"{where}: no answer within {timeout:g} s from `{text[:100]}`") from None
+        raise TimeoutError(f"{connection.host}: no answer within {timeout:g} s from `{command[:100]}`") from None
     except ThreadException as error:  # the connection dropped while standard input was sent
         raise error.exceptions[0].value from None
 
@@ -288,11 +295,7 @@ def in_parallel(work: Callable[[T], U], items: Iterable[T]) -> list[U | BaseExce
 
 
 def refuse_unreachable(results: Sequence[Any]) -> None:
-    """Raise one refusal for all hosts that could not be reached; other exceptions as they are.
-
-    Raises:
-        Refusal: with exit status UNREACHABLE.
-    """
+    """Raises one Refusal (UNREACHABLE) for all hosts that could not be reached; other exceptions as they are."""
     for result in results:
         if isinstance(result, BaseException) and not isinstance(result, Unreachable):
             raise result
@@ -303,11 +306,7 @@ def refuse_unreachable(results: Sequence[Any]) -> None:
 
 @contextlib.contextmanager
 def connections(targets: Sequence[Target], known_hosts: Path) -> Iterator[list[Connection]]:
-    """Open connections to all targets in parallel; closes them at the end.
-
-    Raises:
-        Refusal: naming every host that cannot be reached.
-    """
+    """Open connections to all targets, closed at the end. Raises Refusal, naming every host that cannot be reached."""
     results = in_parallel(lambda target: connect(target, known_hosts), targets)
     opened = [result for result in results if isinstance(result, Connection)]
     try:

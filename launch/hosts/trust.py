@@ -18,16 +18,13 @@ from launch.cli import exits
 from launch.cli.refusal import Problem, Refusal, refuse
 from launch.files import write_whole
 from launch.hosts import inventory, openssh, ssh
-from launch.hosts.inventory import Target
 
 
-def collect_keys(target: Target) -> list[str]:
+def collect_keys(target: inventory.Target) -> list[str]:
     """The known_hosts lines of a host and, before it, of its jump hosts, got by an SSH handshake without a login there.
 
     The jump hosts are logged in to: only through them is there a way to the host.
-
-    Raises:
-        Unreachable: when no key comes within the time limit.
+    Raises Unreachable when no key comes within the time limit.
     """
     # In /tmp, as openssh.py says.
     with tempfile.TemporaryDirectory(prefix="muster-ssh-", dir="/tmp") as folder, openssh.login_slot(target):
@@ -45,16 +42,12 @@ def collect_keys(target: Target) -> list[str]:
         }
         config = openssh.write_config(Path(folder) / "config", options)
         words = ["ssh", "-F", str(config), "-o", f"UserKnownHostsFile={file}", "-o", "PreferredAuthentications=none"]
+        words += [*openssh.login_words(target), target.address, "true"]
         limit = 2 * openssh.CONNECT_SECONDS
         reason = f"no answer within {limit} s"
         try:
             done = subprocess.run(
-                [*words, *openssh.login_words(target), target.address, "true"],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=limit,
-                check=False,
+                words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit, check=False
             )
             reason = openssh.reason(done.stderr) or f"ssh ended with {done.returncode}"
         except subprocess.TimeoutExpired:
@@ -104,8 +97,7 @@ def sort_keys(known: list[str], offered: dict[str, str]) -> tuple[dict[str, str]
 def trust(path: Path, assume_yes: bool, console: Console) -> int:
     """Collect all host keys, show them, ask the user, and write the inventory's known_hosts.
 
-    Raises:
-        Refusal: for a bad inventory, unreachable hosts, or a changed key under YES=1.
+    Raises Refusal for a bad inventory, unreachable hosts, or a changed key under YES=1.
     """
     inv = inventory.read(path)
     file = inventory.known_hosts_path(path)

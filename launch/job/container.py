@@ -19,12 +19,9 @@ KEPT_RUNS = 20  # folders of finished runs that a host keeps; the README says so
 
 
 def start(machine: Machine, host_plan: HostPlan) -> None:
-    """Start a host's container, detached; remove the folders of old runs.
+    """Start a host's container, detached; remove the folders of old runs. Other users cannot read the run's folder.
 
-    The run's folder is closed to other users of the host.
-
-    Raises:
-        RuntimeError: with Podman's message, when it does not start.
+    Raises RuntimeError with Podman's message when it does not start.
     """
     used = folders(host_plan)  # touched: the run that is continued must be one of the newest, which are kept
     command = f"mkdir -p -m 700 {used} && touch {used} && {shlex.join(host_plan.command)} && {prune_command()}"
@@ -34,10 +31,7 @@ def start(machine: Machine, host_plan: HostPlan) -> None:
 
 
 def prune_command(runs: str = HOST_RUNS_DIR, keep: int = KEPT_RUNS) -> str:
-    """A shell command that removes all folders of runs but the `keep` newest and those that a container uses.
-
-    It runs in the background, so that nobody waits for it. Pure.
-    """
+    """A shell command that removes, in the background, all folders of runs but those in use and the `keep` newest."""
     script = f"""
 ids=$(podman ps --all --quiet --filter label=muster.run) && used=$(podman inspect $ids) || exit
 ls -dt {runs}/*/ | tail -n +{keep + 1} | while read -r folder; do
@@ -53,11 +47,7 @@ def stream_output(machine: Machine, host_plan: HostPlan, out: Any) -> Any:
 
 
 def wait(machine: Machine, host_plan: HostPlan) -> int:
-    """The container's exit status, once it has ended; survives dropped connections.
-
-    Raises:
-        HostLost: when the host stays away.
-    """
+    """The container's exit status, once it has ended. Raises HostLost when the host stays away."""
     done = machine.through_drops(lambda: machine.root(f"podman wait {host_plan.container}", None))
     status = done.stdout.strip()
     return int(status) if done.exited == 0 and status.isdigit() else -1
@@ -67,9 +57,7 @@ def stop(machine: Machine, run: str, why: str, seconds: int | None = None) -> No
     """Stop every container of a run on a host: SIGTERM, then SIGKILL. Writes there who stopped the run and why.
 
     `seconds`: between the two signals; None: as long as the plan says, so that ranks can write a checkpoint.
-
-    Raises:
-        RuntimeError: with the host's message, when its containers could not be stopped.
+    Raises RuntimeError with the host's message when its containers could not be stopped.
     """
     folder = run_dir_on_host(run)
     note = f"test -d {folder} && printf '%s\\n' {shlex.quote(why)} > {folder}/stopped"
@@ -82,8 +70,7 @@ def stop(machine: Machine, run: str, why: str, seconds: int | None = None) -> No
 def remove(machine: Machine, run: str) -> None:
     """Remove the containers of a stopped run from a host. Who follows the run has 3 seconds to gather it before that.
 
-    Raises:
-        RuntimeError: with the host's message, when containers are left.
+    Raises RuntimeError with the host's message when containers are left.
     """
     wait_for_follower = f'for i in 1 2 3 4 5 6; do test -z "$({_ids(run)})" && break; sleep 0.5; done'
     command = f'ids=$({_ids(run)}) || exit; test -z "$ids" || podman rm --force $ids'
@@ -91,11 +78,7 @@ def remove(machine: Machine, run: str) -> None:
 
 
 def listed(machine: Machine) -> list[dict[str, Any]]:
-    """The containers with a run's label on a host, as `podman ps` lists them.
-
-    Raises:
-        RuntimeError: with the host's message, when it cannot list them.
-    """
+    """The containers with a run's label on a host, as `podman ps` lists them. Raises RuntimeError when it cannot."""
     found: list[dict[str, Any]] = json.loads(
         machine.answer("podman ps --all --filter label=muster.run --format json") or "[]"
     )
@@ -104,8 +87,6 @@ def listed(machine: Machine) -> list[dict[str, Any]]:
 
 def finish(machine: Machine, host_plan: HostPlan) -> dict[str, Any]:
     """After the end: keep what the script wrote in its own folder, give all to the SSH user, remove the container.
-
-    Nobody else on the host can read a run's folder (see `start`).
 
     Returns {"state": podman's State or {}, "left": ids of containers of this run that are still there}.
     """

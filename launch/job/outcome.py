@@ -44,11 +44,7 @@ class Failure:
     reason: str
 
     def __str__(self) -> str:
-        return (
-            f"rank {self.rank} on {self.host}: {self.reason}"
-            if self.rank is not None
-            else f"{self.host}: {self.reason}"
-        )
+        return f"{self.host}: {self.reason}" if self.rank is None else f"rank {self.rank} on {self.host}: {self.reason}"
 
 
 def root_failure(reports: Mapping[str, Mapping[str, Any]], ends: Mapping[str, str]) -> Failure | None:
@@ -86,20 +82,15 @@ def refused_its_settings(reports: Mapping[str, Mapping[str, Any]], folder: Path)
 def describe_end(status: int | None, state: Mapping[str, Any], reason: str = "", what: str = "the container") -> str:
     """How a container (or `what` else runs the ranks) ended, if no rank has reported a failure.
 
-    Args:
-        status: its exit status, 128 + the number of a signal that killed it; None: the host does not answer.
-        state: Podman's of the container, or {}.
-        reason: why it counts as lost.
+    status: its exit status, 128 + the number of a signal that killed it; None: the host does not answer, for `reason`.
+    state: Podman's of the container, or {}.
     """
     if status is None:
         return f"lost: {reason}"
     if state.get("OOMKilled"):
         return "out of memory: the kernel killed the container (exit 137)"
-    if status > 128:
-        try:
-            return f"{what} was killed by {signal.Signals(status - 128).name}"
-        except ValueError:
-            pass
+    if status - 128 in list(signal.Signals):
+        return f"{what} was killed by {signal.Signals(status - 128).name}"
     return f"{what} ended with exit status {status}" if status >= 0 else f"{what} is gone"
 
 
@@ -114,17 +105,12 @@ def summary(
     refused: bool = False,
     reason: str | None = None,
 ) -> dict[str, Any]:
-    """runs/<id>/summary.json.
+    """runs/<id>/summary.json. `status` is as `verdict` returns it.
 
-    Args:
-        status: "succeeded", "stopped" or "failed".
-        failure: what failed first, of a run that failed.
-        result: what the trainer left in result.json, of a run that succeeded.
-        refused: whether the trainer refused its settings.
-        reason: why a run was stopped.
+    failure: what came first in a run that failed. refused: whether the trainer refused its settings. result: what it
+    left in result.json, of a run that succeeded. reason: why a run was stopped.
     """
     codes = {"succeeded": exits.SUCCEEDED, "failed": exits.FAILED, "stopped": exits.INTERRUPTED}
-    known = result or {}
     return {
         "run": run,
         "status": status,
@@ -132,9 +118,7 @@ def summary(
         "nodes": nodes,
         "world_size": world_size,
         "master_addr": master_addr,
-        "test_accuracy": known.get("test_accuracy"),
-        "images_per_second": known.get("images_per_second"),
-        "train_seconds": known.get("train_seconds"),
+        **{key: (result or {}).get(key) for key in ("test_accuracy", "images_per_second", "train_seconds")},
         "failed_rank": failure.rank if failure else None,
         "failed_host": failure.host if failure else None,
         "reason": failure.reason if failure else reason,

@@ -14,7 +14,6 @@ import secrets
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import PurePosixPath
 
 from launch.cli.refusal import refuse
 from launch.hosts.clustermap import ClusterMap, MapHost
@@ -92,11 +91,7 @@ class Plan:
 
 
 def chosen_hosts(cluster: ClusterMap, nodes: int | None) -> list[MapHost]:
-    """The first `nodes` hosts of the inventory.
-
-    Raises:
-        Refusal: when that is not 1 to the number of hosts.
-    """
+    """The first `nodes` hosts of the inventory. Raises Refusal when that is not 1 to the number of hosts."""
     have = len(cluster.hosts)
     wanted = have if nodes is None else nodes
     if wanted < 1:
@@ -109,11 +104,7 @@ def chosen_hosts(cluster: ClusterMap, nodes: int | None) -> list[MapHost]:
 
 
 def parse_nodes(text: str) -> int | None:
-    """NODES as the user typed it; empty means all hosts.
-
-    Raises:
-        Refusal: when it is no whole number.
-    """
+    """NODES as the user typed it; empty means all hosts. Raises Refusal when it is no whole number."""
     if not text.strip():
         return None
     try:
@@ -123,11 +114,7 @@ def parse_nodes(text: str) -> int | None:
 
 
 def parse_grace(text: str) -> int:
-    """GRACE as the user typed it, in seconds; empty means GRACE_SECONDS.
-
-    Raises:
-        Refusal: when it is no whole number from 1 to 3600.
-    """
+    """GRACE as typed, in seconds; empty means GRACE_SECONDS. Raises Refusal when it is not a number from 1 to 3600."""
     if not text.strip():
         return GRACE_SECONDS
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 3600):
@@ -142,7 +129,7 @@ def new_run_id() -> str:
 
 def run_dir_on_host(run: str) -> str:
     """Where a host keeps the folder of a run."""
-    return str(PurePosixPath(HOST_RUNS_DIR) / run)
+    return f"{HOST_RUNS_DIR}/{run}"
 
 
 def stop_seconds(grace: int) -> int:
@@ -176,7 +163,13 @@ def _assemble(
         environment = _environment(host, run, options, image, sha256) | rdma[node_rank]
         container = f"muster-{run}-{node_rank}"
         engine = _engine_arguments(host, run, node_rank, owner, container, options, environment)
-        torchrun = _torchrun_arguments(len(hosts), node_rank, host, hosts[0].address, master_port)
+        torchrun = [
+            *("--nnodes", str(len(hosts)), "--node-rank", str(node_rank)),
+            *("--nproc-per-node", str(host.nproc_per_node)),
+            *("--master-addr", hosts[0].address, "--master-port", str(master_port)),
+            *("--max-restarts", "0", "--rdzv-conf", f"timeout={RENDEZVOUS_SECONDS}"),
+            *("--log-dir", f"{CONTAINER_RUN_DIR}/logs", "--tee", "3"),
+        ]
         program = [options.script] if options.script else ["-m", options.module]
         if options.direct and world_size == len(hosts):
             ranked = [str(node_rank), str(world_size), hosts[0].address, str(master_port)]
@@ -248,7 +241,6 @@ def _active_ports(host: MapHost, link_layer: str) -> list[str]:
 
 def _environment(host: MapHost, run: str, options: Options, image: str, sha256: str) -> dict[str, str]:
     """What every rank of a host finds in its environment, beside what torchrun sets."""
-    family = "AF_INET6" if ":" in host.address else "AF_INET"
     return {
         "MUSTER_RUN_ID": run,
         "MUSTER_HOST": host.name,
@@ -258,7 +250,7 @@ def _environment(host: MapHost, run: str, options: Options, image: str, sha256: 
         **({"MUSTER_RESUME_DIR": CONTAINER_RESUME_DIR} if options.resume else {}),
         "GLOO_SOCKET_IFNAME": host.interface,
         "NCCL_SOCKET_IFNAME": f"={host.interface}",
-        "NCCL_SOCKET_FAMILY": family,
+        "NCCL_SOCKET_FAMILY": "AF_INET6" if ":" in host.address else "AF_INET",
         "OMP_NUM_THREADS": str(max(1, host.cpus // host.nproc_per_node)),
         "PYTHONUNBUFFERED": "1",
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(options.grace),
@@ -267,13 +259,7 @@ def _environment(host: MapHost, run: str, options: Options, image: str, sha256: 
 
 
 def _engine_arguments(
-    host: MapHost,
-    run: str,
-    node_rank: int,
-    owner: str,
-    container: str,
-    options: Options,
-    environment: dict[str, str],
+    host: MapHost, run: str, node_rank: int, owner: str, container: str, options: Options, environment: dict[str, str]
 ) -> list[str]:
     labels = {"muster.run": run, "muster.node_rank": str(node_rank), "muster.owner": owner}
     mounts = [f"{run_dir_on_host(run)}:{CONTAINER_RUN_DIR}"]
@@ -292,16 +278,6 @@ def _engine_arguments(
         *(word for gpu in host.gpus for word in ("--device", f"nvidia.com/gpu={gpu}")),
         *(word for mount in mounts for word in ("--volume", mount)),
         *(word for key, value in environment.items() for word in ("--env", f"{key}={value}")),
-    ]
-
-
-def _torchrun_arguments(nnodes: int, node_rank: int, host: MapHost, master_addr: str, master_port: int) -> list[str]:
-    return [
-        *("--nnodes", str(nnodes), "--node-rank", str(node_rank)),
-        *("--nproc-per-node", str(host.nproc_per_node)),
-        *("--master-addr", master_addr, "--master-port", str(master_port)),
-        *("--max-restarts", "0", "--rdzv-conf", f"timeout={RENDEZVOUS_SECONDS}"),
-        *("--log-dir", f"{CONTAINER_RUN_DIR}/logs", "--tee", "3"),
     ]
 
 

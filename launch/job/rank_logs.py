@@ -10,9 +10,7 @@ from pathlib import Path
 def flatten(folder: Path, ranks: Sequence[int]) -> None:
     """Rename torchrun's <id>/attempt_0/<local rank>/stdout.log and stderr.log to rank-<rank>.out and rank-<rank>.err.
 
-    Args:
-        folder: where torchrun's logs of that host are.
-        ranks: the host's ranks, by local rank.
+    `folder` holds torchrun's logs of one host; `ranks` are the host's ranks, by local rank.
     """
     for local_rank, rank in enumerate(ranks):
         for kind, suffix in (("stdout.log", "out"), ("stderr.log", "err")):

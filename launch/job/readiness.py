@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from launch import files
 from launch.cli import exits
 from launch.cli.refusal import Problem, Refusal
-from launch.hosts import clustermap, ssh
-from launch.hosts.clustermap import MapHost
+from launch.hosts import ssh
+from launch.hosts.clustermap import MASTER_PORTS, MapHost
 from launch.hosts.machine import Machine
 from launch.job import resume as resuming
 
@@ -53,17 +53,15 @@ def check(
     """Ask all hosts at once, before anything is started; returns a free port on the first one.
 
     `earlier`: the run to continue; one host that holds a checkpoint of it is enough.
-
-    Raises:
-        Refusal: naming every host that is not ready, and why; with UNREACHABLE where one did not answer.
+    Raises Refusal, naming every host that is not ready, and why; with UNREACHABLE where one did not answer.
     """
     resume = resuming.has_checkpoint_command(earlier) if earlier else None
 
     def ask_one(pair: tuple[Machine, MapHost]) -> Readiness:
         machine, host = pair
-        return ask(machine, image, host.data_dir, clustermap.MASTER_PORTS if host is hosts[0] else None, resume)
+        return ask(machine, image, host.data_dir, MASTER_PORTS if host is hosts[0] else None, resume)
 
-    results = ssh.in_parallel(ask_one, list(zip(machines, hosts, strict=True)))
+    results = ssh.in_parallel(ask_one, zip(machines, hosts, strict=True))
     problems: list[Problem] = []
     for host, readiness in zip(hosts, results, strict=True):
         if isinstance(readiness, BaseException):
@@ -89,15 +87,9 @@ def ask(
 ) -> Readiness:
     """One host's readiness, in one call.
 
-    Args:
-        image: the id of the image that the run needs.
-        data_dir: a folder that has to be there.
-        ports: first and last port of the range in which a free one is wanted.
-        resume: a shell command that succeeds where there is something to continue from.
-
-    Raises:
-        TimeoutError: when the host does not answer in time.
-        RuntimeError: when its container engine does not answer, for example because sudo asks for a password.
+    `image` is an id, `ports` the first and the last of the range in which a free one is wanted, and `resume` a shell
+    command that succeeds where there is something to continue from.
+    Raises as `Machine.answer`; also when the container engine does not answer, or sudo asks for a password.
     """
     script = [
         # First, because the rest needs the engine too: without it, or without sudo, the call must fail.
@@ -144,6 +136,6 @@ def problems_of(host: MapHost, readiness: Readiness, image: str, needs_port: boo
             fix = f"remove it with `make stop RUN={other['run']}`"
         problems.append(Problem(where, what, fix))
     if needs_port and readiness.port is None:
-        first, last = clustermap.MASTER_PORTS
+        first, last = MASTER_PORTS
         problems.append(Problem(where, f"no port from {first} to {last} is free", "see who holds them: `ss -ltnp`"))
     return problems

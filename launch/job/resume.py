@@ -33,22 +33,14 @@ class Earlier:
 
 
 def find(word: str, inventory: Path) -> Earlier:
-    """The run that RESUME names, from the plans in runs/.
-
-    Raises:
-        Refusal: when there is no such run, or it cannot be continued on this inventory.
-    """
+    """The run that RESUME names, from the plans in runs/. Raises Refusal where there is none that can be continued."""
     plans = {folder.name: read_json(folder / "plan.json") for folder in runs_dir().glob("*/")}
     return select(word, build_name(inventory), plans)
 
 
 def select(word: str, inventory: str, plans: Plans) -> Earlier:
-    """As `find`, of plans that were read; `inventory` as build_name names it.
-
-    Raises:
-        Refusal: as `find`.
-    """
-    mine = {run: plan for run, plan in plans.items() if plan and _inventory_of(plan) == inventory}
+    """As `find`, of plans that were read; `inventory` as build_name names it. Raises Refusal as `find`."""
+    mine = {r: p for r, p in plans.items() if (path := p.get("inventory")) and build_name(Path(path)) == inventory}
     newest = sorted(mine, key=lambda run: (str(mine[run].get("created")), run), reverse=True)
     known = f"runs on this inventory, newest first: {', '.join(newest[:5]) or 'none yet'}"
     if word == LAST:
@@ -71,16 +63,10 @@ def select(word: str, inventory: str, plans: Plans) -> Earlier:
     return Earlier(word, plan["script"], tuple(plan["args"]), hosts, plan.get("resume"))
 
 
-def _inventory_of(plan: Mapping[str, Any]) -> str | None:
-    path = plan.get("inventory")
-    return build_name(Path(path)) if path else None
-
-
 def continued(options: Options, earlier: Earlier) -> Options:
     """The options of the run that continues `earlier`: without ARGS, with the arguments of that one.
 
-    Raises:
-        Refusal: when the earlier run ran something else.
+    Raises Refusal when the earlier run ran something else.
     """
     if options.script != earlier.script:
         then, now = (script or "Muster's own trainer" for script in (earlier.script, options.script))

@@ -25,11 +25,7 @@ CHECK_SECONDS = 60  # it takes 0.1 s
 
 
 def split(text: str) -> list[str]:
-    """The words of ARGS.
-
-    Raises:
-        Refusal: for an open quotation.
-    """
+    """The words of ARGS. Raises Refusal for an open quotation."""
     try:
         return shlex.split(text)
     except ValueError as error:
@@ -37,29 +33,18 @@ def split(text: str) -> list[str]:
 
 
 def check(args: Sequence[str], world_size: int) -> None:
-    """Let the trainer itself check its arguments, before anything is started. It needs no torch for that.
+    """Let the trainer itself check its arguments, as `inline` returns them; it needs no torch for that.
 
     What only a rank can know (data, memory) is not checked here, and nothing is if only the hosts have the config file.
-
-    Args:
-        args: as `inline` returns them.
-        world_size: number of ranks that would train.
-
-    Raises:
-        Refusal: with the trainer's message.
+    Raises Refusal with the trainer's message.
     """
     configs = (Path(word) for flag, word in itertools.pairwise(args) if flag == "--config")
     if any(config.is_absolute() and not config.is_file() for config in configs):
         return
     search = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "train", "--check-settings", *args],
-        env=os.environ | {"PYTHONPATH": search, "WORLD_SIZE": str(world_size), "RANK": "0"},
-        capture_output=True,
-        text=True,
-        timeout=CHECK_SECONDS,
-        check=False,
-    )
+    words = [sys.executable, "-P", "-m", "train", "--check-settings", *args]
+    env = os.environ | {"PYTHONPATH": search, "WORLD_SIZE": str(world_size), "RANK": "0"}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=CHECK_SECONDS, check=False)
     if done.returncode == exits.REFUSED:
         fix = "correct ARGS (`.venv/bin/python -m train --help` lists all settings)"
         raise refuse("ARGS", done.stderr.strip().removeprefix("train: "), fix)
@@ -68,8 +53,7 @@ def check(args: Sequence[str], world_size: int) -> None:
 def inline(args: Sequence[str]) -> tuple[str, ...]:
     """The arguments, with the content of a config file in place of its name. The name of a ready config stays.
 
-    Raises:
-        Refusal: for a file that cannot be read as settings.
+    Raises Refusal for a file that cannot be read as settings.
     """
     parted = (word.split("=", 1) if word.startswith("--config=") else [word] for word in args)
     words = ["", *itertools.chain.from_iterable(parted)]

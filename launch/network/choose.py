@@ -95,11 +95,9 @@ def candidates(facts: Mapping[str, Any], settings: Mapping[str, Any]) -> list[En
 def working(facts: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Mapping[str, Any]], reach: Reach) -> Found:
     """The networks on which every host reaches every other.
 
-    A host with two NICs in one subnet stands for two: one with its first address there, one with its second.
-    Hosts that share no subnet at all may still reach each other by routing: then any tested address will do.
-
-    Raises:
-        Refusal: a host has no address that may carry training, or no network is left; naming pairs network by network.
+    A host with two NICs in one subnet stands for two: one with its first address there, one with its second. Hosts that
+    share no subnet at all may still reach each other by routing: then any tested address will do. Raises Refusal when
+    a host has no address that may carry training, or no network is left, naming pairs network by network.
     """
     hosts = list(facts)
     ends = {host: candidates(facts[host], settings[host]) for host in hosts}
@@ -134,9 +132,7 @@ def working(facts: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Mappi
 
 
 def _variants(
-    network: str,
-    on_it: Mapping[str, Sequence[Endpoint]],
-    answered: Mapping[tuple[str, str, str], Mapping[str, Any]],
+    network: str, on_it: Mapping[str, Sequence[Endpoint]], answered: Mapping[tuple[str, str, str], Mapping[str, Any]]
 ) -> tuple[list[Working], str]:
     """The network with each host's first address on it, with its second, ...; those that work, else why not."""
     kept: dict[tuple[str, ...], Working] = {}
@@ -164,13 +160,12 @@ class Measurements:
         best, speeds = dict(self.links), dict(self.speeds)
         for label, measured in links.items():
             before = best.get(label, measured)
-            best[label] = [max(pair, key=_goodness) for pair in zip(before, measured, strict=True)]
+            best[label] = [
+                max(pair, key=lambda link: (link.error is None, link.mbits or 0.0))
+                for pair in zip(before, measured, strict=True)
+            ]
             speeds[label] = [*speeds.get(label, []), slowest(measured)]
         return Measurements(best, speeds, list(dict.fromkeys([*self.hot, *hot])))
-
-
-def _goodness(link: Link) -> tuple[bool, float]:
-    return link.error is None, link.mbits or 0.0
 
 
 def choose(
@@ -183,10 +178,7 @@ def choose(
     """The fastest network on which all pairs work, by its slowest pair that was measured.
 
     Of networks that are alike, `kept` is taken, the label of an earlier choice; else one that does not carry SSH; then
-    IPv4; then the fastest.
-
-    Raises:
-        Refusal: on no network do all pairs pass the measurement; naming pairs network by network.
+    IPv4; then the fastest. Raises Refusal, naming pairs, when on no network all pairs pass the measurement.
     """
     failures, measured = dict(found.failures), measurements.links
     passed = []

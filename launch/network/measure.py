@@ -1,4 +1,4 @@
-"""Measures the links between hosts on some networks: what each host is asked, and what the answers mean."""
+"""Measures the links between hosts on some networks: who with whom and when, and what the answers mean."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 from launch.hosts import hostcall
 from launch.hosts.machine import Machine
 from launch.network.links import Link
-from launch.network.schedule import rounds
 
 BANDWIDTH_SECONDS = 1  # of each pair, both directions at once
 PATIENCE_SECONDS = 10  # of a host for its partner in a pair
@@ -25,6 +24,21 @@ class Field:
     name: str
     addresses: dict[str, str]
     mtus: dict[str, int]
+
+
+def rounds(hosts: Sequence[str]) -> list[list[tuple[str, str]]]:
+    """Every unordered pair once, as (caller, callee), with no host in two pairs of a round. Pure.
+
+    N - 1 rounds for an even number of hosts, N for an odd one. The circle method of round-robin tournaments: one host
+    stays, the others turn. With an odd number a place in the circle is empty, and the host that meets it rests.
+    """
+    circle: list[str | None] = [*hosts, *([None] if len(hosts) % 2 else [])]
+    half, made = len(circle) // 2, []
+    for _ in range(len(circle) - 1):
+        facing = zip(circle[:half], reversed(circle[half:]), strict=True)
+        made.append([(a, b) for a, b in facing if a is not None and b is not None])
+        circle = [circle[0], circle[-1], *circle[1:-1]]
+    return [pairs for pairs in made if pairs]
 
 
 def options(hosts: Sequence[str], fields: Sequence[Field], seconds: int) -> dict[str, dict[str, Any]]:

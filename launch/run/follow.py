@@ -6,16 +6,16 @@ A rank's lines carry the prefix that launch.job.plan has torchrun put before the
 from __future__ import annotations
 
 import contextlib
-import io
 import queue
 import re
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from launch.hosts.machine import HostLost, Machine
+from launch.hosts.ssh import LineSink
 from launch.job import container
 from launch.job.plan import HostPlan
 
@@ -62,38 +62,6 @@ class Labeller:
             print(self.label(host, line), flush=True)
 
 
-class LineSink(io.TextIOBase):
-    """A file-like object that hands on whole lines, and skips those that an earlier connection has brought."""
-
-    def __init__(self, hand_on: Callable[[str], None]) -> None:
-        self._hand_on = hand_on
-        self._rest = ""
-        self._seen = 0
-        self._skip = 0
-
-    def restart(self) -> None:
-        """The stream begins again with its first line: skip what was already handed on."""
-        self._rest, self._skip, self._seen = "", self._seen, 0
-
-    def write(self, text: str) -> int:
-        lines = (self._rest + text).split("\n")
-        self._rest = lines.pop()
-        for line in lines:
-            self._take(line)
-        return len(text)
-
-    def finish(self) -> None:
-        """Hand on a last line that had no newline."""
-        if self._rest:
-            self._take(self._rest)
-        self._rest = ""
-
-    def _take(self, line: str) -> None:
-        self._seen += 1
-        if self._seen > self._skip:
-            self._hand_on(line.rstrip("\r"))
-
-
 class Follower:
     """Follows every host of a run: its output to the terminal and to a log file, its end to a queue."""
 
@@ -116,13 +84,9 @@ class Follower:
                 self._labeller.show(host_plan.host, line)
 
             sink = LineSink(hand_on)
-            first = True
 
             def stream() -> object:
-                nonlocal first
-                if not first:
-                    sink.restart()
-                first = False
+                sink.restart()
                 return container.stream_output(machine, host_plan, sink)
 
             with contextlib.suppress(HostLost):  # _watch reports it

@@ -19,14 +19,9 @@ NOTES = ("failure.json", "stopped")  # of each host: they are kept with its logs
 
 
 def gather(machine: Machine, host_plan: HostPlan, folder: Path) -> dict[str, Any]:
-    """Remove a host's container and copy its logs here; from the first host copy everything else too.
+    """Remove a host's container and copy its logs here; from the first host all else too, but no links that lead out.
 
-    A script may have written anything there: links that point out of the folder are not copied.
-
-    Returns what `container.finish` does.
-
-    Raises:
-        RuntimeError: when rsync fails.
+    Returns what `container.finish` does. Raises RuntimeError when rsync fails.
     """
     finished = container.finish(machine, host_plan)
     logs = folder / "logs" / host_plan.host

@@ -23,8 +23,7 @@ from launch.cli.signals import undisturbed
 from launch.hosts import ssh
 from launch.hosts.machine import Machine
 from launch.job import container, outcome, rank_logs
-from launch.job import plan as plans
-from launch.job.plan import HostPlan, Plan
+from launch.job.plan import HostPlan, Plan, stop_seconds
 from launch.run import gather
 from launch.run.follow import Ended, Follower
 
@@ -72,7 +71,7 @@ class Run:
                 f"stopping the run on every host; a rank has {plan.grace} s to finish its step and save "
                 "(Ctrl-C again: leave without waiting)"
             )
-            self._stop_everywhere("Ctrl-C", plans.stop_seconds(plan.grace))
+            self._stop_everywhere("Ctrl-C", stop_seconds(plan.grace))
         except Refusal as refusal:
             with undisturbed(self._last_message):
                 self._finish_everywhere()
@@ -90,10 +89,9 @@ class Run:
 
     def _start(self) -> None:
         results = ssh.in_parallel(lambda pair: container.start(*pair), self.pairs)
+        fix = "fix that; no host was left running"
         failed = [
-            Problem(
-                f"host {host_plan.host}", f"its container did not start: {error}", "fix that; no host was left running"
-            )
+            Problem(f"host {host_plan.host}", f"its container did not start: {error}", fix)
             for (_, host_plan), error in zip(self.pairs, results, strict=True)
             if isinstance(error, BaseException)
         ]
@@ -114,7 +112,7 @@ class Run:
                 self.ends[ended.host_plan.host] = ended
                 if ended.status != 0:
                     stopped = ended.status in outcome.STOPPED_STATUSES
-                    limit = time.monotonic() + (plans.stop_seconds(self.plan.grace) if stopped else SELF_END_SECONDS)
+                    limit = time.monotonic() + (stop_seconds(self.plan.grace) if stopped else SELF_END_SECONDS)
                     deadline = limit if deadline is None else min(deadline, limit)
             except queue.Empty:
                 if deadline is not None and time.monotonic() >= deadline:

@@ -7,9 +7,7 @@ import functools
 import shlex
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -18,12 +16,11 @@ from launch.cli.output import nobody_reads
 from launch.cli.refusal import Refusal, refuse
 from launch.files import runs_dir, shown
 from launch.hosts import clustermap, ssh
-from launch.hosts.clustermap import ClusterMap
 from launch.hosts.inventory import Target
 from launch.hosts.machine import Machine, targets_of
 from launch.job import container
 from launch.run import cluster_hosts
-from launch.run.follow import LineSink, split_label
+from launch.run.follow import split_label
 
 LEAVE_SECONDS = 1.5  # to end the reading on the hosts when a live view is left
 
@@ -33,9 +30,8 @@ _PID = "muster-pid="
 def logs(path: Path, run: str, console: Console) -> int:
     """Print a run's output, labelled: from runs/<id>/logs when it has ended, from the hosts while it goes on.
 
-    Raises:
-        Refusal: when no such run is known here or on the hosts, or none of its output is here.
-        KeyboardInterrupt: when the user leaves a live view; its message says that the run continues.
+    Raises Refusal when no such run is known here or on the hosts, or none of its output is here, and
+    KeyboardInterrupt when the user leaves a live view, with the message that the run continues.
     """
     folder = runs_dir() / run
     if run and (folder / "summary.json").exists():
@@ -62,10 +58,7 @@ def logs(path: Path, run: str, console: Console) -> int:
 
 
 def _nothing_to_show(run: str, failed: int) -> Refusal:
-    """Why there is no output of a run without a summary and without containers.
-
-    `failed`: UNREACHABLE where a host did not answer, else 0.
-    """
+    """Why there is no output of a run without summary and containers; `failed` is UNREACHABLE or 0."""
     status = failed or exits.REFUSED
     nobody = "no host that answered" if failed else "no host"
     folder = runs_dir() / run
@@ -82,7 +75,7 @@ def _nothing_to_show(run: str, failed: int) -> Refusal:
 class _View:
     """The live output of a run, from every host. It can be left at any time: what waits for a host is a daemon."""
 
-    def __init__(self, cluster: ClusterMap, run: str) -> None:
+    def __init__(self, cluster: clustermap.ClusterMap, run: str) -> None:
         self._cluster = cluster
         self._run = run
         self._printing = threading.Lock()
@@ -91,8 +84,7 @@ class _View:
 
     def watch(self) -> dict[str, int | BaseException]:
         """Print until the run has ended on every host, or nobody reads; how many containers each host has had."""
-        known_hosts = Path(self._cluster.known_hosts)
-        answers: dict[str, int | BaseException] = {}
+        known_hosts, answers = Path(self._cluster.known_hosts), dict[str, int | BaseException]()
 
         def work(target: Target) -> None:
             try:
@@ -124,10 +116,11 @@ class _View:
         def end(container_id: str, machine: Machine, pid: int) -> None:
             # Only while the process is still the one that reads: its number may have gone to another by now.
             same = f"grep -qs {shlex.quote(container_id)} /proc/{pid}/cmdline"
-            machine.root(f"{same} && kill {pid}", LEAVE_SECONDS)
+            with contextlib.suppress(Exception):
+                machine.root(f"{same} && kill {pid}", LEAVE_SECONDS)
 
         enders = [
-            threading.Thread(target=_quietly, args=(end, container_id, machine, pid), daemon=True)
+            threading.Thread(target=end, args=(container_id, machine, pid), daemon=True)
             for (_, container_id), (machine, pid) in reading
         ]
         for ender in enders:
@@ -141,7 +134,7 @@ class _View:
         mine = [e for e in container.listed(machine) if e["Labels"].get("muster.run") == self._run]
         for entry in mine:
             container_id = entry["Id"]
-            sink = LineSink(functools.partial(self._take, machine, container_id))
+            sink = ssh.LineSink(functools.partial(self._take, machine, container_id))
             # Closing an SSH channel ends no process on the host: this one prints its number, so that we can end it.
             machine.root(f"echo {_PID}$$; exec podman logs --follow {container_id} 2>&1", None, sink)
             sink.finish()
@@ -156,8 +149,3 @@ class _View:
         with self._printing:
             if not self._left:
                 print(" | ".join(split_label(machine.name, line)), flush=True)
-
-
-def _quietly(work: Callable[..., None], *arguments: Any) -> None:
-    with contextlib.suppress(Exception):
-        work(*arguments)

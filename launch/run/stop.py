@@ -18,9 +18,7 @@ def stop(path: Path, run: str, console: Console) -> int:
     """Stop a run on every host and remove its containers; who watches it elsewhere sees it end as `stopped`.
 
     Returns UNREACHABLE when a host did not answer or could not stop it (the others stop it all the same).
-
-    Raises:
-        Refusal: without RUN, or when no host has a container of it.
+    Raises Refusal without RUN, or when no host has a container of it.
     """
     cluster = clustermap.read(path, current=False)
     if not run:

@@ -11,16 +11,13 @@ from pathlib import Path
 from rich.console import Console
 
 from launch.cli import exits
-from launch.cli.output import say
+from launch.cli.output import detail, say
 from launch.cli.refusal import Refusal, refuse
 from launch.hosts import clustermap, inventory, ssh
-from launch.hosts.clustermap import ClusterMap, MapHost
 from launch.hosts.machine import Machine, machines
 from launch.job import plan as plans
 from launch.job import readiness, trainer_arguments
 from launch.job import resume as resuming
-from launch.job.plan import Options
-from launch.job.readiness import Readiness
 from launch.run.lifecycle import Run
 
 
@@ -40,11 +37,7 @@ class Request:
 
 
 def train(request: Request, console: Console) -> int:
-    """Run a training job; returns the exit status.
-
-    Raises:
-        Refusal: when nothing was started.
-    """
+    """Run a training job; returns the exit status. Raises Refusal when nothing was started."""
     options = parse_options(request)
     cluster = clustermap.read(request.inventory)
     earlier = resuming.find(request.resume, request.inventory) if request.resume else None
@@ -61,10 +54,8 @@ def train(request: Request, console: Console) -> int:
             options = replace(options, image=images.workload_reference(Path(request.workload)))
         plan = plans.make_plan(cluster, options, run, clustermap.MASTER_PORTS[0], owner, created)
         print(plans.describe(plan))
-        first, last = clustermap.MASTER_PORTS
-        print(
-            f"\nDry run: nothing was started. The start picks a free port from {first} to {last} on {plan.master_host}."
-        )
+        ports = "{} to {}".format(*clustermap.MASTER_PORTS)
+        print(f"\nDry run: nothing was started. The start picks a free port from {ports} on {plan.master_host}.")
         return exits.SUCCEEDED
     with machines(cluster, hosts, say) as opened:
         if request.workload:
@@ -74,16 +65,12 @@ def train(request: Request, console: Console) -> int:
         return Run(plan, opened).run()
 
 
-def parse_options(request: Request) -> Options:
-    """The options of a request, checked.
-
-    Raises:
-        Refusal: for a bad NODES, GRACE, ARGS, WORKLOAD or SCRIPT.
-    """
+def parse_options(request: Request) -> plans.Options:
+    """The options of a request, checked. Raises Refusal for a bad NODES, GRACE, ARGS, WORKLOAD or SCRIPT."""
     nodes, grace = plans.parse_nodes(request.nodes), plans.parse_grace(request.grace)
     args = tuple(trainer_arguments.split(request.args))
     script = _check_workload(request.workload, request.script) if request.workload or request.script else None
-    return Options(nodes, args if script else trainer_arguments.inline(args), script, grace=grace)
+    return plans.Options(nodes, args if script else trainer_arguments.inline(args), script, grace=grace)
 
 
 def _check_workload(workload: str, script: str) -> str:
@@ -100,26 +87,22 @@ def _check_workload(workload: str, script: str) -> str:
     if not inside.is_file() and Path(script).is_file():
         inside = Path(script).resolve()
     if not inside.is_file() or not inside.is_relative_to(folder.resolve()):
-        raise refuse(
-            "SCRIPT", f"there is no {script} in {workload}", f"name a file of that folder; there is: {scripts}"
-        )
+        what = f"there is no {script} in {workload}"
+        raise refuse("SCRIPT", what, f"name a file of that folder; there is: {scripts}")
     return str(inside.relative_to(folder.resolve()))
 
 
 def check_before_start(
     request: Request,
-    cluster: ClusterMap,
-    hosts: Sequence[MapHost],
+    cluster: clustermap.ClusterMap,
+    hosts: Sequence[clustermap.MapHost],
     opened: Sequence[Machine],
-    options: Options,
+    options: plans.Options,
     earlier: resuming.Earlier | None,
 ) -> int:
-    """The quick form of `make check`, and at the same time everything else that is asked before a start.
+    """The quick form of `make check`, and at the same time all else that is asked before a start.
 
-    Returns a free port on the first host.
-
-    Raises:
-        Refusal: naming everything that prevents the start.
+    Returns a free port on the first host. Raises Refusal, naming everything that prevents the start.
     """
 
     def ready() -> int:
@@ -138,17 +121,15 @@ def check_before_start(
         settings, port, warnings = pool.submit(_check_settings, options, hosts), pool.submit(ready), pool.submit(quick)
     errors = (job.exception() for job in (settings, port, warnings))
     if refusals := [error for error in errors if isinstance(error, Refusal)]:
-        raise Refusal(
-            (problem for refusal in refusals for problem in refusal.problems),
-            max(refusal.status for refusal in refusals),
-        )
+        problems = [problem for refusal in refusals for problem in refusal.problems]
+        raise Refusal(problems, max(refusal.status for refusal in refusals))
     settings.result()
     for line in warnings.result():
         say(f"check: {line}")
     return port.result()
 
 
-def _check_settings(options: Options, hosts: Sequence[MapHost]) -> None:
+def _check_settings(options: plans.Options, hosts: Sequence[clustermap.MapHost]) -> None:
     """Let our own trainer check its arguments; a user's script has none that we know."""
     if options.script is None:
         trainer_arguments.check(options.args, sum(host.nproc_per_node for host in hosts))
@@ -161,20 +142,13 @@ def _ship_workload(request: Request, opened: Sequence[Machine], console: Console
     from launch.deploy import control, deploy
 
     control.ensure_ready(console)
-
-    def progress(line: str) -> None:
-        console.print(f"    image: {line}", style="dim", highlight=False)
-
+    progress = detail(console, "image: ")
     try:
         training = images.build_training_image(progress, horovod=deployed == images.HOROVOD_REFERENCE)
         image = images.build_workload_image(training, Path(request.workload), progress)
         answers = ssh.in_parallel(lambda machine: readiness.ask(machine, image.id), opened)
-        lacking = [
-            machine.name
-            for machine, answer in zip(opened, answers, strict=True)
-            if not (isinstance(answer, Readiness) and answer.has_image)
-        ]
-        if lacking:
+        having = [isinstance(answer, readiness.Readiness) and answer.has_image for answer in answers]
+        if lacking := [machine.name for machine, has in zip(opened, having, strict=True) if not has]:
             export = images.export_oci(image, progress)
             deploy.distribute(inventory.read(request.inventory), image, export, lacking)
     except ContainersError as error:

@@ -17,7 +17,7 @@ import pytest
 from ansible.module_utils import muster_iperf, muster_links, muster_mtu
 from ansible.module_utils.muster_meeting import Meeting
 
-from launch.network.schedule import rounds
+from launch.network.measure import rounds
 
 ADDRESSES = {"h1": "127.0.0.1", "h2": "127.0.0.2", "h3": "127.0.0.3"}
 TOKEN = "secret"

@@ -23,7 +23,7 @@ def test_a_build_ends_with_the_deploy_that_failed(monkeypatch: pytest.MonkeyPatc
         raise ContainersError("ended", "here", "again")
 
     monkeypatch.setattr(images, "build_training_image", build)
-    with pytest.raises(RuntimeError, match="a host failed"), deploy.ImageBuild(print, False):
+    with pytest.raises(RuntimeError, match="a host failed"), deploy.image_build(print, False):
         assert begun.wait(60)
         raise RuntimeError("a host failed")
     assert ended.wait(60)

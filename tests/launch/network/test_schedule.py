@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from launch.network.schedule import rounds
+from launch.network.measure import rounds
 
 
 @pytest.mark.parametrize("count", range(1, 34))

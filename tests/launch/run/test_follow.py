@@ -7,8 +7,9 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launch.hosts.ssh import LineSink
 from launch.job.plan import Options, make_plan
-from launch.run.follow import Labeller, LineSink, split_label
+from launch.run.follow import Labeller, split_label
 from tests.launch.samples import cluster
 
 
