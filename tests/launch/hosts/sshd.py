@@ -38,13 +38,17 @@ class Sshd:
         self.programs: list[subprocess.Popen[bytes]] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
-        threading.Thread(target=self._serve, daemon=True).start()
+        self._server = threading.Thread(target=self._serve, daemon=True)
+        self._server.start()
 
     @property
     def known_hosts_line(self) -> str:
         return f"[127.0.0.1]:{self.port} {self.key.get_name()} {self.key.get_base64()}\n"
 
     def close(self) -> None:
+        # It has to leave accept() first: the number of a closed socket may be the next server's.
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._server.join()
         self._listener.close()
         for transport in self._transports:
             transport.close()
