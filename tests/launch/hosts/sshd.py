@@ -47,7 +47,8 @@ class Sshd:
 
     def close(self) -> None:
         # It has to leave accept() first: the number of a closed socket may be the next server's.
-        self._listener.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):  # closed already
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._server.join()
         self._listener.close()
         for transport in self._transports:
