@@ -21,7 +21,7 @@ from launch.cli import command, exits
 from launch.cli.refusal import refuse
 from launch.cli.signals import undisturbed
 from launch.files import ROOT, read_json, runs_dir, shown, write_json
-from launch.job import outcome, plan, rank_logs, trainer_arguments
+from launch.job import outcome, plan, torchrun_logs, trainer_arguments
 
 MASTER_ADDRESS = "127.0.0.1"
 WITHOUT_GPUS = 2  # ranks
@@ -43,7 +43,7 @@ def train(arguments: Sequence[str]) -> int:
     print(f"run {folder.name}: {nproc} process(es) on this machine", flush=True)
     words = torchrun(nproc, folder, training)
     status, stopped = follow(words, environment(nproc, folder, grace_seconds), folder, plan.stop_seconds(grace_seconds))
-    rank_logs.flatten(folder / "logs", range(nproc))
+    torchrun_logs.flatten(folder / "logs", range(nproc))
     summary = summarise(folder, nproc, status, stopped)
     write_json(folder / "summary.json", summary)
     print(closing(summary, folder), flush=True)

@@ -46,7 +46,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if module.__name__ in sources:
             exec(compile(sources[module.__name__], module.__name__, "exec"), module.__dict__)
 sys.meta_path.insert(0, Finder())
-from ansible.module_utils.muster_check import run
+from ansible.module_utils.muster_answer import run
 run(options, lambda words: print({mark!r} + json.dumps(words), flush=True))
 """
 
@@ -69,7 +69,7 @@ def _sources() -> dict[str, str]:
 
 
 def command(python: str) -> str:
-    """The shell command that runs muster_check.run on what `program` gives it."""
+    """The shell command that runs muster_answer.run on what `program` gives it."""
     return shlex.join([python, "-c", _LOADER.format(mark=MARK)])
 
 
@@ -166,7 +166,7 @@ def ask_all(
 ) -> dict[str, Answer | BaseException]:
     """All hosts' answers at once, by name; what went wrong stands in the place of an answer.
 
-    options: by host those of muster_check.run but `seconds`; what is missing is not asked. say: for progress.
+    options: by host those of muster_answer.run but `seconds`; what is missing is not asked. say: for progress.
     """
     call = _Call(machine.name for machine in machines)
     with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:

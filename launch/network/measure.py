@@ -42,7 +42,7 @@ def rounds(hosts: Sequence[str]) -> list[list[tuple[str, str]]]:
 
 
 def options(hosts: Sequence[str], fields: Sequence[Field], seconds: int) -> dict[str, dict[str, Any]]:
-    """What each host is asked (muster_check's `meeting` and `links`): its own pairs and the addresses that they need.
+    """What each host is asked (muster_answer's `meeting` and `links`): its own pairs and the addresses that they need.
 
     Pairs stand in the order of the rounds, network by network: so no host is in two measurements at once.
     """

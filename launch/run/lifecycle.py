@@ -22,7 +22,7 @@ from launch.cli.refusal import Problem, Refusal
 from launch.cli.signals import undisturbed
 from launch.hosts import ssh
 from launch.hosts.machine import Machine
-from launch.job import container, outcome, rank_logs
+from launch.job import container, outcome, torchrun_logs
 from launch.job.plan import HostPlan, Plan, stop_seconds
 from launch.run import gather
 from launch.run.follow import Ended, Follower
@@ -149,7 +149,7 @@ class Run:
         states = self._finish_everywhere()
         logs, plan = self.folder / "logs", self.plan
         for host_plan in plan.hosts:
-            rank_logs.flatten(logs / host_plan.host, host_plan.ranks)
+            torchrun_logs.flatten(logs / host_plan.host, host_plan.ranks)
         stopped_by = gather.stopped_elsewhere(logs, plan.hosts)
         if status == "failed" and stopped_by:
             status = "stopped"

@@ -19,7 +19,7 @@ from launch.hosts import clustermap, ssh
 from launch.hosts.inventory import Target
 from launch.hosts.machine import Machine, targets_of
 from launch.job import container
-from launch.run import cluster_hosts
+from launch.run import ask_hosts
 from launch.run.follow import split_label
 
 LEAVE_SECONDS = 1.5  # to end the reading on the hosts when a live view is left
@@ -42,7 +42,7 @@ def logs(path: Path, run: str, console: Console) -> int:
         return exits.SUCCEEDED
     cluster = clustermap.read(path, current=False)
     if not run:
-        raise refuse("RUN", "which run?", f"give RUN=<id>; {cluster_hosts.known_runs()}")
+        raise refuse("RUN", "which run?", f"give RUN=<id>; {ask_hosts.known_runs()}")
     view = _View(cluster, run)
     try:
         answers = view.watch()
@@ -51,7 +51,7 @@ def logs(path: Path, run: str, console: Console) -> int:
         if not shown:
             raise
         raise KeyboardInterrupt(f"left the view; run {run} goes on, `make stop RUN={run}` ends it") from None
-    failed = cluster_hosts.report_failed(answers, path)
+    failed = ask_hosts.report_failed(answers, path)
     if not any(isinstance(answer, int) and answer for answer in answers.values()):
         raise _nothing_to_show(run, failed)
     return failed
@@ -64,7 +64,7 @@ def _nothing_to_show(run: str, failed: int) -> Refusal:
     folder = runs_dir() / run
     if not folder.is_dir():
         where = "here or on the hosts that answered" if failed else "here or on the hosts"
-        return refuse("RUN", f"there is no run {run}, {where}", cluster_hosts.known_runs(), status)
+        return refuse("RUN", f"there is no run {run}, {where}", ask_hosts.known_runs(), status)
     what = f"{nobody} has a container of run {run}, and it has no summary here: it was not followed to its end"
     if any(file.is_file() and file.stat().st_size for file in (folder / "logs").rglob("*")):
         return refuse("RUN", what, f"read its output as far as it was followed in {shown(folder)}/logs", status)

@@ -10,7 +10,7 @@ from rich.table import Table
 from launch.files import read_json, runs_dir
 from launch.hosts import clustermap
 from launch.job import container
-from launch.run import cluster_hosts
+from launch.run import ask_hosts
 
 
 def status(path: Path, console: Console) -> int:
@@ -22,14 +22,14 @@ def status(path: Path, console: Console) -> int:
     table = Table(title=f"Containers of runs on {cluster.inventory}")
     for column in ("run", "host", "node rank", "state", "owner"):
         table.add_column(column)
-    answers = cluster_hosts.ask_all(cluster, container.listed)
+    answers = ask_hosts.ask_all(cluster, container.listed)
     for host, answer in answers.items():
         for entry in answer if isinstance(answer, list) else []:
             labels = entry["Labels"]
             keys = ("muster.run", "muster.node_rank", "muster.owner")
             run, node_rank, owner = (labels.get(key, "?") for key in keys)
             table.add_row(run, host, node_rank, entry.get("Status") or entry.get("State", "?"), owner)
-    failed = cluster_hosts.report_failed(answers, path)
+    failed = ask_hosts.report_failed(answers, path)
     answered = sum(isinstance(answer, list) for answer in answers.values())
     nothing = f"No run has a container on the hosts that answered ({answered} of {len(cluster.hosts)})."
     console.print(table if table.row_count else nothing)

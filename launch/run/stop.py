@@ -11,7 +11,7 @@ from launch.cli.refusal import refuse
 from launch.hosts import clustermap, ssh
 from launch.hosts.machine import Machine
 from launch.job import container
-from launch.run import cluster_hosts
+from launch.run import ask_hosts
 
 
 def stop(path: Path, run: str, console: Console) -> int:
@@ -22,8 +22,8 @@ def stop(path: Path, run: str, console: Console) -> int:
     """
     cluster = clustermap.read(path, current=False)
     if not run:
-        answers = cluster_hosts.ask_all(cluster, container.listed)
-        failed = cluster_hosts.report_failed(answers, path)
+        answers = ask_hosts.ask_all(cluster, container.listed)
+        failed = ask_hosts.report_failed(answers, path)
         live = {e["Labels"]["muster.run"] for answer in answers.values() if isinstance(answer, list) for e in answer}
         on_hosts = f"on the hosts{' that answered' if failed else ''} now: {', '.join(sorted(live)) or 'none'}"
         raise refuse("RUN", "which run?", f"give RUN=<id>; {on_hosts}", failed or exits.REFUSED)
@@ -35,9 +35,9 @@ def stop(path: Path, run: str, console: Console) -> int:
             container.remove(machine, run)
         return count
 
-    answers = cluster_hosts.ask_all(cluster, end)
+    answers = ask_hosts.ask_all(cluster, end)
     stopped = [host for host, answer in answers.items() if isinstance(answer, int) and answer]
-    failed = cluster_hosts.report_failed(answers, path)
+    failed = ask_hosts.report_failed(answers, path)
     if not stopped and not failed:
         raise refuse("RUN", f"no host has a container of run {run}", "`make status` shows what runs now")
     if stopped:

@@ -301,7 +301,7 @@ def ask_nvidia(fields: tuple[str, ...], command: Callable[[list[str]], Result]) 
 
 
 def find_gpus(command: Callable[[list[str]], Result] = run) -> dict[str, Any]:
-    """{"gpus", "gpu_problems", "rows"}: the GPUs, what is wrong with any, and nvidia-smi's texts for muster_health.
+    """{"gpus", "gpu_problems", "rows"}: the GPUs, what is wrong with any, and nvidia-smi's texts for muster_gpu_health.
 
     gpus: [{"vendor" (nvidia, amd), "index" (its vendor's own), "name", "uuid", "memory_mib" (None where it shares the
     machine's), "driver", "compute_capability", "pci_bus_id" (0000:3b:00), "ecc_uncorrected" (None: no ECC), "mig",

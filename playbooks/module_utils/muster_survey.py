@@ -1,6 +1,6 @@
 """Everything Muster wants to know of a host, in one call: `survey`. It reads and changes nothing.
 
-Part of what muster_check does on a host. Needs root for Podman's containers and the kernel's log. Not for the network
+Part of what muster_answer does on a host. Needs root for Podman's containers and the kernel's log. Not for the network
 between hosts: that is muster_meeting and muster_links.
 Runs on bare hosts: standard library alone, Python 3.8 and later.
 """
@@ -18,8 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from ansible.module_utils.muster_gpu_health import gpu_health, read_processes, read_xid
 from ansible.module_utils.muster_gpus import find_gpus, in_words
-from ansible.module_utils.muster_health import gpu_health, read_processes, read_xid
 from ansible.module_utils.muster_host import (
     Result,
     available_memory,

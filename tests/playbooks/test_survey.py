@@ -238,7 +238,7 @@ def test_a_survey_without_ip_says_what_to_install() -> None:
     code = (
         "from ansible.module_utils import muster_host, muster_nics\n"
         "muster_nics.run = lambda command: muster_host.Result(127, '', 'ip: not installed')\n"
-        "from ansible.module_utils.muster_check import run\n"
+        "from ansible.module_utils.muster_answer import run\n"
         "run({'survey': {'podman': False}, 'meeting': None, 'seconds': 60}, print)"
     )
     with pytest.raises(subprocess.CalledProcessError) as error:

@@ -14,7 +14,7 @@ from launch import files
 from launch.hosts import openssh
 from launch.hosts.inventory import Target
 from launch.hosts.machine import Machine
-from launch.job import container, rank_logs
+from launch.job import container, torchrun_logs
 from launch.job.plan import HostPlan, Options, make_plan
 from launch.run import gather
 from tests.launch.samples import cluster
@@ -37,7 +37,7 @@ def host_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostPlan:
 def gathered(host_plan: HostPlan, folder: Path) -> None:
     machine: Any = SimpleNamespace(target=Target("h1", "192.0.2.1", user="me"), known_hosts=Path("known_hosts"))
     gather.gather(cast(Machine, machine), host_plan, folder)
-    rank_logs.flatten(folder / "logs" / host_plan.host, host_plan.ranks)
+    torchrun_logs.flatten(folder / "logs" / host_plan.host, host_plan.ranks)
 
 
 def test_links_that_lead_outside_stay_on_the_host(host_plan: HostPlan, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from launch.cli.refusal import Refusal
 from launch.hosts import clustermap, ssh
 from launch.hosts.inventory import Target
 from launch.job import readiness
-from launch.run import cluster_hosts, logs, status, stop
+from launch.run import ask_hosts, logs, status, stop
 from tests.launch.samples import cluster
 
 INVENTORY = Path("inventory/lab")
@@ -50,7 +50,7 @@ def _hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "ROOT", tmp_path)
     monkeypatch.setattr(clustermap, "read", lambda path, current: cluster(1, 1))
     monkeypatch.setattr(ssh, "connect", lambda target, known_hosts: None)
-    monkeypatch.setattr(cluster_hosts, "Machine", Host)
+    monkeypatch.setattr(ask_hosts, "Machine", Host)
     monkeypatch.setattr(logs, "Machine", Host)
     monkeypatch.setattr(Host, "commands", [])
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from ansible.module_utils import muster_health
+from ansible.module_utils import muster_gpu_health
 from ansible.module_utils.muster_host import Result
 
 from launch.health.host_checks import check_host
@@ -30,12 +30,12 @@ UUID = "GPU-7fb1a0c9-0b9e-4f6e-a6d2-2f0cb44d2c01"
     ],
 )
 def test_reasons_for_throttling_in_words(text: str | None, words: list[str] | None) -> None:
-    assert muster_health.parse_throttle(text) == words
+    assert muster_gpu_health.parse_throttle(text) == words
 
 
 def test_processes_are_told_with_their_owner_whatever_their_name() -> None:
     text = f"{UUID}, 12345, python3, train, 8192\n{UUID}, 77, [Insufficient Permissions], [N/A]\nNo running processes\n"
-    found = muster_health.parse_processes(text, {12345: "ann"}.get)
+    found = muster_gpu_health.parse_processes(text, {12345: "ann"}.get)
     assert found == {
         UUID: [
             {"pid": 12345, "user": "ann", "name": "python3, train", "memory_mib": 8192},
@@ -45,8 +45,8 @@ def test_processes_are_told_with_their_owner_whatever_their_name() -> None:
 
 
 def test_the_owner_of_a_process_is_found_and_that_of_none_is_not() -> None:
-    assert muster_health.owner_of(os.getpid()) is not None
-    assert muster_health.owner_of(2**22 + 1) is None
+    assert muster_gpu_health.owner_of(os.getpid()) is not None
+    assert muster_gpu_health.owner_of(2**22 + 1) is None
 
 
 def row(**more: str) -> dict[str, str]:
@@ -63,7 +63,7 @@ def test_health_of_a_gpu_by_new_and_old_names_of_fields() -> None:
             "remapped_rows.failure": "No",
         }
     )
-    assert muster_health.gpu_health([known], {UUID: [{"pid": 1}]}) == [
+    assert muster_gpu_health.gpu_health([known], {UUID: [{"pid": 1}]}) == [
         {
             "index": 1,
             "pci_bus_id": "0000:5e:00",
@@ -79,7 +79,7 @@ def test_health_of_a_gpu_by_new_and_old_names_of_fields() -> None:
 
 
 def test_what_a_gpu_does_not_tell_is_none_and_not_healthy() -> None:
-    health = muster_health.gpu_health([{"index": "0", "uuid": UUID, "temperature.gpu": "[N/A]"}], {})[0]
+    health = muster_gpu_health.gpu_health([{"index": "0", "uuid": UUID, "temperature.gpu": "[N/A]"}], {})[0]
     keys = ("temperature_c", "throttle", "ecc_uncorrected", "repair_pending", "repair_failed")
     assert [health[key] for key in keys] == [None] * 5
 
@@ -96,7 +96,7 @@ DMESG = """\
 
 
 def test_xid_lines_are_found_in_the_kernels_log_with_gpu_number_time_and_count() -> None:
-    found = muster_health.parse_xid(DMESG, booted=1_000_000.0)
+    found = muster_gpu_health.parse_xid(DMESG, booted=1_000_000.0)
     assert [(entry["pci"], entry["xid"], entry["when"], entry["count"]) for entry in found] == [
         ("0000:cb:00", 13, 1_002_005.5, 2),
         ("0000:b1:00", 79, 1_003_000.0, 1),
@@ -110,7 +110,7 @@ def test_an_xid_line_in_the_kernels_log_names_host_gpu_and_what_to_do() -> None:
         "gpus": [gpu],
         "gpu_problems": [],
         "ended": 1_003_600.0,
-        "xid": muster_health.parse_xid(DMESG, 1_000_000.0),
+        "xid": muster_gpu_health.parse_xid(DMESG, 1_000_000.0),
     }
     verdict = next(v for v in check_host("h2", found, Asked()) if v.check == "xid" and v.level == ERROR)
     assert verdict.where == "host h2" and "reboot the host" in verdict.fix
@@ -129,7 +129,7 @@ def test_an_xid_line_in_the_kernels_log_names_host_gpu_and_what_to_do() -> None:
 )
 def test_times_of_xid_lines_in_every_form(line: str, when: float | None) -> None:
     assert datetime(2024, 1, 15, 3, tzinfo=UTC).timestamp() == 1705287600.0
-    entry = muster_health.parse_xid(line, booted=1000.0)[0]
+    entry = muster_gpu_health.parse_xid(line, booted=1000.0)[0]
     assert (entry["pci"], entry["xid"], entry["when"]) == ("0000:3b:00", 79, when)
 
 
@@ -142,19 +142,19 @@ FORBIDDEN = Result(1, "", "dmesg: read kernel buffer failed: Operation not permi
 
 def test_no_xid_line_is_told_apart_from_a_log_that_cannot_be_read() -> None:
     none = Result(127, "", "journalctl: not installed")
-    assert muster_health.read_xid(answering(Result(0, "[    1.0] Linux\n", ""), none)) == ([], None)
-    found, why = muster_health.read_xid(answering(FORBIDDEN, none))
+    assert muster_gpu_health.read_xid(answering(Result(0, "[    1.0] Linux\n", ""), none)) == ([], None)
+    found, why = muster_gpu_health.read_xid(answering(FORBIDDEN, none))
     assert found is None and "Operation not permitted" in (why or "")
     empty = Result(0, "", "No journal files were found.\n")
-    assert muster_health.read_xid(answering(FORBIDDEN, empty))[0] is None
+    assert muster_gpu_health.read_xid(answering(FORBIDDEN, empty))[0] is None
 
 
 def test_the_journal_is_read_where_dmesg_is_forbidden() -> None:
     journal = Result(0, "1705287600.000000 node7 kernel: NVRM: Xid (PCI:0000:3b:00): 48, pid=1\n", "")
-    found, why = muster_health.read_xid(answering(FORBIDDEN, journal))
+    found, why = muster_gpu_health.read_xid(answering(FORBIDDEN, journal))
     assert why is None and found is not None and found[0]["xid"] == 48
 
 
 def test_the_time_of_the_boot() -> None:
-    assert muster_health.boot_time("100.5 380.1", 1000.0) == 899.5
-    assert muster_health.boot_time(None, 1000.0) is None
+    assert muster_gpu_health.boot_time("100.5 380.1", 1000.0) == 899.5
+    assert muster_gpu_health.boot_time(None, 1000.0) is None
