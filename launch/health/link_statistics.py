@@ -47,6 +47,11 @@ def arrow(pair: Pair) -> str:
     return f"{pair[0]} -> {pair[1]}"
 
 
+def ends(link: Link) -> Pair:
+    """The link's two hosts, source and target."""
+    return link.source, link.target
+
+
 def other(pair: Pair, host: str) -> str:
     """The pair's other host."""
     return pair[1] if pair[0] == host else pair[0]
@@ -54,17 +59,17 @@ def other(pair: Pair, host: str) -> str:
 
 def bandwidths(links: Iterable[Link]) -> dict[Pair, float]:
     """Mbit/s of the pairs that work and were measured."""
-    return {(k.source, k.target): k.mbits for k in links if k.error is None and k.mbits is not None}
+    return {ends(k): k.mbits for k in links if k.error is None and k.mbits is not None}
 
 
 def round_trips(links: Iterable[Link]) -> dict[Pair, float]:
     """Milliseconds of the pairs that work and were measured."""
-    return {(k.source, k.target): k.rtt_ms for k in links if k.error is None and k.rtt_ms is not None}
+    return {ends(k): k.rtt_ms for k in links if k.error is None and k.rtt_ms is not None}
 
 
 def path_mtus(links: Iterable[Link]) -> dict[Pair, int]:
     """Bytes of the largest packet on the pairs that work and were measured."""
-    return {(k.source, k.target): k.path_mtu for k in links if k.error is None and k.path_mtu is not None}
+    return {ends(k): k.path_mtu for k in links if k.error is None and k.path_mtu is not None}
 
 
 def typical(values: Mapping[Pair, float], middle: Callable[[Iterable[float]], float]) -> float | None:

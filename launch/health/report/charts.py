@@ -8,9 +8,9 @@ from html import escape
 from typing import Any
 
 from launch.cli.units import gbits, rate
-from launch.health.link_statistics import bandwidths, slow
+from launch.health.link_statistics import bandwidths, ends, slow
 from launch.health.records import links_of, moment_of
-from launch.health.report.contents import Document, brief, describe, ends, figure
+from launch.health.report.contents import Document, brief, describe, figure
 
 #: Classes of the heat maps against the median, from bad to good: class, background and ink in light, the same in dark.
 #: Orange to blue, which colour-blind readers can distinguish; every figure has a contrast of 4.5 or more.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from launch.cli.units import gbits, milliseconds, rate
-from launch.health.link_statistics import Pair, arrow
+from launch.health.link_statistics import arrow, ends
 from launch.health.records import moment_of
 from launch.health.verdicts import ERROR, HEALTHY, INCOMPLETE, LEVELS, WARNING
 from launch.network.links import Link
@@ -60,11 +60,6 @@ def describe(link: Link) -> str:
     if link.path_mtu is not None:
         parts.append(f"path MTU {link.path_mtu} bytes")
     return f"{arrow(ends(link))}: {', '.join(parts) or 'not measured'}"
-
-
-def ends(link: Link) -> Pair:
-    """The link's two hosts, source and target."""
-    return link.source, link.target
 
 
 def all_reduce_cells(row: Mapping[str, Any]) -> list[str]:

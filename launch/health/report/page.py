@@ -14,7 +14,7 @@ from typing import Any
 
 from launch.cli.units import gbits, milliseconds, number, rate
 from launch.files import write_whole
-from launch.health.link_statistics import Pair, arrow, bandwidths, high_latency_pairs, round_trips, slow, typical
+from launch.health.link_statistics import Pair, arrow, bandwidths, ends, high_latency_pairs, round_trips, slow, typical
 from launch.health.records import links_of
 from launch.health.report import contents
 from launch.health.report.charts import BANDWIDTH_WORDS, LINES, SCALE, bandwidth_class, forecast_svg, heatmap_svg
@@ -246,7 +246,7 @@ def _heat(
     links: Sequence[Link], hosts: Sequence[str], cells: Mapping[Pair, tuple[str, str]], bad: Collection[Pair]
 ) -> str:
     """A heat map as a table whose headers stay in sight; `cells`: figure and colour class of the pairs that work."""
-    known = {contents.ends(link): link for link in links}
+    known = {ends(link): link for link in links}
     upright = ' class="upright"' if len(hosts) > UPRIGHT_HOSTS else ""
     head = "".join(f"<th><span{upright}>{escape(host)}</span></th>" for host in hosts)
     rows = []

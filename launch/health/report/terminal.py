@@ -16,21 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from launch.cli.units import gbits, number
-from launch.health.link_statistics import (
-    Blame,
-    Pair,
-    arrow,
-    bandwidths,
-    blame,
-    high_latency_pairs,
-    round_trips,
-    slow,
-    typical,
-)
+from launch.health import link_statistics as stats
 from launch.health.records import links_of
 from launch.health.report import contents
 from launch.health.report.contents import Document
-from launch.health.verdicts import HEALTHY
+from launch.health.verdicts import HEALTHY, some
 from launch.network.links import Link
 
 #: Up to so many hosts all pairs are shown, and beyond that the extremes.
@@ -82,11 +72,11 @@ def _problems(document: Document) -> Table:
             names = [entry["where"].removeprefix("host ") for entry in entries]
             where = f"{len(names)} {'pairs' if ' -> ' in where else 'hosts'}"
             if len({entry["what"] for entry in entries}) == 1:
-                lines = [f"{_first(names, 12)}: {first['what']}"]
+                lines = [f"{some(names, 12)}: {first['what']}"]
             else:
                 shown = list(zip(names, entries, strict=True))[:SHOWN]
                 lines = [e["what"] if f"{name} -> " in e["what"] else f"{name}: {e['what']}" for name, e in shown]
-                lines += [f"{len(names) - SHOWN} more: {_first(names[SHOWN:], 6)}"] if names[SHOWN:] else []
+                lines += [f"{len(names) - SHOWN} more: {some(names[SHOWN:], 6)}"] if names[SHOWN:] else []
         place = first["check"] if where == "cluster" else f"{first['check']}, {where}"
         what = Text(f"{place}: " + "\n".join(lines))
         if first["fix"]:
@@ -127,7 +117,7 @@ def _differences(sameness: Mapping[str, Any] | None) -> Iterator[str]:
             if host in row["odd"]:
                 values.setdefault(contents.brief(value), []).append(host)
         if values:
-            odd = "; ".join(f"{value} on {_first(hosts, SHOWN)}" for value, hosts in values.items())
+            odd = "; ".join(f"{value} on {some(hosts, SHOWN)}" for value, hosts in values.items())
             yield f"differs: {row['property']}: {odd}; {contents.brief(row['majority'])} on the other hosts"
 
 
@@ -136,7 +126,7 @@ def _show_links(document: Document, console: Console) -> None:
     links, hosts = links_of(document), document["hosts"]
     if not links:
         return
-    speeds, trips, found = bandwidths(links), round_trips(links), slow(links)
+    speeds, trips, found = stats.bandwidths(links), stats.round_trips(links), stats.slow(links)
     if found.typical is None:
         console.print(Text(f"Bandwidth: {contents.LEFT_OUT['bandwidth']}", style="dim"))
     else:
@@ -146,18 +136,18 @@ def _show_links(document: Document, console: Console) -> None:
             console.print(Text(title, style="italic"), table, sep="\n")
         else:
             few = _extremes(speeds, found.blame, lowest=True)
-            words = ", ".join(f"{arrow(pair)} {gbits(speeds[pair])}" for pair in few)
+            words = ", ".join(f"{stats.arrow(pair)} {gbits(speeds[pair])}" for pair in few)
             console.print(Text(f"slowest pairs in Gbit/s (median {gbits(found.typical)}): {words}"))
-    usual = typical(trips, median_low)
+    usual = stats.typical(trips, median_low)
     if usual is not None:
-        high = high_latency_pairs(links)
+        high = stats.high_latency_pairs(links)
         title = f"Round trip in ms, opened by the row's host, median {number(usual)} (* high latency)"
         table = link_table(links, hosts, trips, set(high), number)
         if _fits(table, hosts, console):
             console.print(Text(title, style="italic"), table, sep="\n")
         else:
-            few = _extremes(trips, blame(high, list(trips)), lowest=False)
-            words = ", ".join(f"{arrow(pair)} {number(trips[pair])}" for pair in few)
+            few = _extremes(trips, stats.blame(high, list(trips)), lowest=False)
+            words = ", ".join(f"{stats.arrow(pair)} {number(trips[pair])}" for pair in few)
             console.print(Text(f"longest round trips in ms (median {number(usual)}): {words}"))
 
 
@@ -166,7 +156,7 @@ def _fits(table: Table, hosts: Sequence[str], console: Console) -> bool:
     return len(hosts) <= MATRIX_HOSTS and wanted <= console.width
 
 
-def _extremes(values: Mapping[Pair, float], blamed: Blame, lowest: bool) -> list[Pair]:
+def _extremes(values: Mapping[stats.Pair, float], blamed: stats.Blame, lowest: bool) -> list[stats.Pair]:
     """The most extreme pairs, but for those that are explained by a host: of that host all has been said."""
     explained = {pair for pairs in blamed.explained.values() for pair in pairs}
     pairs = [pair for pair in values if pair not in explained]
@@ -176,14 +166,14 @@ def _extremes(values: Mapping[Pair, float], blamed: Blame, lowest: bool) -> list
 def link_table(
     links: Sequence[Link],
     hosts: Sequence[str],
-    values: Mapping[Pair, float],
-    marked: set[Pair],
+    values: Mapping[stats.Pair, float],
+    marked: set[stats.Pair],
     write: Callable[[float], str],
 ) -> Table:
     """All pairs' figures, from the row's host to the column's; marked ones with a star as well as by colour."""
-    errors = {contents.ends(link) for link in links if link.error is not None}
+    errors = {stats.ends(link) for link in links if link.error is not None}
 
-    def cell(pair: Pair) -> Text:
+    def cell(pair: stats.Pair) -> Text:
         if pair in values:
             text = write(values[pair])
             return Text(f"{text}*", style="bold yellow") if pair in marked else Text(text)
@@ -212,9 +202,3 @@ def _forecast_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         if row["nodes"] == most or (row["nodes"] in counts and row["option"].removesuffix(" *") == asked):
             table.add_row(*map(Text, contents.forecast_cells(row)))
     return table
-
-
-def _first(names: Sequence[str], most: int) -> str:
-    """Names in a row, the first few of many."""
-    shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
