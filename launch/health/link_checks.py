@@ -43,7 +43,7 @@ def verdicts(
 
     speeds: by host the label of its training NIC in Mbit/s, None where it is unknown or known to be wrong.
     mtus: by host the MTU of that NIC in bytes.
-    Links without stats.bandwidths (the quick form) are judged by error, round trip and MTU alone. Empty for no links.
+    Links without bandwidths (the quick form) are judged by error, round trip and MTU alone. Empty for no links.
     """
     if not links:
         return []
@@ -130,18 +130,13 @@ def _reach_fix(*reasons: str | None) -> str:
 
 def _unable(links: Sequence[Link]) -> list[Verdict]:
     """The hosts that could not measure bandwidth, those with the same reason in one line."""
-    hosts: dict[str, dict[str, None]] = {}
-    counts: dict[str, int] = {}
-    for link in links:
-        if link.error is None:
-            for host, why in link.problems.items():
-                hosts.setdefault(why, {}).setdefault(host)
-            for why in set(link.problems.values()):
-                counts[why] = counts.get(why, 0) + 1
+    working = [link for link in links if link.error is None]
     result = []
-    for why, own in hosts.items():
-        what = f"{why} on {some(list(own))}: the bandwidth of {counts[why]} of {len(links)} pairs was not measured"
-        where = f"host {next(iter(own))}" if len(own) == 1 else "cluster"
+    for why in dict.fromkeys(why for link in working for why in link.problems.values()):
+        lost = [link for link in working if why in link.problems.values()]
+        own = list(dict.fromkeys(host for link in lost for host, reason in link.problems.items() if reason == why))
+        what = f"{why} on {some(own)}: the bandwidth of {len(lost)} of {len(links)} pairs was not measured"
+        where = f"host {own[0]}" if len(own) == 1 else "cluster"
         fix = _IPERF_FIX if "missing" in why else _IPERF_FAILS_FIX
         result.append(Verdict("bandwidth", where, INCOMPLETE, what, fix))
     return result
@@ -223,11 +218,7 @@ def _below_label(
     values: Mapping[stats.Pair, float], speeds: Mapping[str, int | None], reported: Collection[stats.Pair]
 ) -> list[Verdict]:
     """Bandwidths far below the slower label of the two NICs; `reported`: slow pairs, of which all has been said."""
-    labels = {}
-    for pair in values:
-        both = [label for label in (speeds.get(pair[0]), speeds.get(pair[1])) if label]
-        if both:
-            labels[pair] = min(both)
+    labels = {pair: min(both) for pair in values if (both := [label for host in pair if (label := speeds.get(host))])}
     below = [
         pair
         for pair, label in labels.items()

@@ -6,7 +6,7 @@ Whatever is left out here, or counted instead of named, is on the page.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from statistics import median_low
 from typing import Any
 
@@ -23,6 +23,9 @@ from launch.health.report.contents import Document
 from launch.health.verdicts import HEALTHY, some
 from launch.network.links import Link
 
+Values = Mapping[stats.Pair, float]
+Write = Callable[[float], str]
+
 #: Up to so many hosts all pairs are shown, and beyond that the extremes.
 MATRIX_HOSTS = 8
 #: Extremes, and verdicts with the same fix, that are shown one by one.
@@ -31,12 +34,8 @@ SHOWN = 3
 
 def show(document: Document, console: Console) -> None:
     """Print the document."""
-    console.print(
-        Text(
-            f"{contents.title_of(document)}, {contents.about(document, ', ')}: {contents.level_of(document)}",
-            style="bold",
-        )
-    )
+    title = f"{contents.title_of(document)}, {contents.about(document, ', ')}: {contents.level_of(document)}"
+    console.print(Text(title, style="bold"))
     console.print(_problems(document))
     for line in _healthy(document):
         console.print(Text.assemble(("✓ ", "green"), line))
@@ -76,7 +75,7 @@ def _problems(document: Document) -> Table:
             else:
                 shown = list(zip(names, entries, strict=True))[:SHOWN]
                 lines = [e["what"] if f"{name} -> " in e["what"] else f"{name}: {e['what']}" for name, e in shown]
-                lines += [f"{len(names) - SHOWN} more: {some(names[SHOWN:], 6)}"] if names[SHOWN:] else []
+                lines += [f"{len(names) - SHOWN} more: {some(names[SHOWN:])}"] if names[SHOWN:] else []
         place = first["check"] if where == "cluster" else f"{first['check']}, {where}"
         what = Text(f"{place}: " + "\n".join(lines))
         if first["fix"]:
@@ -122,53 +121,42 @@ def _differences(sameness: Mapping[str, Any] | None) -> Iterator[str]:
 
 
 def _show_links(document: Document, console: Console) -> None:
-    """All pairs where that fits, else the extremes."""
+    """Bandwidths and round trips: all pairs where that fits, else the extremes."""
     links, hosts = links_of(document), document["hosts"]
     if not links:
         return
-    speeds, trips, found = stats.bandwidths(links), stats.round_trips(links), stats.slow(links)
+
+    def show_pairs(
+        values: Values, bad: Sequence[stats.Pair], blamed: stats.Blame, write: Write, title: str, extremes: str
+    ) -> None:
+        table = _link_table(links, hosts, values, set(bad), write)
+        wanted = Measurement.get(console, console.options.update(max_width=1000), table).maximum
+        if len(hosts) <= MATRIX_HOSTS and wanted <= console.width:
+            console.print(Text(title, style="italic"), table, sep="\n")
+            return
+        explained = {pair for pairs in blamed.explained.values() for pair in pairs}  # of these hosts all has been said
+        rest = [pair for pair in values if pair not in explained]
+        few = sorted(rest, key=values.__getitem__, reverse=extremes.startswith("longest"))[:SHOWN]
+        console.print(Text(f"{extremes}: {', '.join(f'{stats.arrow(pair)} {write(values[pair])}' for pair in few)}"))
+
+    found = stats.slow(links)
     if found.typical is None:
         console.print(Text(f"Bandwidth: {contents.LEFT_OUT['bandwidth']}", style="dim"))
     else:
-        title = f"Bandwidth in Gbit/s from row to column, median {gbits(found.typical)} (* slow)"
-        table = link_table(links, hosts, speeds, set(found.pairs), gbits)
-        if _fits(table, hosts, console):
-            console.print(Text(title, style="italic"), table, sep="\n")
-        else:
-            few = _extremes(speeds, found.blame, lowest=True)
-            words = ", ".join(f"{stats.arrow(pair)} {gbits(speeds[pair])}" for pair in few)
-            console.print(Text(f"slowest pairs in Gbit/s (median {gbits(found.typical)}): {words}"))
-    usual = stats.typical(trips, median_low)
-    if usual is not None:
-        high = stats.high_latency_pairs(links)
-        title = f"Round trip in ms, opened by the row's host, median {number(usual)} (* high latency)"
-        table = link_table(links, hosts, trips, set(high), number)
-        if _fits(table, hosts, console):
-            console.print(Text(title, style="italic"), table, sep="\n")
-        else:
-            few = _extremes(trips, stats.blame(high, list(trips)), lowest=False)
-            words = ", ".join(f"{stats.arrow(pair)} {number(trips[pair])}" for pair in few)
-            console.print(Text(f"longest round trips in ms (median {number(usual)}): {words}"))
+        usual = gbits(found.typical)
+        title = f"Bandwidth in Gbit/s from row to column, median {usual} (* slow)"
+        extremes = f"slowest pairs in Gbit/s (median {usual})"
+        show_pairs(stats.bandwidths(links), found.pairs, found.blame, gbits, title, extremes)
+    trips, high = stats.round_trips(links), stats.high_latency_pairs(links)
+    if trips:
+        usual = number(stats.typical(trips, median_low) or 0)
+        title = f"Round trip in ms, opened by the row's host, median {usual} (* high latency)"
+        extremes = f"longest round trips in ms (median {usual})"
+        show_pairs(trips, high, stats.blame(high, list(trips)), number, title, extremes)
 
 
-def _fits(table: Table, hosts: Sequence[str], console: Console) -> bool:
-    wanted = Measurement.get(console, console.options.update(max_width=1000), table).maximum
-    return len(hosts) <= MATRIX_HOSTS and wanted <= console.width
-
-
-def _extremes(values: Mapping[stats.Pair, float], blamed: stats.Blame, lowest: bool) -> list[stats.Pair]:
-    """The most extreme pairs, but for those that are explained by a host: of that host all has been said."""
-    explained = {pair for pairs in blamed.explained.values() for pair in pairs}
-    pairs = [pair for pair in values if pair not in explained]
-    return sorted(pairs, key=values.__getitem__, reverse=not lowest)[:SHOWN]
-
-
-def link_table(
-    links: Sequence[Link],
-    hosts: Sequence[str],
-    values: Mapping[stats.Pair, float],
-    marked: set[stats.Pair],
-    write: Callable[[float], str],
+def _link_table(
+    links: Sequence[Link], hosts: Sequence[str], values: Values, marked: Collection[stats.Pair], write: Write
 ) -> Table:
     """All pairs' figures, from the row's host to the column's; marked ones with a star as well as by colour."""
     errors = {stats.ends(link) for link in links if link.error is not None}
@@ -179,7 +167,7 @@ def link_table(
             return Text(f"{text}*", style="bold yellow") if pair in marked else Text(text)
         return Text("broken", style="bold red") if pair in errors else Text("?", style="dim")
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = _table()
     table.add_column("", style="bold")
     for host in hosts:
         table.add_column(Text(host), justify="right", min_width=6)
@@ -189,10 +177,14 @@ def link_table(
     return table
 
 
+def _table() -> Table:
+    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+
+
 def _forecast_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The option asked for on 1, 2, 4, ... and all hosts, and the other options on all hosts."""
     most, asked = max(row["nodes"] for row in rows), rows[0]["option"].removesuffix(" *")
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = _table()
     for name in contents.FORECAST_COLUMNS:
         table.add_column(name, justify="left" if name == "option" else "right")
     counts = sorted({row["nodes"] for row in rows})
