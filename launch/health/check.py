@@ -228,7 +228,7 @@ def usable_links(hosts: Sequence[MapHost], survey: Survey) -> list[Link]:
     """The links without those of hosts whose training NIC is down or lost its address: that is said of the NIC."""
     broken = set()
     for host in hosts:
-        facts = survey.facts(host.name) or {}
+        facts = survey.facts(host.name)
         asked = Asked(interface=host.interface, address=host.address)
         if facts.get("nics") and host_checks.training_nic(host.name, facts, asked):
             broken.add(host.name)
@@ -237,7 +237,7 @@ def usable_links(hosts: Sequence[MapHost], survey: Survey) -> list[Link]:
 
 def link_verdicts(hosts: Sequence[MapHost], survey: Survey, links: Sequence[Link]) -> list[Verdict]:
     """By what the NICs are now, where the host answered; else by what they were at the last deploy."""
-    nics = {host.name: nic_of(host, survey.facts(host.name) or {}) or nic_of(host, host.facts) for host in hosts}
+    nics = {host.name: nic_of(host, survey.facts(host.name)) or nic_of(host, host.facts) for host in hosts}
     speeds = {name: nic.get("speed_mbits") for name, nic in nics.items()}
     return link_checks.verdicts(links, speeds, {name: nic.get("mtu") for name, nic in nics.items()})
 
@@ -267,8 +267,6 @@ def obstacle_to_ranks(
     if silent or worst(verdicts) == ERROR or len(usable_links(hosts, survey)) < len(survey.links):
         return "left out: fix the errors first"
     lacking = [
-        host.name
-        for host in hosts
-        if cluster.image.id not in ((survey.facts(host.name) or {}).get("images") or {}).values()
+        host.name for host in hosts if cluster.image.id not in (survey.facts(host.name).get("images") or {}).values()
     ]
     return f"left out: {', '.join(lacking)} lack the training image; run `make deploy`" if lacking else None

@@ -20,6 +20,7 @@ SLOW_REASONS = ("hardware slowdown", "hardware thermal slowdown", "software ther
 
 _RESTART = "start the run again; if it comes with other programs too, test the GPU (dcgmi diag -r 3)"
 _RESET = "drain the host and reset the GPU (nvidia-smi --gpu-reset -i {gpu}) or reboot; if it comes again, replace it"
+_RESET_IDLE = "reset the GPU when it is idle, so that the repair takes effect"
 _REBOOT = "reboot the host, power-cycle it if that does not help; if it comes again, reseat or replace the GPU"
 
 #: Xid numbers that matter: (meaning, whether the GPU is unusable until it is fixed, fix). From NVIDIA's "Analyzing Xid
@@ -35,11 +36,7 @@ XIDS: dict[int, tuple[str, bool, str]] = {
     48: ("double-bit memory error", True, _RESET),
     61: ("micro-controller breakpoint", True, _RESET),
     62: ("micro-controller halt", True, _RESET),
-    63: (
-        "memory page retired or row remapped",
-        False,
-        "reset the GPU when it is idle, so that the repair takes effect",
-    ),
+    63: ("memory page retired or row remapped", False, _RESET_IDLE),
     64: ("memory page or row could not be repaired", True, _RESET),
     69: ("graphics engine class error", False, _RESTART),
     74: ("NVLink error", True, "check the NVLink bridges and seats, reset the GPU; if it comes again, replace it"),
@@ -167,13 +164,11 @@ def gpu_health(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
         reset = f"drain the host and `nvidia-smi --gpu-reset -i {index}`, or reboot"
         if gpu["repair_failed"]:
             what = f"GPU {index} has memory errors and no spare rows left"
-            verdicts.append(
-                of_host("gpu health", name, ERROR, what, "have it replaced; until then leave it out with `gpus`")
-            )
+            fix = "have it replaced; until then leave it out with `gpus`"
+            verdicts.append(of_host("gpu health", name, ERROR, what, fix))
         elif gpu["repair_pending"]:
-            what = (
-                f"GPU {index} has memory waiting to be repaired ({errors} uncorrected errors since the driver loaded)"
-            )
+            known = f"{errors} uncorrected errors since the driver loaded"
+            what = f"GPU {index} has memory waiting to be repaired ({known})"
             verdicts.append(of_host("gpu health", name, ERROR, what, reset))
         elif errors:
             what = f"GPU {index} has {errors} uncorrected memory errors since the driver loaded"

@@ -6,7 +6,7 @@ Not for GPUs (gpu_checks), for what hosts must have in common (sameness), nor fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from launch.cli.units import age, size
 from launch.health import gpu_checks
@@ -79,13 +79,10 @@ def clock(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
     if abs(offset) <= uncertainty:
         what = f"clock within {abs(offset) + uncertainty:.2f} s of this machine's"
     certain = abs(offset) - uncertainty
-    if certain > CLOCK_ERROR:
-        return [of_host("clock", name, ERROR, what, fix)]
-    if certain > CLOCK_WARNING:
-        return [of_host("clock", name, WARNING, what, fix)]
-    if abs(offset) > CLOCK_WARNING:
+    if certain <= CLOCK_WARNING < abs(offset):
         return [of_host("clock", name, INCOMPLETE, f"{what}: the answer came too slowly to say more", "check again")]
-    return [of_host("clock", name, HEALTHY, what)]
+    level = ERROR if certain > CLOCK_ERROR else WARNING if certain > CLOCK_WARNING else HEALTHY
+    return [of_host("clock", name, level, what, fix)]
 
 
 def disk(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
@@ -143,7 +140,10 @@ def _limit(count: int) -> str:
 def runs(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
     """Runs in progress, which prevent a new one from starting, and containers that ended runs have left behind."""
     verdicts = []
-    for run, entries in _by_run(fact(facts, "runs")).items():
+    containers: dict[str, list[Facts]] = {}
+    for entry in fact(facts, "runs"):
+        containers.setdefault(entry["run"], []).append(entry)
+    for run, entries in containers.items():
         alive = [entry for entry in entries if entry["state"] in RUNNING]
         first = (alive or entries)[0]
         seconds = first.get("age_seconds")
@@ -156,14 +156,6 @@ def runs(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
             what = f"a container is left of {who} ({first['container']}, {first['state']})"
             verdicts.append(of_host("leftovers", name, WARNING, what, f"`make stop RUN={run}` removes it"))
     return verdicts or [of_host("runs", name, HEALTHY, "no other run, and nothing left of one")]
-
-
-def _by_run(entries: Sequence[Facts]) -> dict[str, list[Facts]]:
-    """The containers of each run, by its id."""
-    containers: dict[str, list[Facts]] = {}
-    for entry in entries:
-        containers.setdefault(entry["run"], []).append(entry)
-    return containers
 
 
 def load(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
@@ -221,8 +213,7 @@ def rdma(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
     return [of_host("rdma", name, HEALTHY, what)]
 
 
-Check = Callable[[str, Facts, Asked], list[Verdict]]
-CHECKS: dict[str, Check] = {
+CHECKS: dict[str, Callable[[str, Facts, Asked], list[Verdict]]] = {
     "nic": training_nic,
     "clock": clock,
     "runs": runs,
