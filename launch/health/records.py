@@ -106,13 +106,11 @@ def _links_in_order(record: Mapping[str, Any]) -> bool:
 
 def _is_whole(record: Mapping[str, Any]) -> bool:
     """Whether a file holds a record of this version."""
-    if record.get("schema") != SCHEMA:
-        return False
     try:
         links_of(record)
-        datetime.fromisoformat(record["when"]).astimezone(UTC)
+        moment_of(record["when"])
         _links_in_order(record)
-        return isinstance(record["network"], str)
+        return record["schema"] == SCHEMA and isinstance(record["network"], str)
     except (ValueError, TypeError, KeyError):
         return False
 
