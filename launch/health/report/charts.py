@@ -91,11 +91,13 @@ def heatmap_svg(document: Document) -> str | None:
         parts.append(f'<rect x="{x}" y="{y}" width="{space - 6}" height="20" fill="{fill}"/>')
         parts.append(_svg_text(x + 6, y + 14, words, f'fill="{ink}"'))
         x += space
+    return _svg(width, height, 'font-family="sans-serif" font-size="12"', [f"<title>{_xml(title)}</title>", *parts])
+
+
+def _svg(width: int, height: int, attributes: str, parts: Iterable[str]) -> str:
+    frame = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
     inside = "\n".join(parts)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        f'font-family="sans-serif" font-size="12">\n<title>{_xml(title)}</title>\n{inside}\n</svg>\n'
-    )
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {frame} {attributes}>\n{inside}\n</svg>\n'
 
 
 def _svg_text(x: float, y: float, words: str, more: str = "") -> str:
@@ -107,27 +109,14 @@ def _xml(words: str) -> str:
     return escape("".join(c if c >= " " and c not in "\x7f\ufffe\uffff" else " " for c in words))
 
 
-def curves(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
-    """By option its points (hosts, images/s), in order of hosts."""
-    options: dict[str, list[tuple[int, float]]] = {}
-    for row in rows:
-        options.setdefault(row["option"], []).append((row["nodes"], row["images_per_second"]))
-    return {option: sorted(points) for option, points in options.items()}
-
-
-def nice_step(top: float, steps: int = 5) -> float:
-    """A round distance (1, 2 or 5 times a power of ten) that divides 0..top into about `steps` steps or fewer."""
-    raw = top / steps
-    power = 10.0 ** math.floor(math.log10(raw))
-    return next(power * m for m in (1, 2, 5, 10) if power * m >= raw * (1 - 1e-9))
-
-
 def forecast_svg(rows: Iterable[Mapping[str, Any]]) -> str:
     """Images/s against the number of hosts, a line per option and the ideal line; empty for one number of hosts.
 
     The ideal line is the best speed of the fewest hosts, in proportion to the number of hosts.
     """
-    lines = curves(rows)
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for row in rows:  # in order of hosts
+        lines.setdefault(row["option"], []).append((row["nodes"], row["images_per_second"]))
     points = [point for line in lines.values() for point in line]
     counts = sorted({nodes for nodes, _ in points})
     top = max((speed for _, speed in points), default=0.0)
@@ -136,7 +125,9 @@ def forecast_svg(rows: Iterable[Mapping[str, Any]]) -> str:
     first, last = counts[0], counts[-1]
     one = max(speed for nodes, speed in points if nodes == first) / first
     top = max(top, one * last)
-    step = nice_step(top)
+    # A round distance (1, 2 or 5 times a power of ten) that divides 0..top into about five steps or fewer.
+    power = 10.0 ** math.floor(math.log10(top / 5))
+    step = next(power * m for m in (1, 2, 5, 10) if power * m >= top / 5 * (1 - 1e-9))
     top = step * math.ceil(top / step - 1e-9)
     left, right, above, below, wide, high = 70, 250, 30, 40, 440, 240
 
@@ -174,8 +165,4 @@ def forecast_svg(rows: Iterable[Mapping[str, Any]]) -> str:
         parts.append(f'<line {style} x1="{left + wide + 14}" y1="{at}" x2="{left + wide + 44}" y2="{at}"/>')
         parts.append(_svg_text(left + wide + 50, at + 4, brief(option, 32)))
     width, height = left + wide + right, max(above + high + below, above + 20 * len(key) + 10)
-    inside = "\n".join(parts)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        f'role="img" aria-label="Forecast images per second by number of hosts">\n{inside}\n</svg>\n'
-    )
+    return _svg(width, height, 'role="img" aria-label="Forecast images per second by number of hosts"', parts)

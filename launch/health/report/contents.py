@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from launch.cli.units import gbits, milliseconds, rate
+from launch.cli.units import milliseconds, rate
 from launch.health.link_statistics import arrow, ends
 from launch.health.records import moment_of
 from launch.health.verdicts import ERROR, HEALTHY, INCOMPLETE, LEVELS, WARNING
@@ -25,7 +25,6 @@ LEFT_OUT = {
 #: A sign for each level, and its colour in the terminal.
 SIGNS = {HEALTHY: ("✓", "green"), WARNING: ("!", "yellow"), INCOMPLETE: ("?", "magenta"), ERROR: ("✗", "bold red")}
 
-ALL_REDUCE_COLUMNS = ("size MiB", "seconds", "bus bandwidth Gbit/s")
 FORECAST_COLUMNS = ("hosts", "option", "step s", "images/s", "speed-up", "efficiency")
 
 
@@ -46,8 +45,9 @@ def by_gravity(document: Document) -> list[dict[str, Any]]:
 
 def about(document: Document, separator: str) -> str:
     """When the check was made, on which network and of how many hosts."""
-    words = [moment_of(document["when"]), f"network {document['network']}", f"{len(document['hosts'])} hosts"]
-    return separator.join(words)
+    return separator.join(
+        (moment_of(document["when"]), f"network {document['network']}", f"{len(document['hosts'])} hosts")
+    )
 
 
 def describe(link: Link) -> str:
@@ -60,11 +60,6 @@ def describe(link: Link) -> str:
     if link.path_mtu is not None:
         parts.append(f"path MTU {link.path_mtu} bytes")
     return f"{arrow(ends(link))}: {', '.join(parts) or 'not measured'}"
-
-
-def all_reduce_cells(row: Mapping[str, Any]) -> list[str]:
-    """A row's figures under ALL_REDUCE_COLUMNS."""
-    return [figure(row["bytes"] / 2**20), figure(row["seconds"]), gbits(row["bus_mbits"])]
 
 
 def forecast_cells(row: Mapping[str, Any]) -> list[str]:
@@ -88,9 +83,6 @@ def figure(value: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text and float(text).is_integer() else text
 
 
-def brief(value: object, most: int = 24) -> str:
-    """A value in a cell: a long one (a digest) without its middle; "?" for none."""
-    if value is None or value == "":
-        return "?"
-    text = str(value)
+def brief(text: str, most: int = 24) -> str:
+    """A text in a cell: a long one (a digest) without its middle."""
     return text if len(text) <= most else f"{text[: most - 8]}…{text[-7:]}"

@@ -6,6 +6,7 @@ the page says how to get them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -141,8 +142,7 @@ def _badge(level: str) -> str:
 
 
 def _part(document: Document, key: str, show: Callable[[Mapping[str, Any]], str]) -> str:
-    part = document.get(key)
-    return show(part) if part else _left_out(key)
+    return show(document[key]) if document[key] else _left_out(key)
 
 
 def _left_out(key: str) -> str:
@@ -150,15 +150,12 @@ def _left_out(key: str) -> str:
 
 
 def _with_code(words: str) -> str:
-    """Escaped for HTML; text between backticks becomes code."""
-    pieces = escape(words).split("`")
-    if len(pieces) % 2 == 0:
-        return escape(words)
-    return "".join(f"<code>{piece}</code>" if n % 2 else piece for n, piece in enumerate(pieces))
+    """Escaped for HTML; text between pairs of backticks becomes code."""
+    return re.sub("`([^`]*)`", r"<code>\1</code>", escape(words))
 
 
 def _note(part: Mapping[str, Any]) -> str:
-    return f'<p class="quiet">{escape(str(part["note"]))}</p>' if part.get("note") else ""
+    return f'<p class="quiet">{escape(part["note"])}</p>' if part.get("note") else ""
 
 
 def _problems_html(document: Document) -> str:
@@ -195,8 +192,11 @@ def _healthy_html(document: Document) -> str:
     return _table(("check", "what"), rows)
 
 
-def _table(columns: Iterable[str], rows: Iterable[str], classes: str = "") -> str:
+def _table(columns: Iterable[str], rows: Iterable[str], classes: str = "", hosts: Sequence[str] = ()) -> str:
+    """`rows`: as HTML. The names of many hosts, one column each after the others, are vertical."""
+    upright = ' class="upright"' if len(hosts) > UPRIGHT_HOSTS else ""
     head = "".join(f"<th>{escape(name)}</th>" for name in columns)
+    head += "".join(f"<th><span{upright}>{escape(host)}</span></th>" for host in hosts)
     attribute = f' class="{classes}"' if classes else ""
     return f"<table{attribute}><thead><tr>{head}</tr></thead><tbody>\n{chr(10).join(rows)}\n</tbody></table>"
 
@@ -247,8 +247,6 @@ def _heat(
 ) -> str:
     """A heat map as a table whose headers stay in sight; `cells`: figure and colour class of the pairs that work."""
     known = {ends(link): link for link in links}
-    upright = ' class="upright"' if len(hosts) > UPRIGHT_HOSTS else ""
-    head = "".join(f"<th><span{upright}>{escape(host)}</span></th>" for host in hosts)
     rows = []
     for source in hosts:
         row = []
@@ -260,23 +258,16 @@ def _heat(
                 row.append(f'<td title="{escape(arrow(pair))}: not measured">?</td>')
             else:
                 text, colour = cells.get(pair, ("broken", "qx") if known[pair].error is not None else ("?", ""))
-                classes = f"{colour} bad" if pair in bad else colour
-                row.append(
-                    f'<td class="{classes}" title="{escape(contents.describe(known[pair]))}">{escape(text)}</td>'
-                )
+                classes, title = f"{colour} bad" if pair in bad else colour, escape(contents.describe(known[pair]))
+                row.append(f'<td class="{classes}" title="{title}">{escape(text)}</td>')
         rows.append(f"<tr><th>{escape(source)}</th>{''.join(row)}</tr>")
-    many = " many" if upright else ""
-    return (
-        f'<div class="scroll"><table class="heat{many}"><thead><tr><th>from \\ to</th>{head}</tr></thead>'
-        f"<tbody>\n{chr(10).join(rows)}\n</tbody></table></div>"
-    )
+    table = _table(["from \\ to"], rows, "heat many" if len(hosts) > UPRIGHT_HOSTS else "heat", hosts)
+    return f'<div class="scroll">{table}</div>'
 
 
 def _sameness_html(part: Mapping[str, Any]) -> str:
     """What most hosts have, and in each host's column `=` or the value that differs."""
     hosts = part["hosts"]
-    upright = ' class="upright"' if len(hosts) > UPRIGHT_HOSTS else ""
-    head = "".join(f"<th><span{upright}>{escape(str(host))}</span></th>" for host in hosts)
     rows = []
     for row in part["rows"]:
         cells = []
@@ -288,12 +279,9 @@ def _sameness_html(part: Mapping[str, Any]) -> str:
                 cells.append(f'<td class="same" {title}>=</td>')
             else:
                 cells.append(f"<td {title}>{escape(contents.brief(value))}</td>")
-        most = f'<td title="{escape(str(row["majority"]))}">{escape(contents.brief(row["majority"]))}</td>'
+        most = f'<td title="{escape(row["majority"])}">{escape(contents.brief(row["majority"]))}</td>'
         rows.append(f"<tr><th>{escape(row['property'])}</th>{most}{''.join(cells)}</tr>")
-    table = (
-        f"<table><thead><tr><th>property</th><th>most hosts</th>{head}</tr></thead>"
-        f"<tbody>\n{chr(10).join(rows)}\n</tbody></table>"
-    )
+    table = _table(("property", "most hosts"), rows, hosts=hosts)
     return f'<div class="scroll">{table}</div>{_note(part)}'
 
 
@@ -303,8 +291,13 @@ def _figures(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _all_reduce_html(part: Mapping[str, Any]) -> str:
-    table = _figures(contents.ALL_REDUCE_COLUMNS, map(contents.all_reduce_cells, part["rows"])) if part["rows"] else ""
-    return table + _note(part)
+    if not part["rows"]:
+        return _note(part)
+    rows = (
+        (contents.figure(row["bytes"] / 2**20), contents.figure(row["seconds"]), gbits(row["bus_mbits"]))
+        for row in part["rows"]
+    )
+    return _figures(("size MiB", "seconds", "bus bandwidth Gbit/s"), rows) + _note(part)
 
 
 def _forecast_html(part: Mapping[str, Any]) -> str:
