@@ -171,14 +171,13 @@ def ddp_step_seconds(ranks: Sequence[Compute], sums: Sequence[Reduce]) -> float:
     computing time from the backward pass, if that needs all that the rank can have. The loop goes from event to event;
     between two events all speeds are constant.
     """
-    now, at = 0.0, [0.0] * len(ranks)
-    bucket, left = 0, 1.0
-    tiny = 1e-12
-    while bucket < len(sums) or any(rank.backward_ends - place > tiny for rank, place in zip(ranks, at, strict=True)):
+    now, at, bucket, left, tiny = 0.0, [0.0] * len(ranks), 0, 1.0, 1e-12
+    while True:
         busy = [rank.backward_ends - place > tiny for rank, place in zip(ranks, at, strict=True)]
-        going = bucket < len(sums) and all(
-            place >= rank.ready[bucket] - tiny for rank, place in zip(ranks, at, strict=True)
-        )
+        if bucket == len(sums) and not any(busy):
+            return now + max(rank.update for rank in ranks)
+        going = bucket < len(sums)
+        going = going and all(place >= rank.ready[bucket] - tiny for rank, place in zip(ranks, at, strict=True))
         rate = 1 / (sums[bucket].busy_seconds if any(busy) else sums[bucket].seconds) if going else 0.0
         speeds = [backward_speed(rank, rate * sums[bucket].cpu_seconds if going else 0.0) for rank in ranks]
         events = [left / rate] if going else []
@@ -188,14 +187,10 @@ def ddp_step_seconds(ranks: Sequence[Compute], sums: Sequence[Reduce]) -> float:
                 events.append(((rank.ready[bucket] if waits else rank.backward_ends) - place) / speed)
         passed = min(events)
         now += passed
-        at = [
-            min(place + speed * passed, rank.backward_ends)
-            for rank, place, speed in zip(ranks, at, speeds, strict=True)
-        ]
+        at = [min(p + speed * passed, r.backward_ends) for r, p, speed in zip(ranks, at, speeds, strict=True)]
         left -= rate * passed
         if going and left <= tiny:
             bucket, left = bucket + 1, 1.0
-    return now + max(rank.update for rank in ranks)
 
 
 def backward_speed(rank: Compute, taken: float) -> float:
@@ -244,10 +239,8 @@ def recommend(document: Document, link: str = "link") -> str:
         return f"1 host: {alone.images_per_second:.0f} images/s."
     asked = next(one for one in made if one.nodes == most)
     chosen = recommended(made)
-    said = (
-        f"{most} hosts over this {link}: {times(asked.speed_up)} the speed of one host "
-        f"({asked.waiting:.0%} of the step is waiting for it)."
-    )
+    waiting = f"{asked.waiting:.0%} of the step is waiting for it"
+    said = f"{most} hosts over this {link}: {times(asked.speed_up)} the speed of one host ({waiting})."
     if (chosen.nodes, chosen.option) == (asked.nodes, asked.option):
         return f"{said} Use all {most}."
     if chosen.nodes > 1:

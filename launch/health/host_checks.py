@@ -130,11 +130,8 @@ def limits(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
         what = f"at most {hard} open files; {asked.ranks} ranks with data workers may need {needed}"
         fix = "raise it for root: `* hard nofile 1048576` in /etc/security/limits.d/muster.conf, then log in again"
         return [of_host("limits", name, WARNING, what, fix)]
-    return [of_host("limits", name, HEALTHY, f"{_limit(hard)} open files (soft limit {_limit(soft)})")]
-
-
-def _limit(count: int) -> str:
-    return "unlimited" if count < 0 else str(count)
+    shown = ["unlimited" if count < 0 else str(count) for count in (hard, soft)]
+    return [of_host("limits", name, HEALTHY, f"{shown[0]} open files (soft limit {shown[1]})")]
 
 
 def runs(name: str, facts: Facts, asked: Asked) -> list[Verdict]:

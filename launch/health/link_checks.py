@@ -35,9 +35,7 @@ _LATENCY_FIX = "look for a detour (VPN, router, wireless), power saving of the N
 
 
 def verdicts(
-    links: Sequence[Link],
-    speeds: Mapping[str, int | None] | None = None,
-    mtus: Mapping[str, int | None] | None = None,
+    links: Sequence[Link], speeds: Mapping[str, int | None] | None = None, mtus: Mapping[str, int | None] | None = None
 ) -> list[Verdict]:
     """What is to be said of all pairs, and one healthy line with the figures of what is in order.
 
@@ -145,12 +143,11 @@ def _unable(links: Sequence[Link]) -> list[Verdict]:
 def _missing(links: Sequence[Link]) -> list[Verdict]:
     """Pairs of which nothing is known, and pairs without bandwidth where others have one."""
     hosts = list(dict.fromkeys(host for link in links for host in stats.ends(link)))
-    known = {stats.ends(link): link for link in links}
+    known = {stats.ends(link) for link in links}
     missing = [(a, b) for a in hosts for b in hosts if a != b and (a, b) not in known]
     if any(link.mbits is not None for link in links):
-        missing += [
-            pair for pair, link in known.items() if link.error is None and link.mbits is None and not link.problems
-        ]
+        working = (link for link in links if link.error is None)
+        missing += [stats.ends(link) for link in working if link.mbits is None and not link.problems]
     if not missing:
         return []
     count = len(hosts) * (len(hosts) - 1)
@@ -197,13 +194,11 @@ def _host_fix(host: str, direction: str, values: Sequence[float], label: int | N
     if step:
         return f"{step} Check {host}'s cable, its switch port and `ethtool <interface>`"
     if direction == "both":
-        return (
-            f"check {host}'s cable, switch port, NIC, its speed and duplex (`ethtool <interface>`), and other traffic"
-        )
-    return (
-        f"check {host}'s duplex (`ethtool <interface>`), a traffic limit (`tc qdisc show`), errors (`ip -s link`), and "
-        f"its switch port"
-    )
+        seen = "cable, switch port, NIC, its speed and duplex (`ethtool <interface>`), and other traffic"
+    else:
+        limit = "a traffic limit (`tc qdisc show`), errors (`ip -s link`)"
+        seen = f"duplex (`ethtool <interface>`), {limit}, and its switch port"
+    return f"check {host}'s {seen}"
 
 
 def negotiated(mbits: float, label: int | None) -> str:

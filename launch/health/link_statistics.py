@@ -95,13 +95,10 @@ def blame(bad: Iterable[Pair], tested: Sequence[Pair]) -> Blame:
     """
     bad_pairs = set(bad)
     ends = (("sending", 0), ("receiving", 1))
-    #: By (host, direction) the pairs that no host explains yet; dicts keep their order, as sets would not.
-    open_pairs: dict[tuple[str, str], dict[Pair, None]] = {}
-    open_bad: dict[tuple[str, str], dict[Pair, None]] = {}
     names = list(dict.fromkeys(host for pair in tested for host in pair))
-    for host in names:
-        for direction, _ in ends:
-            open_pairs[host, direction], open_bad[host, direction] = {}, {}
+    #: By (host, direction) the pairs that no host explains yet; dicts keep their order, as sets would not.
+    open_pairs: dict[tuple[str, str], dict[Pair, None]] = {(host, way): {} for host in names for way, _ in ends}
+    open_bad: dict[tuple[str, str], dict[Pair, None]] = {key: {} for key in open_pairs}
     for pair in tested:
         for direction, end in ends:
             open_pairs[pair[end], direction][pair] = None
@@ -126,16 +123,8 @@ def blame(bad: Iterable[Pair], tested: Sequence[Pair]) -> Blame:
 
     directions: dict[str, str] = {}
     explained: dict[str, list[Pair]] = {}
-    while True:
-        best: tuple[int, float] = (0, 0.0)
-        chosen = ("", "")
-        for host in names:
-            for count, part, direction in candidates(host):
-                if (count, part) > best:
-                    best, chosen = (count, part), (host, direction)
-        host, direction = chosen
-        if not host:
-            break
+    while found := [(count, part, host, way) for host in names for count, part, way in candidates(host)]:
+        *_, host, direction = max(found, key=lambda one: one[:2])
         directions[host] = "both" if host in directions else direction
         for own in ("sending", "receiving") if direction == "both" else (direction,):
             explained.setdefault(host, []).extend(open_bad[host, own])

@@ -28,11 +28,6 @@ SIGNS = {HEALTHY: ("✓", "green"), WARNING: ("!", "yellow"), INCOMPLETE: ("?", 
 FORECAST_COLUMNS = ("hosts", "option", "step s", "images/s", "speed-up", "efficiency")
 
 
-def title_of(document: Document) -> str:
-    """Of which inventory the check is."""
-    return f"Check of {document['inventory']}"
-
-
 def level_of(document: Document) -> str:
     """The gravest level of the document's verdicts; incomplete when it has none, for then nothing was checked."""
     return max((entry["level"] for entry in document["verdicts"]), key=LEVELS.index, default=INCOMPLETE)

@@ -51,7 +51,7 @@ def write_html(path: Path, document: Document) -> list[Path]:
 def page(document: Document) -> str:
     """The whole page."""
     level = contents.level_of(document)
-    title = contents.title_of(document)
+    title = f"Check of {document['inventory']}"
     sections = [
         ("What is wrong", _problems_html(document)),
         ("What is right", _healthy_html(document)),
@@ -99,10 +99,8 @@ def _style() -> str:
 @media (prefers-color-scheme: dark) {{ :root {{ {dark}{colours(1)} }} }}
 body {{ background: var(--page); color: var(--ink); font: 15px/1.45 system-ui, sans-serif; margin: 1.5rem auto;
   padding: 0 1rem; max-width: 96rem; }}
-h1 {{ font-size: 1.5rem; margin: 0; }}
-h2 {{ font-size: 1.15rem; margin: 2rem 0 .5rem; }}
-p {{ margin: .4rem 0; max-width: 70ch; }}
-.quiet, caption, .same {{ color: var(--quiet); }}
+h1 {{ font-size: 1.5rem; margin: 0; }} h2 {{ font-size: 1.15rem; margin: 2rem 0 .5rem; }}
+p {{ margin: .4rem 0; max-width: 70ch; }} .quiet, caption, .same {{ color: var(--quiet); }}
 code {{ font-family: ui-monospace, monospace; font-size: .93em; }}
 .badge {{ border: 1.5px solid currentColor; border-radius: .4em; padding: .05em .5em; font-size: .85em;
   font-weight: 600; white-space: nowrap; }}
@@ -114,24 +112,20 @@ th, td {{ padding: .25rem .55rem; border-bottom: 1px solid var(--line); text-ali
 th {{ background: var(--band); font-weight: 600; }}
 thead th {{ position: sticky; top: 0; z-index: 2; vertical-align: bottom; }}
 tbody th, thead th:first-child {{ position: sticky; left: 0; z-index: 1; white-space: nowrap; }}
-thead th:first-child {{ z-index: 3; }}
-.figures td, .figures thead th {{ text-align: right; }}
-.scroll .figures :is(td, th):nth-child(2) {{ text-align: left; }}
-.where {{ white-space: nowrap; }}
+thead th:first-child {{ z-index: 3; }} .figures td, .figures thead th {{ text-align: right; }}
+.scroll .figures :is(td, th):nth-child(2) {{ text-align: left; }} .where {{ white-space: nowrap; }}
 .fix {{ display: block; color: var(--quiet); }}
 .heat td {{ text-align: right; min-width: 2.6em; padding: .25rem .35rem; border-right: 1px solid var(--page); }}
-.heat thead th {{ text-align: right; }}
-.many {{ font-size: .8rem; }} .many td {{ padding: .2rem .25rem; }} .many thead th {{ text-align: center; }}
+.heat thead th {{ text-align: right; }} .many {{ font-size: .8rem; }} .many td {{ padding: .2rem .25rem; }}
+.many thead th {{ text-align: center; }}
 .upright {{ writing-mode: vertical-rl; transform: rotate(180deg); white-space: nowrap; }}
-.bad {{ font-weight: 700; text-decoration: underline; text-underline-offset: 2px; }}
-.odd {{ font-weight: 700; }}
+.bad {{ font-weight: 700; text-decoration: underline; text-underline-offset: 2px; }} .odd {{ font-weight: 700; }}
 .legend {{ display: flex; flex-wrap: wrap; gap: .35rem; margin: .5rem 0; padding: 0; list-style: none;
   font-size: .9em; }}
-.legend li {{ padding: .1rem .5rem; border-radius: .25rem; }}
-.advice {{ font-weight: 600; }}
+.legend li {{ padding: .1rem .5rem; border-radius: .25rem; }} .advice {{ font-weight: 600; }}
 svg {{ max-width: 100%; height: auto; display: block; }}
-svg text {{ fill: var(--ink); font: 12px system-ui, sans-serif; }}
-svg .axis {{ stroke: var(--line); }} svg .ideal {{ stroke: var(--quiet); }} svg .line {{ fill: none; }}
+svg text {{ fill: var(--ink); font: 12px system-ui, sans-serif; }} svg .axis {{ stroke: var(--line); }}
+svg .ideal {{ stroke: var(--quiet); }} svg .line {{ fill: none; }}
 {heat}
 {lines}
 @media print {{ .scroll {{ max-height: none; overflow: visible; }} td, th {{ print-color-adjust: exact; }} }}"""

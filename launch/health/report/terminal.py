@@ -34,13 +34,13 @@ SHOWN = 3
 
 def show(document: Document, console: Console) -> None:
     """Print the document."""
-    title = f"{contents.title_of(document)}, {contents.about(document, ', ')}: {contents.level_of(document)}"
+    title = f"Check of {document['inventory']}, {contents.about(document, ', ')}: {contents.level_of(document)}"
     console.print(Text(title, style="bold"))
     console.print(_problems(document))
     for line in _healthy(document):
         console.print(Text.assemble(("✓ ", "green"), line))
     _show_links(document, console)
-    for line in _differences(document["sameness"]):
+    for line in _differences(document["sameness"] or {"rows": []}):
         console.print(Text(line))
     for key, title in (("allreduce", "All-reduce"), ("forecast", "Forecast")):
         part = document[key]
@@ -108,11 +108,11 @@ def _healthy(document: Document) -> Iterator[str]:
             yield f"{entry['check']}: {entry['what']}"
 
 
-def _differences(sameness: Mapping[str, Any] | None) -> Iterator[str]:
+def _differences(sameness: Mapping[str, Any]) -> Iterator[str]:
     """A line for each property in which hosts differ."""
-    for row in sameness["rows"] if sameness else []:
+    for row in sameness["rows"]:
         values: dict[str, list[str]] = {}
-        for host, value in zip(sameness["hosts"] if sameness else [], row["values"], strict=True):
+        for host, value in zip(sameness["hosts"], row["values"], strict=True):
             if host in row["odd"]:
                 values.setdefault(contents.brief(value), []).append(host)
         if values:
