@@ -163,11 +163,7 @@ def with_inventory(verdicts: Sequence[Verdict], cluster: ClusterMap) -> list[Ver
 
 
 def refuse_errors(verdicts: Sequence[Verdict], leave_out: Sequence[str] = ()) -> list[str]:
-    """Warnings as lines for the user. The caller checks what is in `leave_out` itself.
-
-    Raises:
-        Refusal: naming every error.
-    """
+    """Warnings as lines for the user; `leave_out`: checks of the caller's own. Raises Refusal, naming every error."""
     kept = [verdict for verdict in verdicts if verdict.check not in leave_out]
     problems = [Problem(v.where, v.what, v.fix) for v in kept if v.level == ERROR]
     if problems:
@@ -199,11 +195,10 @@ def asked_of(host: MapHost, answer: Answer, checkpoint_bytes: int | None, alone:
 
 def host_verdicts(hosts: Sequence[MapHost], survey: Survey, checkpoint_bytes: int | None) -> list[Verdict]:
     """What is to be said of each host by itself. `checkpoint_bytes`: of one checkpoint; None: not known."""
-    result = []
+    result, fix = [], "see what the host is busy with, and check again"
     for host in hosts:
         answer = survey.answers[host.name]
         if isinstance(answer, BaseException):
-            fix = "see what the host is busy with, and check again"
             result.append(of_host("survey", host.name, INCOMPLETE, f"did not answer: {answer}", fix))
         else:
             asked = asked_of(host, answer, checkpoint_bytes, alone=len(hosts) == 1)
@@ -215,8 +210,7 @@ def usable_links(hosts: Sequence[MapHost], survey: Survey) -> list[Link]:
     """The links without those of hosts whose training NIC is down or lost its address: that is said of the NIC."""
     broken = set()
     for host in hosts:
-        facts = survey.facts(host.name)
-        asked = Asked(interface=host.interface, address=host.address)
+        facts, asked = survey.facts(host.name), Asked(interface=host.interface, address=host.address)
         if facts.get("nics") and host_checks.training_nic(host.name, facts, asked):
             broken.add(host.name)
     return [link for link in survey.links if not {link.source, link.target} & broken]

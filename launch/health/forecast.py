@@ -251,10 +251,8 @@ def recommend(document: Document, link: str = "link") -> str:
     larger = outlook(document, document["shares"][-1], asked.option, first, LARGER)
     if larger.speed_up > WORTH:
         size = document["settings"]["batch_size"] * LARGER
-        return (
-            f"{said} Use --batch-size {size} ({times(larger.speed_up)} the speed of one host with that batch; as this "
-            "changes the training, adapt --lr), or stay on one host."
-        )
+        said += f" Use --batch-size {size} ({times(larger.speed_up)} the speed of one host with that batch;"
+        return f"{said} as this changes the training, adapt --lr), or stay on one host."
     return f"{said} Stay on one host."
 
 

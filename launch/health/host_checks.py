@@ -30,12 +30,11 @@ RUNNING = ("running", "paused", "stopping", "restarting")
 
 def check_host(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
     """All checks of one host. A fact that is missing makes its check incomplete."""
-    verdicts = []
+    verdicts, fix = [], "run `make deploy`, or log in there and see what is wrong"
     for title, check in CHECKS.items():
         try:
             verdicts += check(name, facts, asked)
         except Missing as missing:
-            fix = "run `make deploy`, or log in there and see what is wrong"
             verdicts.append(of_host(title, name, INCOMPLETE, f"the host's answer lacks `{missing}`", fix))
     return verdicts
 
@@ -136,15 +135,13 @@ def limits(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
 
 def runs(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
     """Runs in progress, which prevent a new one from starting, and containers that ended runs have left behind."""
-    verdicts = []
-    containers: dict[str, list[Facts]] = {}
+    verdicts, containers = [], dict[str, list[Facts]]()
     for entry in fact(facts, "runs"):
         containers.setdefault(entry["run"], []).append(entry)
     for run, entries in containers.items():
         alive = [entry for entry in entries if entry["state"] in RUNNING]
         first = (alive or entries)[0]
-        seconds = first.get("age_seconds")
-        since = "of unknown age" if seconds is None else f"{age(seconds)} old"
+        since = "of unknown age" if first.get("age_seconds") is None else f"{age(first['age_seconds'])} old"
         who = f"run {run} of {first['owner'] or 'an unknown user'}, {since}"
         if alive:
             fix = f"wait until it ends, or `make stop RUN={run}`"
@@ -201,13 +198,8 @@ def rdma(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
         what = f"RDMA port {', '.join(waiting)} has a link but is not active"
         fix = "InfiniBand needs a subnet manager: start opensm on one host or on the switch"
         return [of_host("rdma", name, WARNING, what, fix)]
-    if not ports:
-        return []
-    what = ", ".join(
-        f"{port['device']}:{port['port']} {port['link_layer']} {port['rate_gbits'] or '?'} Gbit/s {port['state']}"
-        for port in ports
-    )
-    return [of_host("rdma", name, HEALTHY, what)]
+    known = [f"{p['device']}:{p['port']} {p['link_layer']} {p['rate_gbits'] or '?'} Gbit/s {p['state']}" for p in ports]
+    return [of_host("rdma", name, HEALTHY, ", ".join(known))] if ports else []
 
 
 CHECKS: dict[str, Callable[[str, Facts, Asked], list[Verdict]]] = {

@@ -214,12 +214,8 @@ def _below_label(
 ) -> list[Verdict]:
     """Bandwidths far below the slower label of the two NICs; `reported`: slow pairs, of which all has been said."""
     labels = {pair: min(both) for pair in values if (both := [label for host in pair if (label := speeds.get(host))])}
-    below = [
-        pair
-        for pair, label in labels.items()
-        if pair not in reported
-        and values[pair] < (LABEL_PART if label <= ONE_STREAM_MBITS else FAST_LABEL_PART) * label
-    ]
+    parts = {pair: LABEL_PART if label <= ONE_STREAM_MBITS else FAST_LABEL_PART for pair, label in labels.items()}
+    below = [pair for pair, part in parts.items() if pair not in reported and values[pair] < part * labels[pair]]
 
     def verdict(where: str, pairs: Sequence[stats.Pair]) -> Verdict:
         measured, label = median([values[p] for p in pairs]), min(labels[p] for p in pairs)

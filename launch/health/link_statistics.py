@@ -109,17 +109,14 @@ def blame(bad: Iterable[Pair], tested: Sequence[Pair]) -> Blame:
         """(bad pairs, their part of the tested ones, direction) of what the host could explain."""
         out, into = (len(open_bad[host, direction]) for direction, _ in ends)
         all_out, all_into = (len(open_pairs[host, direction]) for direction, _ in ends)
-        halves = all_out and all_into and 2 * out >= all_out and 2 * into >= all_into
-        for direction, count, total in (
-            ("both", out + into, all_out + all_into),
-            ("sending", out, all_out),
-            ("receiving", into, all_into),
-        ):
-            if 2 * count > total and (direction != "both" or halves):
-                # One bad pair in each direction may be with one and the same partner.
-                same = max(out, into) < 2 and len({other(p, host) for d, _ in ends for p in open_bad[host, d]}) < 2
-                if count >= 2 and not same:
-                    yield count, count / total, direction
+        # One bad pair in each direction may be with one and the same partner.
+        same = max(out, into) < 2 and len({other(p, host) for way, _ in ends for p in open_bad[host, way]}) < 2
+        ways = [("sending", out, all_out), ("receiving", into, all_into)]
+        if all_out and all_into and 2 * out >= all_out and 2 * into >= all_into:
+            ways.insert(0, ("both", out + into, all_out + all_into))
+        for direction, count, total in ways:
+            if 2 * count > total and count >= 2 and not same:
+                yield count, count / total, direction
 
     directions: dict[str, str] = {}
     explained: dict[str, list[Pair]] = {}
@@ -161,11 +158,8 @@ def slow(links: Iterable[Link]) -> Slow:
         group_of = {host: index for index, hosts in enumerate(parts) for host in hosts}
         between = [pair for pair in values if group_of[pair[0]] != group_of[pair[1]]]
         return Slow(usual, between, parts, Blame({}, {}, []))
-    below = [
-        pair
-        for pair, value in values.items()
-        if value < SLOW * usual or value < min(usual, SLOW * values.get((pair[1], pair[0]), 0.0))
-    ]
+    back = {pair: SLOW * values.get((pair[1], pair[0]), 0.0) for pair in values}
+    below = [pair for pair, value in values.items() if value < SLOW * usual or value < min(usual, back[pair])]
     return Slow(usual, below, [], blame(below, list(values)))
 
 

@@ -144,11 +144,7 @@ def parse_left(answer: str) -> Left:
 
 
 def document_of(left: Mapping[str, Left], ended: Mapping[str, int], limit: float) -> dict[str, Any]:
-    """The document, if the probe succeeded on all hosts. Pure.
-
-    Raises:
-        Refusal: with the root cause.
-    """
+    """The document, if the probe succeeded on all hosts. Raises Refusal with the root cause. Pure."""
     bad = {
         host: outcome.describe_end(status, left[host].state) if host in left else "no answer over SSH"
         for host, status in ended.items()

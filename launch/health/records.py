@@ -60,20 +60,12 @@ def document(
 
 
 def links_of(record: Mapping[str, Any]) -> list[Link]:
-    """The links of a document.
-
-    Raises:
-        TypeError, KeyError: when they are not those of this schema.
-    """
+    """The links of a document. Raises TypeError or KeyError when they are not those of this schema."""
     return [Link(**link) for link in record["links"]]
 
 
 def save(folder: Path, record: Mapping[str, Any]) -> Path:
-    """Keep a check's document in `folder` under its time; of all records the newest KEPT stay.
-
-    Raises:
-        OSError: when the folder cannot be written.
-    """
+    """Keep a check's document in `folder` under its time; of all records the newest KEPT stay. Raises OSError."""
     moment = datetime.fromisoformat(record["when"]).astimezone(UTC)
     path = folder / f"{moment:%Y%m%dT%H%M%S.%fZ}.json"
     write_json(path, record)

@@ -125,12 +125,12 @@ def compare(
             a key that is missing or a None value for what is not known.
         wanted: the inventory's `gpus` by host; GPUs that it does not name are not compared.
     """
-    compared = {host: _chosen(facts or {}, (wanted or {}).get(host)) for host, facts in hosts.items()}
     rows = []
+    compared = {host: _chosen(facts or {}, (wanted or {}).get(host)) for host, facts in hosts.items()}
     for entry in PROPERTIES:
         source: Mapping[str, Facts | None] = inside if entry.inside else compared
         values = {host: _value_of(entry, source.get(host) or {}) for host in hosts}
-        if any(value is not None for value in values.values()) and set(values.values()) != {"none"}:
+        if any(values.values()) and set(values.values()) != {"none"}:
             rows.append(_row(entry, values))
     return rows
 

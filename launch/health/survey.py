@@ -51,14 +51,12 @@ def ask_hosts(
 ) -> Survey:
     """Ask every host at once for its facts and for its links to the others.
 
-    Args:
-        bandwidth_seconds: how long the bandwidth of each pair is measured; 0: not at all.
-        full: the facts that take longer, too (muster_survey.survey).
-        say: shows a line of progress.
-        podman: images and runs, too.
+    `bandwidth_seconds`: how long the bandwidth of each pair is measured; 0: not at all. `full`: the facts that take
+    longer, too (muster_survey.survey). `podman`: images and runs, too. `say` shows a line of progress.
     """
     names = [host.name for host in hosts]
-    mtus = {host.name: mtu_of(host) for host in hosts}
+    # Bytes, as the last deploy found them.
+    mtus = {host.name: int(nic_of(host, host.facts).get("mtu") or 1500) for host in hosts}
     field = measure.Field("training", {host.name: host.address for host in hosts}, mtus)
     fields = [field] if len(hosts) > 1 else []
     asked = measure.options(names, fields, bandwidth_seconds) if fields else {}
@@ -85,11 +83,6 @@ def nic_of(host: MapHost, facts: Mapping[str, Any]) -> Mapping[str, Any]:
     """The training NIC of a host by these facts; {} where they do not have it."""
     nics: list[dict[str, Any]] = facts.get("nics") or []
     return next((nic for nic in nics if nic["name"] == host.interface), {})
-
-
-def mtu_of(host: MapHost) -> int:
-    """Bytes of the training NIC's MTU, as the last deploy found it."""
-    return int(nic_of(host, host.facts).get("mtu") or 1500)
 
 
 def images_of(cluster: ClusterMap, survey: Survey) -> Inside:

@@ -47,11 +47,7 @@ class Missing(Exception):
 
 
 def fact(facts: Facts, key: str) -> Any:
-    """A fact that a check cannot do without.
-
-    Raises:
-        Missing: when the host's answer lacks it.
-    """
+    """A fact that a check cannot do without. Raises Missing when the host's answer lacks it."""
     if facts.get(key) is None:
         raise Missing(key)
     return facts[key]

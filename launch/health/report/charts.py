@@ -24,14 +24,9 @@ SCALE = (
 )
 BANDWIDTH_WORDS = ("below 1/4 of the median", "below 1/2", "below 3/4", "about the median", "above 5/4", "broken")
 #: Lines of the chart, in light and dark (Okabe and Ito's colours, two of them darkened or lightened for contrast).
-LINES = (
-    ("#0072b2", "#56b4e9"),
-    ("#c04f00", "#ff9a57"),
-    ("#00785a", "#35c79c"),
-    ("#a8447f", "#e79bc6"),
-    ("#806600", "#e6c229"),
-    ("#5b4bb7", "#a99df5"),
-)
+LIGHT_LINES = ("#0072b2", "#c04f00", "#00785a", "#a8447f", "#806600", "#5b4bb7")
+DARK_LINES = ("#56b4e9", "#ff9a57", "#35c79c", "#e79bc6", "#e6c229", "#a99df5")
+LINES = tuple(zip(LIGHT_LINES, DARK_LINES, strict=True))
 DASHES = ("", "7 3", "2 3", "9 3 2 3")
 
 
@@ -72,10 +67,8 @@ def heatmap_svg(document: Document) -> str | None:
             pair = (source, target)
             if source == target or pair not in known:
                 continue
-            text, colour = "?", "q3"
-            if known[pair].error is not None:
-                text, colour = "broken", "qx"
-            elif pair in values:
+            text, colour = ("broken", "qx") if known[pair].error is not None else ("?", "q3")
+            if pair in values:
                 text, colour = gbits(values[pair]), bandwidth_class(values[pair], usual)
             fill, ink = colours[colour]
             weight = ' font-weight="bold"' if pair in marked else ""
@@ -96,8 +89,7 @@ def heatmap_svg(document: Document) -> str | None:
 
 def _svg(width: int, height: int, attributes: str, parts: Iterable[str]) -> str:
     frame = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
-    inside = "\n".join(parts)
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {frame} {attributes}>\n{inside}\n</svg>\n'
+    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {frame} {attributes}>', *parts, "</svg>\n"])
 
 
 def _svg_text(x: float, y: float, words: str, more: str = "") -> str:

@@ -59,14 +59,8 @@ def describe(link: Link) -> str:
 
 def forecast_cells(row: Mapping[str, Any]) -> list[str]:
     """A row's figures under FORECAST_COLUMNS."""
-    return [
-        str(row["nodes"]),
-        row["option"],
-        figure(row["step_seconds"]),
-        figure(row["images_per_second"]),
-        f"{row['speedup']:.2f} x",
-        f"{row['efficiency']:.0%}",
-    ]
+    step, speed = figure(row["step_seconds"]), figure(row["images_per_second"])
+    return [str(row["nodes"]), row["option"], step, speed, f"{row['speedup']:.2f} x", f"{row['efficiency']:.0%}"]
 
 
 def figure(value: float) -> str:

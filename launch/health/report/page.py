@@ -31,10 +31,7 @@ UPRIGHT_HOSTS = 12
 def write_html(path: Path, document: Document) -> list[Path]:
     """Write the page to `path`, and beside it heatmap.svg where bandwidths were measured.
 
-    Returns the files written, the page first.
-
-    Raises:
-        OSError: when they cannot be written.
+    Returns the files written, the page first. Raises OSError when they cannot be written.
     """
     written = [path]
     picture = heatmap_svg(document)
@@ -203,32 +200,25 @@ def latency_class(ms: float, usual: float) -> str:
 
 def _bandwidth_html(document: Document) -> str:
     links, hosts = links_of(document), document["hosts"]
-    if not links:
-        return _left_out("links")
     values, found = bandwidths(links), slow(links)
     if found.typical is None:
-        return _left_out("bandwidth")
-    usual = found.typical
-    cells = {pair: (gbits(mbits), bandwidth_class(mbits, usual)) for pair, mbits in values.items()}
-    words = f"Gbit/s from the row's host to the column's (row -> column); median {rate(usual)}. Underlined: slow."
+        return _left_out("bandwidth" if links else "links")
+    cells = {pair: (gbits(mbits), bandwidth_class(mbits, found.typical)) for pair, mbits in values.items()}
+    usual = rate(found.typical)
+    words = f"Gbit/s from the row's host to the column's (row -> column); median {usual}. Underlined: slow."
     return f"<p>{escape(words)}</p>{_legend(BANDWIDTH_WORDS)}{_heat(links, hosts, cells, set(found.pairs))}"
 
 
 def _latency_html(document: Document) -> str:
     links, hosts = links_of(document), document["hosts"]
-    if not links:
-        return _left_out("links")
     values = round_trips(links)
     usual = typical(values, median_low)
     if usual is None:
-        return '<p class="quiet">No pair answered.</p>' + _heat(links, hosts, {}, set())
+        return '<p class="quiet">No pair answered.</p>' + _heat(links, hosts, {}, ()) if links else _left_out("links")
     cells = {pair: (number(ms), latency_class(ms, usual)) for pair, ms in values.items()}
-    words = (
-        f"Milliseconds there and back, on a connection that the row's host opened; median {milliseconds(usual)}. "
-        "Underlined: high latency."
-    )
-    legend = _legend(LATENCY_WORDS)
-    return f"<p>{escape(words)}</p>{legend}{_heat(links, hosts, cells, set(high_latency_pairs(links)))}"
+    words = f"Milliseconds there and back, on a connection that the row's host opened; median {milliseconds(usual)}."
+    heat = _heat(links, hosts, cells, set(high_latency_pairs(links)))
+    return f"<p>{escape(words)} Underlined: high latency.</p>{_legend(LATENCY_WORDS)}{heat}"
 
 
 def _legend(words: Sequence[str]) -> str:
@@ -241,20 +231,17 @@ def _heat(
 ) -> str:
     """A heat map as a table whose headers stay in sight; `cells`: figure and colour class of the pairs that work."""
     known = {ends(link): link for link in links}
-    rows = []
-    for source in hosts:
-        row = []
-        for target in hosts:
-            pair = (source, target)
-            if source == target:
-                row.append("<td>-</td>")
-            elif pair not in known:
-                row.append(f'<td title="{escape(arrow(pair))}: not measured">?</td>')
-            else:
-                text, colour = cells.get(pair, ("broken", "qx") if known[pair].error is not None else ("?", ""))
-                classes, title = f"{colour} bad" if pair in bad else colour, escape(contents.describe(known[pair]))
-                row.append(f'<td class="{classes}" title="{title}">{escape(text)}</td>')
-        rows.append(f"<tr><th>{escape(source)}</th>{''.join(row)}</tr>")
+
+    def cell(pair: Pair) -> str:
+        if pair[0] == pair[1]:
+            return "<td>-</td>"
+        if pair not in known:
+            return f'<td title="{escape(arrow(pair))}: not measured">?</td>'
+        text, colour = cells.get(pair, ("broken", "qx") if known[pair].error is not None else ("?", ""))
+        classes = f"{colour} bad" if pair in bad else colour
+        return f'<td class="{classes}" title="{escape(contents.describe(known[pair]))}">{escape(text)}</td>'
+
+    rows = [f"<tr><th>{escape(a)}</th>{''.join(cell((a, b)) for b in hosts)}</tr>" for a in hosts]
     table = _table(["from \\ to"], rows, "heat many" if len(hosts) > UPRIGHT_HOSTS else "heat", hosts)
     return f'<div class="scroll">{table}</div>'
 

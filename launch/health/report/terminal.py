@@ -167,7 +167,7 @@ def _link_table(
             return Text(f"{text}*", style="bold yellow") if pair in marked else Text(text)
         return Text("broken", style="bold red") if pair in errors else Text("?", style="dim")
 
-    table = _table()
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("", style="bold")
     for host in hosts:
         table.add_column(Text(host), justify="right", min_width=6)
@@ -177,14 +177,10 @@ def _link_table(
     return table
 
 
-def _table() -> Table:
-    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-
-
 def _forecast_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The option asked for on 1, 2, 4, ... and all hosts, and the other options on all hosts."""
     most, asked = max(row["nodes"] for row in rows), rows[0]["option"].removesuffix(" *")
-    table = _table()
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in contents.FORECAST_COLUMNS:
         table.add_column(name, justify="left" if name == "option" else "right")
     counts = sorted({row["nodes"] for row in rows})
