@@ -184,7 +184,7 @@ def _healthy_html(document: Document) -> str:
 
 
 def _table(columns: Iterable[str], rows: Iterable[str], classes: str = "", hosts: Sequence[str] = ()) -> str:
-    """`rows`: as HTML. The names of many hosts, one column each after the others, are vertical."""
+    """`rows`: as HTML. `hosts`: one more column each; the names of many hosts are vertical."""
     upright = ' class="upright"' if len(hosts) > UPRIGHT_HOSTS else ""
     head = "".join(f"<th>{escape(name)}</th>" for name in columns)
     head += "".join(f"<th><span{upright}>{escape(host)}</span></th>" for host in hosts)
