@@ -49,15 +49,17 @@ def check(request: Request, console: Console) -> int:
     """Check the hosts of a deployed inventory; print, write and keep the result. Returns the exit status.
 
     Raises:
-        Refusal: when there is no cluster map, or a host cannot be reached.
+        Refusal: when there is no cluster map, a host cannot be reached, or the trainer would refuse ARGS.
     """
     from launch.health import records  # here: the quick form has to start fast
     from launch.health.report import contents, page, terminal
 
     cluster = clustermap.read(request.inventory)
     hosts = plans.chosen_hosts(cluster, plans.parse_nodes(request.nodes))
-    world_size = sum(host.nproc_per_node for host in hosts)
-    arguments = _trainer_arguments(request.args, world_size) if wants_forecast(request.forecast) else None
+    arguments = None
+    if wants_forecast(request.forecast):
+        arguments = trainer_arguments.inline(trainer_arguments.split(request.args))
+        trainer_arguments.check(arguments, sum(host.nproc_per_node for host in hosts))
     progress = Console(stderr=True, soft_wrap=True) if request.as_json else console
     with machines(cluster, hosts) as opened:
         document = examine(cluster, hosts, opened, arguments, progress)
@@ -77,13 +79,6 @@ def wants_forecast(text: str) -> bool:
     if text not in ("0", "no", "false", "1", "yes", "true"):
         raise refuse("FORECAST", f"FORECAST={text} is neither yes nor no", "give FORECAST=0 to leave the forecast out")
     return text in ("1", "yes", "true")
-
-
-def _trainer_arguments(text: str, world_size: int) -> list[str]:
-    """ARGS as the trainer gets them. Raises Refusal for what the trainer would refuse."""
-    arguments = trainer_arguments.inline(trainer_arguments.split(text))
-    trainer_arguments.check(arguments, world_size)
-    return list(arguments)
 
 
 def examine(
@@ -129,12 +124,8 @@ def examine(
             outlook = training_speed.make_forecast(cluster, hosts, machines, arguments, links)
         forecast, checkpoint_bytes = outlook.report, outlook.checkpoint_bytes
         verdicts += outlook.verdicts
-    rows = compare_hosts(hosts, survey, inside)
-    verdicts = [
-        *host_verdicts(hosts, survey, checkpoint_bytes),
-        *sameness_verdicts(hosts, survey, inside, rows),
-        *verdicts,
-    ]
+    rows, differences = compare_hosts(hosts, survey, inside)
+    verdicts = [*host_verdicts(hosts, survey, checkpoint_bytes), *differences, *verdicts]
     folder = clustermap.path_of(Path(cluster.inventory)).parent / "checks"
     if before := records.previous(folder, cluster.network.name):
         verdicts += drift.drift(links, records.links_of(before), before["when"])
@@ -158,10 +149,9 @@ def quick(
     `podman`: images and runs too; false where the caller asks for these itself.
     """
     survey = ask_hosts(hosts, machines, 0, False, say, podman)
-    inside = images_of(cluster, survey)
     verdicts = [
         *host_verdicts(hosts, survey, None),
-        *sameness_verdicts(hosts, survey, inside, compare_hosts(hosts, survey, inside)),
+        *compare_hosts(hosts, survey, images_of(cluster, survey))[1],
         *link_verdicts(hosts, survey, usable_links(hosts, survey)),
     ]
     return with_inventory(verdicts, cluster)
@@ -173,20 +163,13 @@ def with_inventory(verdicts: Sequence[Verdict], cluster: ClusterMap) -> list[Ver
 
 
 def refuse_errors(verdicts: Sequence[Verdict], leave_out: Sequence[str] = ()) -> list[str]:
-    """Warnings as lines for the user. The caller checks what is in `leave_out` itself.
-
-    Raises:
-        Refusal: naming every error.
-    """
+    """Warnings as lines for the user; `leave_out`: checks of the caller's own. Raises Refusal, naming every error."""
     kept = [verdict for verdict in verdicts if verdict.check not in leave_out]
     problems = [Problem(v.where, v.what, v.fix) for v in kept if v.level == ERROR]
     if problems:
         raise Refusal(problems)
-    return [
-        f"{v.level}: {v.where}: {v.what}" + (f"; fix: {v.fix}" if v.fix else "")
-        for v in kept
-        if v.level in (WARNING, INCOMPLETE)
-    ]
+    warnings = [v for v in kept if v.level in (WARNING, INCOMPLETE)]
+    return [f"{v.level}: {v.where}: {v.what}" + (f"; fix: {v.fix}" if v.fix else "") for v in warnings]
 
 
 # -- from answers to verdicts -------------------------------------------------------------------------------------
@@ -212,11 +195,10 @@ def asked_of(host: MapHost, answer: Answer, checkpoint_bytes: int | None, alone:
 
 def host_verdicts(hosts: Sequence[MapHost], survey: Survey, checkpoint_bytes: int | None) -> list[Verdict]:
     """What is to be said of each host by itself. `checkpoint_bytes`: of one checkpoint; None: not known."""
-    result = []
+    result, fix = [], "see what the host is busy with, and check again"
     for host in hosts:
         answer = survey.answers[host.name]
         if isinstance(answer, BaseException):
-            fix = "see what the host is busy with, and check again"
             result.append(of_host("survey", host.name, INCOMPLETE, f"did not answer: {answer}", fix))
         else:
             asked = asked_of(host, answer, checkpoint_bytes, alone=len(hosts) == 1)
@@ -228,8 +210,7 @@ def usable_links(hosts: Sequence[MapHost], survey: Survey) -> list[Link]:
     """The links without those of hosts whose training NIC is down or lost its address: that is said of the NIC."""
     broken = set()
     for host in hosts:
-        facts = survey.facts(host.name) or {}
-        asked = Asked(interface=host.interface, address=host.address)
+        facts, asked = survey.facts(host.name), Asked(interface=host.interface, address=host.address)
         if facts.get("nics") and host_checks.training_nic(host.name, facts, asked):
             broken.add(host.name)
     return [link for link in survey.links if not {link.source, link.target} & broken]
@@ -237,24 +218,17 @@ def usable_links(hosts: Sequence[MapHost], survey: Survey) -> list[Link]:
 
 def link_verdicts(hosts: Sequence[MapHost], survey: Survey, links: Sequence[Link]) -> list[Verdict]:
     """By what the NICs are now, where the host answered; else by what they were at the last deploy."""
-    nics = {host.name: nic_of(host, survey.facts(host.name) or {}) or nic_of(host, host.facts) for host in hosts}
+    nics = {host.name: nic_of(host, survey.facts(host.name)) or nic_of(host, host.facts) for host in hosts}
     speeds = {name: nic.get("speed_mbits") for name, nic in nics.items()}
     return link_checks.verdicts(links, speeds, {name: nic.get("mtu") for name, nic in nics.items()})
 
 
-def compare_hosts(hosts: Sequence[MapHost], survey: Survey, inside: Inside) -> list[sameness.Row]:
-    """The matrix of what the hosts have in common and what not."""
+def compare_hosts(hosts: Sequence[MapHost], survey: Survey, inside: Inside) -> tuple[list[sameness.Row], list[Verdict]]:
+    """The matrix of what the hosts have in common, what is to be said of it, and of drivers too old for the image."""
     facts = {host.name: survey.facts(host.name) for host in hosts}
-    return sameness.compare(facts, inside, {host.name: host.gpus for host in hosts})
-
-
-def sameness_verdicts(
-    hosts: Sequence[MapHost], survey: Survey, inside: Inside, rows: Sequence[sameness.Row]
-) -> list[Verdict]:
-    """What is to be said of that matrix, and of drivers that are too old for the image."""
-    facts = {host.name: survey.facts(host.name) for host in hosts}
+    rows = sameness.compare(facts, inside, {host.name: host.gpus for host in hosts})
     on_gpus = all(host.gpus for host in hosts)
-    return [*sameness.verdicts(rows, on_gpus), *sameness.old_drivers(facts, inside)]
+    return rows, [*sameness.verdicts(rows, on_gpus), *sameness.old_drivers(facts, inside)]
 
 
 def obstacle_to_ranks(
@@ -266,9 +240,6 @@ def obstacle_to_ranks(
     silent = any(isinstance(answer, BaseException) for answer in survey.answers.values())
     if silent or worst(verdicts) == ERROR or len(usable_links(hosts, survey)) < len(survey.links):
         return "left out: fix the errors first"
-    lacking = [
-        host.name
-        for host in hosts
-        if cluster.image.id not in ((survey.facts(host.name) or {}).get("images") or {}).values()
-    ]
+    images = {host.name: survey.facts(host.name).get("images") or {} for host in hosts}
+    lacking = [host for host, own in images.items() if cluster.image.id not in own.values()]
     return f"left out: {', '.join(lacking)} lack the training image; run `make deploy`" if lacking else None

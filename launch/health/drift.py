@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from statistics import median
 
 from launch.cli.units import milliseconds, rate
 from launch.health.link_checks import shortened
-from launch.health.link_statistics import Pair, bandwidths, path_mtus, places, round_trips
+from launch.health.link_statistics import Pair, bandwidths, ends, path_mtus, places, round_trips
 from launch.health.records import moment_of
 from launch.health.verdicts import HEALTHY, WARNING, Verdict
 from launch.network.links import Link
@@ -16,6 +16,15 @@ from launch.network.links import Link
 BANDWIDTH_DRIFT = 0.25
 #: A round trip has drifted when it is this many times the earlier one, and longer than the floor.
 LATENCY_DRIFT, LATENCY_FLOOR_MS = 3.0, 1.0
+
+_BROKEN_FIX = "ask what has been changed since then: firewall, cables, addresses"
+_SLOWER_FIX = (
+    "measure again when nothing else runs; if it stays, ask what has been changed since then: cable, switch port, "
+    "driver, other traffic (where that is intended, remove build/<inventory>/checks, and the next check is the new "
+    "standard)"
+)
+_LATENCY_FIX = "look for a new detour or other traffic on the way"
+_MTU_FIX = "ask what has been changed since then: the MTU of a NIC, a switch or a tunnel"
 
 Links = Mapping[Pair, Link]
 
@@ -27,101 +36,76 @@ def drift(now: Sequence[Link], before: Sequence[Link], when: str) -> list[Verdic
     got better is healthy, and reported too. A host most of whose pairs have changed is named once. Empty where the
     checks have no pair in common.
     """
-    old = {(link.source, link.target): link for link in before}
-    new = {(link.source, link.target): link for link in now if (link.source, link.target) in old}
+    old = {ends(link): link for link in before}
+    new = {ends(link): link for link in now if ends(link) in old}
     if not new:
         return []
     since = moment_of(when)
-    changes = [
-        verdict
-        for compare in (_broken, _repaired, _slower, _faster, _latency, _mtu)
-        for verdict in shortened(compare(new, old, since))
-    ]
+    changes = [verdict for compare in (_errors, _bandwidth, _latency, _mtu) for verdict in compare(new, old, since)]
     if changes:
         return changes
-    what = f"no bandwidth of {len(new)} pairs changed by {BANDWIDTH_DRIFT:.0%} or more since {since}"
-    if not _in_both(bandwidths(now), bandwidths(before)):
-        what = f"{len(new)} pairs as on {since}"
+    what = f"{len(new)} pairs as on {since}"
+    if bandwidths(now).keys() & bandwidths(before).keys():
+        what = f"no bandwidth of {len(new)} pairs changed by {BANDWIDTH_DRIFT:.0%} or more since {since}"
     return [Verdict("drift", "cluster", HEALTHY, what)]
 
 
-def _in_both(now: Iterable[Pair], before: Mapping[Pair, float]) -> list[Pair]:
-    return [pair for pair in now if pair in before]
+def _verdicts(
+    level: str, changed: Collection[Pair], tested: Sequence[Pair], what: Callable[[list[Pair]], str], fix: str = ""
+) -> list[Verdict]:
+    """One kind of change, reported where it belongs; `what`: describes those of its pairs that have one place."""
+    return shortened([Verdict("drift", where, level, what(pairs), fix) for where, pairs in places(changed, tested)])
 
 
-def _broken(new: Links, old: Links, since: str) -> list[Verdict]:
-    tested = [pair for pair in new if old[pair].error is None]
-    result = []
-    for where, pairs in places([pair for pair in tested if new[pair].error is not None], tested):
+def _errors(new: Links, old: Links, since: str) -> list[Verdict]:
+    def broken(pairs: list[Pair]) -> str:
         speeds = [mbits for pair in pairs if (mbits := old[pair].mbits) is not None]
-        figure = f" at {rate(median(speeds))}" if speeds else ""
-        what = f"worked on {since}{figure}, now broken: {new[pairs[0]].error}"
-        fix = "ask what has been changed since then: firewall, cables, addresses"
-        result.append(Verdict("drift", where, WARNING, what, fix))
-    return result
+        return f"worked on {since}{f' at {rate(median(speeds))}' if speeds else ''}, now broken: {new[pairs[0]].error}"
 
+    def repaired(pairs: list[Pair]) -> str:
+        return f"works again; on {since} it was broken: {old[pairs[0]].error}"
 
-def _repaired(new: Links, old: Links, since: str) -> list[Verdict]:
-    repaired = [pair for pair in new if old[pair].error is not None and new[pair].error is None]
-    # Compared with all pairs: a single pair that was broken says nothing of its host.
+    worked, works = ([pair for pair in new if links[pair].error is None] for links in (old, new))
+    # What works again is compared with all pairs: a single pair that was broken says nothing of its host.
     return [
-        Verdict("drift", where, HEALTHY, f"works again; on {since} it was broken: {old[pairs[0]].error}")
-        for where, pairs in places(repaired, list(new))
+        *_verdicts(WARNING, [pair for pair in worked if new[pair].error is not None], worked, broken, _BROKEN_FIX),
+        *_verdicts(HEALTHY, [pair for pair in works if old[pair].error is not None], list(new), repaired),
     ]
 
 
-def _slower(new: Links, old: Links, since: str) -> list[Verdict]:
+def _bandwidth(new: Links, old: Links, since: str) -> list[Verdict]:
     now, before = bandwidths(new.values()), bandwidths(old.values())
-    tested = _in_both(now, before)
+
+    def what(pairs: list[Pair]) -> str:
+        """The medians of some pairs' bandwidths, now and in the earlier check."""
+        is_, was = (median([values[pair] for pair in pairs]) for values in (now, before))
+        word = "slower" if is_ < was else "faster"
+        return f"{rate(is_)}, on {since} it was {rate(was)} ({abs(is_ / was - 1):.0%} {word})"
+
+    tested = [pair for pair in now if pair in before]
     slower = [pair for pair in tested if now[pair] <= (1 - BANDWIDTH_DRIFT) * before[pair] > 0]
-    fix = (
-        "measure again when nothing else runs; if it stays, ask what has been changed since then: cable, switch port, "
-        "driver, other traffic (where that is intended, remove build/<inventory>/checks, and the next check is the new "
-        "standard)"
-    )
-    return [
-        Verdict("drift", where, WARNING, _from_to(now, before, pairs, since, "slower"), fix)
-        for where, pairs in places(slower, tested)
-    ]
-
-
-def _faster(new: Links, old: Links, since: str) -> list[Verdict]:
-    now, before = bandwidths(new.values()), bandwidths(old.values())
-    tested = _in_both(now, before)
     faster = [pair for pair in tested if now[pair] >= (1 + BANDWIDTH_DRIFT) * before[pair] > 0]
-    return [
-        Verdict("drift", where, HEALTHY, _from_to(now, before, pairs, since, "faster"))
-        for where, pairs in places(faster, tested)
-    ]
-
-
-def _from_to(
-    now: Mapping[Pair, float], before: Mapping[Pair, float], pairs: Sequence[Pair], since: str, word: str
-) -> str:
-    """The medians of some pairs' bandwidths, now and in the earlier check."""
-    is_, was = median([now[pair] for pair in pairs]), median([before[pair] for pair in pairs])
-    return f"{rate(is_)}, on {since} it was {rate(was)} ({abs(is_ / was - 1):.0%} {word})"
+    return [*_verdicts(WARNING, slower, tested, what, _SLOWER_FIX), *_verdicts(HEALTHY, faster, tested, what)]
 
 
 def _latency(new: Links, old: Links, since: str) -> list[Verdict]:
     now, before = round_trips(new.values()), round_trips(old.values())
-    tested = _in_both(now, before)
+
+    def what(pairs: list[Pair]) -> str:
+        is_, was = (milliseconds(median([values[pair] for pair in pairs])) for values in (now, before))
+        return f"round trip {is_}, on {since} it was {was}"
+
+    tested = [pair for pair in now if pair in before]
     longer = [pair for pair in tested if now[pair] > max(LATENCY_DRIFT * before[pair], LATENCY_FLOOR_MS)]
-    result = []
-    for where, pairs in places(longer, tested):
-        is_, was = median([now[p] for p in pairs]), median([before[p] for p in pairs])
-        what = f"round trip {milliseconds(is_)}, on {since} it was {milliseconds(was)}"
-        result.append(Verdict("drift", where, WARNING, what, "look for a new detour or other traffic on the way"))
-    return result
+    return _verdicts(WARNING, longer, tested, what, _LATENCY_FIX)
 
 
 def _mtu(new: Links, old: Links, since: str) -> list[Verdict]:
     now, before = path_mtus(new.values()), path_mtus(old.values())
-    tested = _in_both(now, before)
-    result = []
-    for where, pairs in places([pair for pair in tested if now[pair] < before[pair]], tested):
-        is_, was = min(now[p] for p in pairs), max(before[p] for p in pairs)
-        what = f"packets of at most {is_} bytes get through, on {since} it was {was} bytes"
-        fix = "ask what has been changed since then: the MTU of a NIC, a switch or a tunnel"
-        result.append(Verdict("drift", where, WARNING, what, fix))
-    return result
+
+    def what(pairs: list[Pair]) -> str:
+        is_, was = min(now[pair] for pair in pairs), max(before[pair] for pair in pairs)
+        return f"packets of at most {is_} bytes get through, on {since} it was {was} bytes"
+
+    tested = [pair for pair in now if pair in before]
+    return _verdicts(WARNING, [pair for pair in tested if now[pair] < before[pair]], tested, what, _MTU_FIX)

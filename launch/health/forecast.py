@@ -13,7 +13,7 @@ Not in the forecast: evaluation, checkpoints, the time to start, and the first e
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -76,20 +76,15 @@ def outlooks(document: Document) -> list[Outlook]:
 
 def options(document: Document, share: Mapping[str, Any]) -> list[str]:
     """The options that make sense for this number of hosts; `--shares auto` only where the shares would differ."""
-    asked = asked_option(document["settings"])
+    shares = document["settings"]["shares"]
+    ways = [f"--parallel {document['settings']['parallel']}" + (f" --shares {shares}" if shares else "")]
     if share["world_size"] == 1:
-        return [asked]
-    ways = [asked]
-    if document["settings"]["shares"] in ("", "auto"):  # else `equal` holds the shares that were asked for
+        return ways
+    if shares in ("", "auto"):  # else `equal` holds the shares that were asked for
         ways.append("--parallel ddp")
     if share["auto"] != share["equal"]:
         ways.append("--parallel ddp --shares auto")
     return list(dict.fromkeys([*ways, "--parallel fsdp"]))
-
-
-def asked_option(settings: Mapping[str, Any]) -> str:
-    shares = settings["shares"]
-    return f"--parallel {settings['parallel']}" + (f" --shares {shares}" if shares else "")
 
 
 def outlook(
@@ -129,32 +124,22 @@ def relative_power(document: Document, world: int) -> float:
 
 def compute(document: Document, rank: int, samples: float) -> Compute:
     """A rank's step of so many samples: as measured, or on the line through the two nearest measured ones."""
-    steps = document["steps"][rank]
-    backward, update, cores = (along(steps, name, samples) for name in ("backward", "update", "cores"))
-    seconds = along(steps, "seconds", samples)
-    ready = [backward + along_list(steps, "ready", index, samples) for index in range(len(document["buckets"]))]
-    ends = seconds - update
-    capacity = document["capacity"][rank]
-    return Compute(
-        ready=tuple(min(one, ends) for one in ready),
-        backward_ends=ends,
-        update=update,
-        cores=cores,
-        capacity=None if capacity is None else max(capacity, cores),
+    steps, capacity = document["steps"][rank], document["capacity"][rank]
+    measured = [step["samples"] for step in steps]
+    seconds, backward, update, cores = (
+        line(measured, [step[name] for step in steps], samples) for name in ("seconds", "backward", "update", "cores")
     )
+    ready = [
+        backward + line(measured, times, samples) for times in zip(*(step["ready"] for step in steps), strict=True)
+    ]
+    ends = seconds - update
+    capacity = None if capacity is None else max(capacity, cores)
+    return Compute(tuple(min(one, ends) for one in ready), ends, update, cores, capacity)
 
 
-def along(steps: Sequence[Mapping[str, Any]], name: str, samples: float) -> float:
-    return line([(step["samples"], step[name]) for step in steps], samples)
-
-
-def along_list(steps: Sequence[Mapping[str, Any]], name: str, index: int, samples: float) -> float:
-    return line([(step["samples"], step[name][index]) for step in steps], samples)
-
-
-def line(points: Iterable[tuple[float, float]], x: float) -> float:
+def line(xs: Iterable[float], ys: Iterable[float], x: float) -> float:
     """The value at x on straight lines through the points, continued at both ends, never below 0."""
-    known = sorted(dict(points).items())
+    known = sorted(dict(zip(xs, ys, strict=True)).items())
     if len(known) == 1:
         return known[0][1]
     (x0, y0), (x1, y1) = next((pair for pair in pairwise(known) if x <= pair[1][0]), (known[-2], known[-1]))
@@ -167,12 +152,13 @@ def reduces(document: Document, nodes: int, world: int) -> list[Reduce]:
     if world == 1 or not measured:
         return []
 
-    def at(name: str, index: int) -> float:
-        exact = [entry[name][index] for entry in measured if entry["nodes"] == nodes]
-        return exact[0] if exact else line([(entry["world_size"], entry[name][index]) for entry in measured], world)
-
+    exact = [entry for entry in measured if entry["nodes"] == nodes][:1] or measured
+    worlds = [entry["world_size"] for entry in exact]
     names = ("seconds", "busy_seconds", "cpu_seconds")
-    return [Reduce(*(at(name, index) for name in names)) for index in range(len(document["buckets"]))]
+    return [
+        Reduce(*(line(worlds, [entry[name][index] for entry in exact], world) for name in names))
+        for index in range(len(document["buckets"]))
+    ]
 
 
 # -- a simulated step --------------------------------------------------------------------------------------------------
@@ -185,14 +171,13 @@ def ddp_step_seconds(ranks: Sequence[Compute], sums: Sequence[Reduce]) -> float:
     computing time from the backward pass, if that needs all that the rank can have. The loop goes from event to event;
     between two events all speeds are constant.
     """
-    now, at = 0.0, [0.0] * len(ranks)
-    bucket, left = 0, 1.0
-    tiny = 1e-12
-    while bucket < len(sums) or any(rank.backward_ends - place > tiny for rank, place in zip(ranks, at, strict=True)):
+    now, at, bucket, left, tiny = 0.0, [0.0] * len(ranks), 0, 1.0, 1e-12
+    while True:
         busy = [rank.backward_ends - place > tiny for rank, place in zip(ranks, at, strict=True)]
-        going = bucket < len(sums) and all(
-            place >= rank.ready[bucket] - tiny for rank, place in zip(ranks, at, strict=True)
-        )
+        if bucket == len(sums) and not any(busy):
+            return now + max(rank.update for rank in ranks)
+        going = bucket < len(sums)
+        going = going and all(place >= rank.ready[bucket] - tiny for rank, place in zip(ranks, at, strict=True))
         rate = 1 / (sums[bucket].busy_seconds if any(busy) else sums[bucket].seconds) if going else 0.0
         speeds = [backward_speed(rank, rate * sums[bucket].cpu_seconds if going else 0.0) for rank in ranks]
         events = [left / rate] if going else []
@@ -202,14 +187,10 @@ def ddp_step_seconds(ranks: Sequence[Compute], sums: Sequence[Reduce]) -> float:
                 events.append(((rank.ready[bucket] if waits else rank.backward_ends) - place) / speed)
         passed = min(events)
         now += passed
-        at = [
-            min(place + speed * passed, rank.backward_ends)
-            for rank, place, speed in zip(ranks, at, speeds, strict=True)
-        ]
+        at = [min(p + speed * passed, r.backward_ends) for r, p, speed in zip(ranks, at, speeds, strict=True)]
         left -= rate * passed
         if going and left <= tiny:
             bucket, left = bucket + 1, 1.0
-    return now + max(rank.update for rank in ranks)
 
 
 def backward_speed(rank: Compute, taken: float) -> float:
@@ -228,9 +209,7 @@ def fsdp_step_seconds(ranks: Sequence[Compute], sums: Sequence[Reduce]) -> float
     gather = sum(one.seconds for one in sums) * (FSDP_VOLUME - 1)
     forward = min(rank.ready[0] for rank in ranks)
     waiting = max(0.0, gather - forward)
-    divided = [
-        Compute(rank.ready, rank.backward_ends, rank.update / len(ranks), rank.cores, rank.capacity) for rank in ranks
-    ]
+    divided = [replace(rank, update=rank.update / len(ranks)) for rank in ranks]
     return waiting + ddp_step_seconds(divided, sums)
 
 
@@ -260,32 +239,23 @@ def recommend(document: Document, link: str = "link") -> str:
         return f"1 host: {alone.images_per_second:.0f} images/s."
     asked = next(one for one in made if one.nodes == most)
     chosen = recommended(made)
-    said = (
-        f"{most} hosts over this {link}: {times(asked.speed_up)} the speed of one host "
-        f"({asked.waiting:.0%} of the step is waiting for it)."
-    )
+    waiting = f"{asked.waiting:.0%} of the step is waiting for it"
+    said = f"{most} hosts over this {link}: {times(asked.speed_up)} the speed of one host ({waiting})."
     if (chosen.nodes, chosen.option) == (asked.nodes, asked.option):
         return f"{said} Use all {most}."
     if chosen.nodes > 1:
         other = "" if chosen.option == asked.option else f" with {chosen.option}"
         return f"{said} Use NODES={chosen.nodes}{other}: {times(chosen.speed_up)}."
-    larger = with_larger_batch(document)
+    # All hosts and the first one alone, both with the larger batch; the steps are extrapolated.
+    first = outlook(document, document["shares"][0], asked.option, None, LARGER)
+    larger = outlook(document, document["shares"][-1], asked.option, first, LARGER)
     if larger.speed_up > WORTH:
         size = document["settings"]["batch_size"] * LARGER
-        return (
-            f"{said} Use --batch-size {size} ({times(larger.speed_up)} the speed of one host with that batch; as this "
-            "changes the training, adapt --lr), or stay on one host."
-        )
+        said += f" Use --batch-size {size} ({times(larger.speed_up)} the speed of one host with that batch;"
+        return f"{said} as this changes the training, adapt --lr), or stay on one host."
     return f"{said} Stay on one host."
 
 
 def times(factor: float) -> str:
     """A factor with its unit: "1.7 x", "0.03 x"."""
     return f"{factor:.1f} x" if factor >= 1 else f"{factor:.2g} x"
-
-
-def with_larger_batch(document: Document) -> Outlook:
-    """All hosts with LARGER times the batch, compared with the first host with that batch; steps are extrapolated."""
-    option = asked_option(document["settings"])
-    first = outlook(document, document["shares"][0], option, None, LARGER)
-    return outlook(document, document["shares"][-1], option, first, LARGER)

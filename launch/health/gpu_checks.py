@@ -20,6 +20,7 @@ SLOW_REASONS = ("hardware slowdown", "hardware thermal slowdown", "software ther
 
 _RESTART = "start the run again; if it comes with other programs too, test the GPU (dcgmi diag -r 3)"
 _RESET = "drain the host and reset the GPU (nvidia-smi --gpu-reset -i {gpu}) or reboot; if it comes again, replace it"
+_RESET_IDLE = "reset the GPU when it is idle, so that the repair takes effect"
 _REBOOT = "reboot the host, power-cycle it if that does not help; if it comes again, reseat or replace the GPU"
 
 #: Xid numbers that matter: (meaning, whether the GPU is unusable until it is fixed, fix). From NVIDIA's "Analyzing Xid
@@ -35,11 +36,7 @@ XIDS: dict[int, tuple[str, bool, str]] = {
     48: ("double-bit memory error", True, _RESET),
     61: ("micro-controller breakpoint", True, _RESET),
     62: ("micro-controller halt", True, _RESET),
-    63: (
-        "memory page retired or row remapped",
-        False,
-        "reset the GPU when it is idle, so that the repair takes effect",
-    ),
+    63: ("memory page retired or row remapped", False, _RESET_IDLE),
     64: ("memory page or row could not be repaired", True, _RESET),
     69: ("graphics engine class error", False, _RESTART),
     74: ("NVLink error", True, "check the NVLink bridges and seats, reset the GPU; if it comes again, replace it"),
@@ -88,13 +85,12 @@ def gpu_obstacles(facts: Facts, wanted: Sequence[int] | None) -> list[tuple[str,
     absent = sorted(set(wanted or []) - set(have))
     if absent:
         obstacles.append((f"has no GPU {absent}; it has {sorted(have) or 'none'}", "correct `gpus` in the inventory"))
-    whole = [gpu["index"] for gpu in gpus if gpu.get("usable", True)]
     for index in sorted(have if wanted is None else set(have) & set(wanted)):
         gpu = have[index]
         if not gpu.get("usable", True):
             slices = ", ".join(entry["name"] for entry in gpu.get("mig_instances", []))
             what = f"GPU {index} ({gpu['name']}{', slices ' + slices if slices else ''}): {gpu.get('unusable_reason')}"
-            others = [number for number in whole if wanted is None or number in wanted]
+            others = usable_gpus(facts, wanted)
             fix = f"`nvidia-smi -i {index} -mig 0` and reset it, or leave it out: `gpus: {others}`"
             obstacles.append((what, fix))
     for problem in fact(facts, "gpu_problems"):
@@ -121,8 +117,11 @@ def gpus(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
     used = [gpu for gpu in nvidia_gpus(facts) if gpu["index"] in usable_gpus(facts, asked.gpus)]
     problems = fact(facts, "gpu_problems")
     for problem in problems:
-        minor = not problem["fatal"] and problem["vendor"] == "nvidia"
-        if minor and _is_wanted(problem, nvidia_gpus(facts), asked.gpus):
+        if (
+            not problem["fatal"]
+            and problem["vendor"] == "nvidia"
+            and _is_wanted(problem, nvidia_gpus(facts), asked.gpus)
+        ):
             verdicts.append(of_host("gpus", name, WARNING, problem["what"], problem["fix"]))
     amd = models([gpu for gpu in fact(facts, "gpus") if gpu.get("vendor") == "amd"])
     amd = amd or next((problem["what"] for problem in problems if problem["vendor"] == "amd"), "")
@@ -147,11 +146,7 @@ def models(gpus: Sequence[Facts]) -> str:
 
 
 def _health_of_used(facts: Facts, asked: Asked) -> list[Facts]:
-    """The entries of `gpu_health` for the GPUs that ranks would get.
-
-    Raises:
-        Missing: when one of these GPUs has no entry.
-    """
+    """The entries of `gpu_health` for the GPUs that ranks would get. Raises Missing when one of them has none."""
     used = usable_gpus(facts, asked.gpus)
     known = {entry["index"]: entry for entry in fact(facts, "gpu_health")} if used else {}
     if any(index not in known for index in used):
@@ -167,13 +162,11 @@ def gpu_health(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
         reset = f"drain the host and `nvidia-smi --gpu-reset -i {index}`, or reboot"
         if gpu["repair_failed"]:
             what = f"GPU {index} has memory errors and no spare rows left"
-            verdicts.append(
-                of_host("gpu health", name, ERROR, what, "have it replaced; until then leave it out with `gpus`")
-            )
+            fix = "have it replaced; until then leave it out with `gpus`"
+            verdicts.append(of_host("gpu health", name, ERROR, what, fix))
         elif gpu["repair_pending"]:
-            what = (
-                f"GPU {index} has memory waiting to be repaired ({errors} uncorrected errors since the driver loaded)"
-            )
+            known = f"{errors} uncorrected errors since the driver loaded"
+            what = f"GPU {index} has memory waiting to be repaired ({known})"
             verdicts.append(of_host("gpu health", name, ERROR, what, reset))
         elif errors:
             what = f"GPU {index} has {errors} uncorrected memory errors since the driver loaded"
@@ -196,12 +189,11 @@ def gpu_use(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
     """Programs that already compute on the GPUs that ranks would get."""
     verdicts, watched = [], _health_of_used(facts, asked)
     for gpu in watched:
-        used = gpu["processes"]
-        if used:
-            programs = ", ".join(_process(process) for process in used[:3])
+        if used := gpu["processes"]:
             more = f", {len(used) - 3} more" if used[3:] else ""
+            what = f"GPU {gpu['index']} is in use: {', '.join(map(_process, used[:3]))}{more}"
             fix = "ask their owners, or name free GPUs with `gpus` in the inventory"
-            verdicts.append(of_host("gpu use", name, WARNING, f"GPU {gpu['index']} is in use: {programs}{more}", fix))
+            verdicts.append(of_host("gpu use", name, WARNING, what, fix))
     if verdicts or not watched:
         return verdicts
     return [of_host("gpu use", name, HEALTHY, f"nothing else runs on {len(watched)} GPUs")]

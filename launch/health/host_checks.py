@@ -6,7 +6,7 @@ Not for GPUs (gpu_checks), for what hosts must have in common (sameness), nor fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from launch.cli.units import age, size
 from launch.health import gpu_checks
@@ -30,12 +30,11 @@ RUNNING = ("running", "paused", "stopping", "restarting")
 
 def check_host(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
     """All checks of one host. A fact that is missing makes its check incomplete."""
-    verdicts = []
+    verdicts, fix = [], "run `make deploy`, or log in there and see what is wrong"
     for title, check in CHECKS.items():
         try:
             verdicts += check(name, facts, asked)
         except Missing as missing:
-            fix = "run `make deploy`, or log in there and see what is wrong"
             verdicts.append(of_host(title, name, INCOMPLETE, f"the host's answer lacks `{missing}`", fix))
     return verdicts
 
@@ -79,13 +78,10 @@ def clock(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
     if abs(offset) <= uncertainty:
         what = f"clock within {abs(offset) + uncertainty:.2f} s of this machine's"
     certain = abs(offset) - uncertainty
-    if certain > CLOCK_ERROR:
-        return [of_host("clock", name, ERROR, what, fix)]
-    if certain > CLOCK_WARNING:
-        return [of_host("clock", name, WARNING, what, fix)]
-    if abs(offset) > CLOCK_WARNING:
+    if certain <= CLOCK_WARNING < abs(offset):
         return [of_host("clock", name, INCOMPLETE, f"{what}: the answer came too slowly to say more", "check again")]
-    return [of_host("clock", name, HEALTHY, what)]
+    level = ERROR if certain > CLOCK_ERROR else WARNING if certain > CLOCK_WARNING else HEALTHY
+    return [of_host("clock", name, level, what, fix)]
 
 
 def disk(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
@@ -133,21 +129,19 @@ def limits(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
         what = f"at most {hard} open files; {asked.ranks} ranks with data workers may need {needed}"
         fix = "raise it for root: `* hard nofile 1048576` in /etc/security/limits.d/muster.conf, then log in again"
         return [of_host("limits", name, WARNING, what, fix)]
-    return [of_host("limits", name, HEALTHY, f"{_limit(hard)} open files (soft limit {_limit(soft)})")]
-
-
-def _limit(count: int) -> str:
-    return "unlimited" if count < 0 else str(count)
+    shown = ["unlimited" if count < 0 else str(count) for count in (hard, soft)]
+    return [of_host("limits", name, HEALTHY, f"{shown[0]} open files (soft limit {shown[1]})")]
 
 
 def runs(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
     """Runs in progress, which prevent a new one from starting, and containers that ended runs have left behind."""
-    verdicts = []
-    for run, entries in _by_run(fact(facts, "runs")).items():
+    verdicts, containers = [], dict[str, list[Facts]]()
+    for entry in fact(facts, "runs"):
+        containers.setdefault(entry["run"], []).append(entry)
+    for run, entries in containers.items():
         alive = [entry for entry in entries if entry["state"] in RUNNING]
         first = (alive or entries)[0]
-        seconds = first.get("age_seconds")
-        since = "of unknown age" if seconds is None else f"{age(seconds)} old"
+        since = "of unknown age" if first.get("age_seconds") is None else f"{age(first['age_seconds'])} old"
         who = f"run {run} of {first['owner'] or 'an unknown user'}, {since}"
         if alive:
             fix = f"wait until it ends, or `make stop RUN={run}`"
@@ -156,14 +150,6 @@ def runs(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
             what = f"a container is left of {who} ({first['container']}, {first['state']})"
             verdicts.append(of_host("leftovers", name, WARNING, what, f"`make stop RUN={run}` removes it"))
     return verdicts or [of_host("runs", name, HEALTHY, "no other run, and nothing left of one")]
-
-
-def _by_run(entries: Sequence[Facts]) -> dict[str, list[Facts]]:
-    """The containers of each run, by its id."""
-    containers: dict[str, list[Facts]] = {}
-    for entry in entries:
-        containers.setdefault(entry["run"], []).append(entry)
-    return containers
 
 
 def load(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
@@ -212,17 +198,11 @@ def rdma(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
         what = f"RDMA port {', '.join(waiting)} has a link but is not active"
         fix = "InfiniBand needs a subnet manager: start opensm on one host or on the switch"
         return [of_host("rdma", name, WARNING, what, fix)]
-    if not ports:
-        return []
-    what = ", ".join(
-        f"{port['device']}:{port['port']} {port['link_layer']} {port['rate_gbits'] or '?'} Gbit/s {port['state']}"
-        for port in ports
-    )
-    return [of_host("rdma", name, HEALTHY, what)]
+    known = [f"{p['device']}:{p['port']} {p['link_layer']} {p['rate_gbits'] or '?'} Gbit/s {p['state']}" for p in ports]
+    return [of_host("rdma", name, HEALTHY, ", ".join(known))] if ports else []
 
 
-Check = Callable[[str, Facts, Asked], list[Verdict]]
-CHECKS: dict[str, Check] = {
+CHECKS: dict[str, Callable[[str, Facts, Asked], list[Verdict]]] = {
     "nic": training_nic,
     "clock": clock,
     "runs": runs,

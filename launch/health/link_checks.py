@@ -10,23 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from statistics import median, median_high, median_low
 
 from launch.cli.units import milliseconds, number, rate
-from launch.health.link_statistics import (
-    HIGH_LATENCY_MS,
-    Pair,
-    arrow,
-    bandwidths,
-    blame,
-    both_ways,
-    high_latency_pairs,
-    other,
-    path_mtus,
-    place_of,
-    places,
-    round_trips,
-    slow,
-    typical,
-)
-from launch.health.verdicts import ERROR, HEALTHY, INCOMPLETE, WARNING, Verdict
+from launch.health import link_statistics as stats
+from launch.health.verdicts import ERROR, HEALTHY, INCOMPLETE, WARNING, Verdict, some
 from launch.network.links import Link
 
 #: Pairs that one check reports one by one; the others are counted.
@@ -50,9 +35,7 @@ _LATENCY_FIX = "look for a detour (VPN, router, wireless), power saving of the N
 
 
 def verdicts(
-    links: Sequence[Link],
-    speeds: Mapping[str, int | None] | None = None,
-    mtus: Mapping[str, int | None] | None = None,
+    links: Sequence[Link], speeds: Mapping[str, int | None] | None = None, mtus: Mapping[str, int | None] | None = None
 ) -> list[Verdict]:
     """What is to be said of all pairs, and one healthy line with the figures of what is in order.
 
@@ -81,7 +64,7 @@ def shortened(verdicts: Sequence[Verdict]) -> list[Verdict]:
     more = [v for v in verdicts if " -> " in v.where][REPORTED_PAIRS:]
     if not more:
         return list(verdicts)
-    what = f"{len(more)} more pairs likewise: {_some([v.where for v in more])}; report.html shows all of them"
+    what = f"{len(more)} more pairs likewise: {some([v.where for v in more])}; report.html shows all of them"
     left_out = set(more)
     last = Verdict(more[0].check, "cluster", more[0].level, what, more[0].fix and "as above")
     return [*(v for v in verdicts if v not in left_out), last]
@@ -89,17 +72,17 @@ def shortened(verdicts: Sequence[Verdict]) -> list[Verdict]:
 
 def _figures(links: Sequence[Link], bandwidth: bool, latency: bool, mtu: bool) -> str:
     """The healthy line: the figures of bandwidth, latency and MTU, as far as they are in order."""
-    values, trips, paths = bandwidths(links), round_trips(links), path_mtus(links)
+    values, trips, paths = stats.bandwidths(links), stats.round_trips(links), stats.path_mtus(links)
     working = sum(link.error is None for link in links)
     parts = [f"{working} pairs" if working == len(links) else f"{working} of {len(links)} pairs work"]
     if bandwidth and values:
-        slowest, usual = min(values, key=values.__getitem__), typical(values, median_high)
-        parts.append(f"slowest {arrow(slowest)} {rate(values[slowest])}, median {rate(usual or 0)}")
+        slowest, usual = min(values, key=values.__getitem__), stats.typical(values, median_high)
+        parts.append(f"slowest {stats.arrow(slowest)} {rate(values[slowest])}, median {rate(usual or 0)}")
     if latency and trips:
         longest = max(trips, key=trips.__getitem__)
-        usual = typical(trips, median_low) or 0.0
+        usual = stats.typical(trips, median_low) or 0.0
         same = number(usual) == number(trips[longest])
-        more = "" if same else f" (longest {arrow(longest)} {milliseconds(trips[longest])})"
+        more = "" if same else f" (longest {stats.arrow(longest)} {milliseconds(trips[longest])})"
         parts.append(f"round trip {milliseconds(usual)}{more}")
     if mtu and paths:
         parts.append(f"path MTU {_span(list(paths.values()))}")
@@ -107,20 +90,20 @@ def _figures(links: Sequence[Link], bandwidth: bool, latency: bool, mtu: bool) -
 
 
 def _reach(links: Sequence[Link]) -> list[Verdict]:
-    errors = {(link.source, link.target): link.error for link in links if link.error is not None}
-    tested = [(link.source, link.target) for link in links]
+    errors = {stats.ends(link): link.error for link in links if link.error is not None}
+    tested = [stats.ends(link) for link in links]
     if not errors:
         return []
     if len(errors) == len(tested) > 2:
         first = next(iter(errors))
-        what = f"no pair of hosts works on this network; {arrow(first)}: {errors[first]}"
+        what = f"no pair of hosts works on this network; {stats.arrow(first)}: {errors[first]}"
         return [Verdict("reach", "cluster", ERROR, what, _reach_fix(errors[first]))]
-    blamed = blame(errors, tested)
+    blamed = stats.blame(errors, tested)
     result = []
     for host, direction in blamed.hosts.items():
         own = blamed.explained[host]
         reasons = dict.fromkeys(errors[pair] or "" for pair in own)
-        peers = _some(list(dict.fromkeys(other(pair, host) for pair in own)))
+        peers = some(list(dict.fromkeys(stats.other(pair, host) for pair in own)))
         what = {
             "both": f"exchanges no data with {peers}",
             "sending": f"no data passes {host} -> {peers}",
@@ -130,11 +113,11 @@ def _reach(links: Sequence[Link]) -> list[Verdict]:
         what += f": {next(iter(reasons))}{more}"
         result.append(Verdict("reach", f"host {host}", ERROR, what, _reach_fix(*reasons)))
     known = set(tested)
-    for ways in both_ways(blamed.pairs):
+    for ways in stats.both_ways(blamed.pairs):
         reasons = dict.fromkeys(errors[pair] or "" for pair in ways)
         back = (ways[0][1], ways[0][0])
-        what = "; ".join(reasons) + (f"; {arrow(back)} works" if len(ways) == 1 and back in known else "")
-        result.append(Verdict("reach", place_of(ways), ERROR, what, _reach_fix(*reasons)))
+        what = "; ".join(reasons) + (f"; {stats.arrow(back)} works" if len(ways) == 1 and back in known else "")
+        result.append(Verdict("reach", stats.place_of(ways), ERROR, what, _reach_fix(*reasons)))
     return result
 
 
@@ -145,18 +128,13 @@ def _reach_fix(*reasons: str | None) -> str:
 
 def _unable(links: Sequence[Link]) -> list[Verdict]:
     """The hosts that could not measure bandwidth, those with the same reason in one line."""
-    hosts: dict[str, dict[str, None]] = {}
-    counts: dict[str, int] = {}
-    for link in links:
-        if link.error is None:
-            for host, why in link.problems.items():
-                hosts.setdefault(why, {}).setdefault(host)
-            for why in set(link.problems.values()):
-                counts[why] = counts.get(why, 0) + 1
+    working = [link for link in links if link.error is None]
     result = []
-    for why, own in hosts.items():
-        what = f"{why} on {_some(list(own))}: the bandwidth of {counts[why]} of {len(links)} pairs was not measured"
-        where = f"host {next(iter(own))}" if len(own) == 1 else "cluster"
+    for why in dict.fromkeys(why for link in working for why in link.problems.values()):
+        lost = [link for link in working if why in link.problems.values()]
+        own = list(dict.fromkeys(host for link in lost for host, reason in link.problems.items() if reason == why))
+        what = f"{why} on {some(own)}: the bandwidth of {len(lost)} of {len(links)} pairs was not measured"
+        where = f"host {own[0]}" if len(own) == 1 else "cluster"
         fix = _IPERF_FIX if "missing" in why else _IPERF_FAILS_FIX
         result.append(Verdict("bandwidth", where, INCOMPLETE, what, fix))
     return result
@@ -164,22 +142,21 @@ def _unable(links: Sequence[Link]) -> list[Verdict]:
 
 def _missing(links: Sequence[Link]) -> list[Verdict]:
     """Pairs of which nothing is known, and pairs without bandwidth where others have one."""
-    hosts = list(dict.fromkeys(host for link in links for host in (link.source, link.target)))
-    known = {(link.source, link.target): link for link in links}
+    hosts = list(dict.fromkeys(host for link in links for host in stats.ends(link)))
+    known = {stats.ends(link) for link in links}
     missing = [(a, b) for a in hosts for b in hosts if a != b and (a, b) not in known]
     if any(link.mbits is not None for link in links):
-        missing += [
-            pair for pair, link in known.items() if link.error is None and link.mbits is None and not link.problems
-        ]
+        working = (link for link in links if link.error is None)
+        missing += [stats.ends(link) for link in working if link.mbits is None and not link.problems]
     if not missing:
         return []
     count = len(hosts) * (len(hosts) - 1)
-    what = f"{len(missing)} of {count} pairs were not measured: {_some([arrow(pair) for pair in missing])}"
+    what = f"{len(missing)} of {count} pairs were not measured: {some([stats.arrow(pair) for pair in missing])}"
     return [Verdict("links", "cluster", INCOMPLETE, what, "run `make check` again, with all hosts up and idle")]
 
 
 def _bandwidth(links: Sequence[Link], speeds: Mapping[str, int | None]) -> list[Verdict]:
-    values, found = bandwidths(links), slow(links)
+    values, found = stats.bandwidths(links), stats.slow(links)
     if found.typical is None:
         return []
     against = f"the median is {rate(found.typical)}"
@@ -203,12 +180,12 @@ def _bandwidth(links: Sequence[Link], speeds: Mapping[str, int | None]) -> list[
         what = f"{', '.join(words)}, {against}{only}{labelled}"
         fix = _host_fix(host, direction, sent + received, label)
         result.append(Verdict("bandwidth", f"host {host}", WARNING, what, fix))
-    for ways in both_ways(sorted(found.blame.pairs, key=values.__getitem__)):
+    for ways in stats.both_ways(sorted(found.blame.pairs, key=values.__getitem__)):
         back = (ways[0][1], ways[0][0])
         shown = [*ways, back] if len(ways) == 1 and back in values else ways
-        what = f"{', '.join(f'{arrow(pair)} {rate(values[pair])}' for pair in shown)}, {against}"
+        what = f"{', '.join(f'{stats.arrow(pair)} {rate(values[pair])}' for pair in shown)}, {against}"
         fix = f"check cables, switch ports and other traffic between {ways[0][0]} and {ways[0][1]}"
-        result.append(Verdict("bandwidth", place_of(ways), WARNING, what, fix))
+        result.append(Verdict("bandwidth", stats.place_of(ways), WARNING, what, fix))
     return result + _below_label(values, speeds, slow_pairs)
 
 
@@ -217,13 +194,11 @@ def _host_fix(host: str, direction: str, values: Sequence[float], label: int | N
     if step:
         return f"{step} Check {host}'s cable, its switch port and `ethtool <interface>`"
     if direction == "both":
-        return (
-            f"check {host}'s cable, switch port, NIC, its speed and duplex (`ethtool <interface>`), and other traffic"
-        )
-    return (
-        f"check {host}'s duplex (`ethtool <interface>`), a traffic limit (`tc qdisc show`), errors (`ip -s link`), and "
-        f"its switch port"
-    )
+        seen = "cable, switch port, NIC, its speed and duplex (`ethtool <interface>`), and other traffic"
+    else:
+        limit = "a traffic limit (`tc qdisc show`), errors (`ip -s link`)"
+        seen = f"duplex (`ethtool <interface>`), {limit}, and its switch port"
+    return f"check {host}'s {seen}"
 
 
 def negotiated(mbits: float, label: int | None) -> str:
@@ -235,49 +210,41 @@ def negotiated(mbits: float, label: int | None) -> str:
 
 
 def _below_label(
-    values: Mapping[Pair, float], speeds: Mapping[str, int | None], reported: Collection[Pair]
+    values: Mapping[stats.Pair, float], speeds: Mapping[str, int | None], reported: Collection[stats.Pair]
 ) -> list[Verdict]:
     """Bandwidths far below the slower label of the two NICs; `reported`: slow pairs, of which all has been said."""
-    labels = {}
-    for pair in values:
-        both = [label for label in (speeds.get(pair[0]), speeds.get(pair[1])) if label]
-        if both:
-            labels[pair] = min(both)
-    below = [
-        pair
-        for pair, label in labels.items()
-        if pair not in reported
-        and values[pair] < (LABEL_PART if label <= ONE_STREAM_MBITS else FAST_LABEL_PART) * label
-    ]
+    labels = {pair: min(both) for pair in values if (both := [label for host in pair if (label := speeds.get(host))])}
+    parts = {pair: LABEL_PART if label <= ONE_STREAM_MBITS else FAST_LABEL_PART for pair, label in labels.items()}
+    below = [pair for pair, part in parts.items() if pair not in reported and values[pair] < part * labels[pair]]
 
-    def verdict(where: str, pairs: Sequence[Pair]) -> Verdict:
+    def verdict(where: str, pairs: Sequence[stats.Pair]) -> Verdict:
         measured, label = median([values[p] for p in pairs]), min(labels[p] for p in pairs)
         step = negotiated(measured, label)
         what = f"{rate(measured)} measured on NICs labelled {rate(label)}"
         fix = "check cables, switch ports, `ethtool <interface>`, and other traffic or a limit on the way"
         return Verdict("bandwidth", where, WARNING, what, f"{step} {fix[0].upper()}{fix[1:]}" if step else fix)
 
-    return [verdict(*place) for place in places(below, list(values))]
+    return [verdict(*place) for place in stats.places(below, list(values))]
 
 
 def _latency(links: Sequence[Link]) -> list[Verdict]:
-    values, pairs = round_trips(links), high_latency_pairs(links)
+    values, pairs = stats.round_trips(links), stats.high_latency_pairs(links)
     if not pairs:
         return []
-    usual = typical(values, median_low) or 0.0
-    if usual > HIGH_LATENCY_MS:
+    usual = stats.typical(values, median_low) or 0.0
+    if usual > stats.HIGH_LATENCY_MS:
         what = f"round trips of {milliseconds(usual)} and more: this is no local network, small all-reduces will wait"
         return [Verdict("latency", "cluster", WARNING, what, _LATENCY_FIX)]
     against = f"the median is {milliseconds(usual)}"
-    blamed = blame(pairs, list(values))
+    blamed = stats.blame(pairs, list(values))
     result = []
     for host, own in blamed.explained.items():
         ms = median([values[pair] for pair in own])
         what = f"round trip {milliseconds(ms)} with most hosts, {against}"
         result.append(Verdict("latency", f"host {host}", WARNING, what, _LATENCY_FIX))
-    for ways in both_ways(blamed.pairs):
+    for ways in stats.both_ways(blamed.pairs):
         what = f"round trip {milliseconds(max(values[pair] for pair in ways))}, {against}"
-        result.append(Verdict("latency", place_of(ways), WARNING, what, _LATENCY_FIX))
+        result.append(Verdict("latency", stats.place_of(ways), WARNING, what, _LATENCY_FIX))
     return result
 
 
@@ -287,7 +254,7 @@ def _by_mtu(mtus: Mapping[str, int]) -> str:
     for host, mtu in mtus.items():
         hosts.setdefault(mtu, []).append(host)
     sizes = sorted(hosts, key=lambda size: (-len(hosts[size]), -size))
-    return "; ".join(f"{size} bytes on {_some(hosts[size])}" for size in sizes)
+    return "; ".join(f"{size} bytes on {some(hosts[size])}" for size in sizes)
 
 
 def _mtu(links: Sequence[Link], mtus: Mapping[str, int | None]) -> list[Verdict]:
@@ -296,27 +263,21 @@ def _mtu(links: Sequence[Link], mtus: Mapping[str, int | None]) -> list[Verdict]
     result = []
     if len(set(known.values())) > 1:
         result.append(Verdict("mtu", "cluster", WARNING, f"the NICs' MTUs differ: {_by_mtu(known)}", _MTU_FIX))
-    paths = path_mtus(links)
+    paths = stats.path_mtus(links)
     largest = max(paths.values(), default=0)
     expected = {pair: min((known[host] for host in pair if host in known), default=largest) for pair in paths}
 
-    def verdict(where: str, pairs: Sequence[Pair]) -> Verdict:
+    def verdict(where: str, pairs: Sequence[stats.Pair]) -> Verdict:
         ends = {host: known[host] for pair in pairs for host in pair if host in known}
         against = f"the NICs' MTU is {_by_mtu(ends)}" if ends else f"other pairs let {largest} bytes through"
         size = _span([paths[pair] for pair in pairs])
-        what = f"packets of at most {size} get through {_some([arrow(pair) for pair in pairs])}; {against}"
+        what = f"packets of at most {size} get through {some([stats.arrow(pair) for pair in pairs])}; {against}"
         return Verdict("mtu", where, WARNING, what, _MTU_FIX)
 
     below = [pair for pair, size in paths.items() if size < expected[pair]]
-    return result + [verdict(*place) for place in places(below, list(paths))]
+    return result + [verdict(*place) for place in stats.places(below, list(paths))]
 
 
 def _span(sizes: Sequence[int]) -> str:
     low, high = min(sizes), max(sizes)
     return f"{low} bytes" if low == high else f"{low} to {high} bytes"
-
-
-def _some(names: Sequence[str], most: int = 6) -> str:
-    """Names in a row, the first few of many."""
-    shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

@@ -47,6 +47,11 @@ def arrow(pair: Pair) -> str:
     return f"{pair[0]} -> {pair[1]}"
 
 
+def ends(link: Link) -> Pair:
+    """The link's two hosts, source and target."""
+    return link.source, link.target
+
+
 def other(pair: Pair, host: str) -> str:
     """The pair's other host."""
     return pair[1] if pair[0] == host else pair[0]
@@ -54,17 +59,17 @@ def other(pair: Pair, host: str) -> str:
 
 def bandwidths(links: Iterable[Link]) -> dict[Pair, float]:
     """Mbit/s of the pairs that work and were measured."""
-    return {(k.source, k.target): k.mbits for k in links if k.error is None and k.mbits is not None}
+    return {ends(k): k.mbits for k in links if k.error is None and k.mbits is not None}
 
 
 def round_trips(links: Iterable[Link]) -> dict[Pair, float]:
     """Milliseconds of the pairs that work and were measured."""
-    return {(k.source, k.target): k.rtt_ms for k in links if k.error is None and k.rtt_ms is not None}
+    return {ends(k): k.rtt_ms for k in links if k.error is None and k.rtt_ms is not None}
 
 
 def path_mtus(links: Iterable[Link]) -> dict[Pair, int]:
     """Bytes of the largest packet on the pairs that work and were measured."""
-    return {(k.source, k.target): k.path_mtu for k in links if k.error is None and k.path_mtu is not None}
+    return {ends(k): k.path_mtu for k in links if k.error is None and k.path_mtu is not None}
 
 
 def typical(values: Mapping[Pair, float], middle: Callable[[Iterable[float]], float]) -> float | None:
@@ -90,13 +95,10 @@ def blame(bad: Iterable[Pair], tested: Sequence[Pair]) -> Blame:
     """
     bad_pairs = set(bad)
     ends = (("sending", 0), ("receiving", 1))
-    #: By (host, direction) the pairs that no host explains yet; dicts keep their order, as sets would not.
-    open_pairs: dict[tuple[str, str], dict[Pair, None]] = {}
-    open_bad: dict[tuple[str, str], dict[Pair, None]] = {}
     names = list(dict.fromkeys(host for pair in tested for host in pair))
-    for host in names:
-        for direction, _ in ends:
-            open_pairs[host, direction], open_bad[host, direction] = {}, {}
+    #: By (host, direction) the pairs that no host explains yet; dicts keep their order, as sets would not.
+    open_pairs: dict[tuple[str, str], dict[Pair, None]] = {(host, way): {} for host in names for way, _ in ends}
+    open_bad: dict[tuple[str, str], dict[Pair, None]] = {key: {} for key in open_pairs}
     for pair in tested:
         for direction, end in ends:
             open_pairs[pair[end], direction][pair] = None
@@ -107,30 +109,19 @@ def blame(bad: Iterable[Pair], tested: Sequence[Pair]) -> Blame:
         """(bad pairs, their part of the tested ones, direction) of what the host could explain."""
         out, into = (len(open_bad[host, direction]) for direction, _ in ends)
         all_out, all_into = (len(open_pairs[host, direction]) for direction, _ in ends)
-        halves = all_out and all_into and 2 * out >= all_out and 2 * into >= all_into
-        for direction, count, total in (
-            ("both", out + into, all_out + all_into),
-            ("sending", out, all_out),
-            ("receiving", into, all_into),
-        ):
-            if 2 * count > total and (direction != "both" or halves):
-                # One bad pair in each direction may be with one and the same partner.
-                same = max(out, into) < 2 and len({other(p, host) for d, _ in ends for p in open_bad[host, d]}) < 2
-                if count >= 2 and not same:
-                    yield count, count / total, direction
+        # One bad pair in each direction may be with one and the same partner.
+        same = max(out, into) < 2 and len({other(p, host) for way, _ in ends for p in open_bad[host, way]}) < 2
+        ways = [("sending", out, all_out), ("receiving", into, all_into)]
+        if all_out and all_into and 2 * out >= all_out and 2 * into >= all_into:
+            ways.insert(0, ("both", out + into, all_out + all_into))
+        for direction, count, total in ways:
+            if 2 * count > total and count >= 2 and not same:
+                yield count, count / total, direction
 
     directions: dict[str, str] = {}
     explained: dict[str, list[Pair]] = {}
-    while True:
-        best: tuple[int, float] = (0, 0.0)
-        chosen = ("", "")
-        for host in names:
-            for count, part, direction in candidates(host):
-                if (count, part) > best:
-                    best, chosen = (count, part), (host, direction)
-        host, direction = chosen
-        if not host:
-            break
+    while found := [(count, part, host, way) for host in names for count, part, way in candidates(host)]:
+        *_, host, direction = max(found, key=lambda one: one[:2])
         directions[host] = "both" if host in directions else direction
         for own in ("sending", "receiving") if direction == "both" else (direction,):
             explained.setdefault(host, []).extend(open_bad[host, own])
@@ -167,11 +158,8 @@ def slow(links: Iterable[Link]) -> Slow:
         group_of = {host: index for index, hosts in enumerate(parts) for host in hosts}
         between = [pair for pair in values if group_of[pair[0]] != group_of[pair[1]]]
         return Slow(usual, between, parts, Blame({}, {}, []))
-    below = [
-        pair
-        for pair, value in values.items()
-        if value < SLOW * usual or value < min(usual, SLOW * values.get((pair[1], pair[0]), 0.0))
-    ]
+    back = {pair: SLOW * values.get((pair[1], pair[0]), 0.0) for pair in values}
+    below = [pair for pair, value in values.items() if value < SLOW * usual or value < min(usual, back[pair])]
     return Slow(usual, below, [], blame(below, list(values)))
 
 

@@ -43,52 +43,42 @@ def run(
     hosts: Sequence[MapHost],
     machines: Sequence[Machine],
     arguments: Sequence[str] = (),
-    image: str | None = None,
     port: int | None = None,
-    limit: float = LIMIT_SECONDS,
 ) -> dict[str, Any]:
     """The document of a probe with `arguments` on `hosts`; `machines` are their connections, in the same order.
 
-    Whatever happens, the containers and folders of the probe are removed on every host that answers.
-
-    Args:
-        image: id of the image; None: the cluster's training image.
-        port: one that is free on the first host; None: the hosts are asked first, and a free one is chosen.
-        limit: seconds after which the probe must have ended.
+    `port`: one that is free on the first host; None: the hosts are asked for it first. Whatever happens, the containers
+    and folders of the probe are removed on every host that answers.
 
     Raises:
         Refusal: with the root cause and its host.
     """
-    options = Options(len(hosts), tuple(arguments), module="train.forecast.probe", image=image, direct=True)
+    options = Options(len(hosts), tuple(arguments), module="train.forecast.probe", direct=True)
     if port is None:
-        port = readiness.check(machines, hosts, image or cluster.image.id)
+        port = readiness.check(machines, hosts, cluster.image.id)
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     some = replace(cluster, hosts=list(hosts))
     plan = plans.make_plan(some, options, plans.new_run_id(), port, ssh.local_user(), created)
     pairs = list(zip(machines, plan.hosts, strict=True))
-    pool = ThreadPoolExecutor(max_workers=len(pairs))
-    waits: dict[str, Future[int]] = {}
+    pool, waits = ThreadPoolExecutor(max_workers=len(pairs)), dict[str, Future[int]]()
     try:
         with undisturbed(then_interrupt=True):  # a container that is still being created cannot be removed
             _start(pairs)
         for machine, host_plan in pairs:
-            waits[host_plan.host] = pool.submit(_wait, machine, host_plan, limit)
-        ended = _wait_for_all(waits, limit)
+            waits[host_plan.host] = pool.submit(_wait, machine, host_plan)
+        ended = _wait_for_all(waits)
     finally:
         with undisturbed(then_interrupt=True):
             left = _clear(pairs)
             pool.shutdown(wait=True, cancel_futures=True)
-    return document_of(left, ended, limit)
+    return document_of(left, ended, LIMIT_SECONDS)
 
 
 def _start(pairs: Sequence[tuple[Machine, HostPlan]]) -> None:
     results = ssh.in_parallel(lambda pair: container.start(*pair), pairs)
+    fix = "fix that, and check again; nothing of it is left on the hosts"
     problems = [
-        Problem(
-            f"host {host_plan.host}",
-            f"the container of a probe did not start: {error}",
-            "fix that, and check again; nothing of it is left on the hosts",
-        )
+        Problem(f"host {host_plan.host}", f"the container of a probe did not start: {error}", fix)
         for (_, host_plan), error in zip(pairs, results, strict=True)
         if isinstance(error, BaseException)
     ]
@@ -96,17 +86,18 @@ def _start(pairs: Sequence[tuple[Machine, HostPlan]]) -> None:
         raise Refusal(problems, exits.FAILED)
 
 
-def _wait(machine: Machine, host_plan: HostPlan, limit: float) -> int:
+def _wait(machine: Machine, host_plan: HostPlan) -> int:
     """The container's exit status; -1 where it is not known in time."""
-    done = machine.root(f"timeout {limit:.0f} podman wait {host_plan.container}", limit + ANSWER_SECONDS)
+    command = f"timeout {LIMIT_SECONDS:.0f} podman wait {host_plan.container}"
+    done = machine.root(command, LIMIT_SECONDS + ANSWER_SECONDS)
     status = done.stdout.strip()
     return int(status) if done.exited == 0 and status.isdigit() else -1
 
 
-def _wait_for_all(waits: Mapping[str, Future[int]], limit: float) -> dict[str, int]:
+def _wait_for_all(waits: Mapping[str, Future[int]]) -> dict[str, int]:
     """Host -> exit status, of the hosts that ended in time: before the limit, and soon after the first failure."""
     pending: set[Future[int]] = set(waits.values())
-    deadline = time.monotonic() + limit
+    deadline = time.monotonic() + LIMIT_SECONDS
     while pending:
         done, pending = wait(pending, max(0.0, deadline - time.monotonic()), FIRST_COMPLETED)
         if not done:
@@ -130,14 +121,12 @@ def _clear(pairs: Sequence[tuple[Machine, HostPlan]]) -> dict[str, Left]:
 
 def clear_command(host_plan: HostPlan) -> str:
     """A shell command that prints what a host has of the probe and removes it. Pure."""
-    folder = shlex.quote(host_plan.run_dir)
-    show = [
-        f"printf '{name}='; cat {folder}/{name}.json 2>/dev/null | tr -d '\\n'; echo" for name in ("failure", "probe")
+    folder, name = shlex.quote(host_plan.run_dir), host_plan.container
+    files = [
+        f"printf '{file}='; cat {folder}/{file}.json 2>/dev/null | tr -d '\\n'; echo" for file in ("failure", "probe")
     ]
-    state = f"printf 'state='; podman inspect --format '{{{{json .State}}}}' {host_plan.container} 2>/dev/null; echo"
-    return "; ".join(
-        [*show, state, f"podman rm --force --time 0 {host_plan.container} >/dev/null 2>&1; rm -rf {folder}"]
-    )
+    state = f"printf 'state='; podman inspect --format '{{{{json .State}}}}' {name} 2>/dev/null; echo"
+    return "; ".join([*files, state, f"podman rm --force --time 0 {name} >/dev/null 2>&1; rm -rf {folder}"])
 
 
 def parse_left(answer: str) -> Left:
@@ -155,11 +144,7 @@ def parse_left(answer: str) -> Left:
 
 
 def document_of(left: Mapping[str, Left], ended: Mapping[str, int], limit: float) -> dict[str, Any]:
-    """The document, if the probe succeeded on all hosts. Pure.
-
-    Raises:
-        Refusal: with the root cause.
-    """
+    """The document, if the probe succeeded on all hosts. Raises Refusal with the root cause. Pure."""
     bad = {
         host: outcome.describe_end(status, left[host].state) if host in left else "no answer over SSH"
         for host, status in ended.items()

@@ -60,20 +60,12 @@ def document(
 
 
 def links_of(record: Mapping[str, Any]) -> list[Link]:
-    """The links of a document.
-
-    Raises:
-        TypeError, KeyError: when they are not those of this schema.
-    """
+    """The links of a document. Raises TypeError or KeyError when they are not those of this schema."""
     return [Link(**link) for link in record["links"]]
 
 
 def save(folder: Path, record: Mapping[str, Any]) -> Path:
-    """Keep a check's document in `folder` under its time; of all records the newest KEPT stay.
-
-    Raises:
-        OSError: when the folder cannot be written.
-    """
+    """Keep a check's document in `folder` under its time; of all records the newest KEPT stay. Raises OSError."""
     moment = datetime.fromisoformat(record["when"]).astimezone(UTC)
     path = folder / f"{moment:%Y%m%dT%H%M%S.%fZ}.json"
     write_json(path, record)
@@ -106,13 +98,11 @@ def _links_in_order(record: Mapping[str, Any]) -> bool:
 
 def _is_whole(record: Mapping[str, Any]) -> bool:
     """Whether a file holds a record of this version."""
-    if record.get("schema") != SCHEMA:
-        return False
     try:
         links_of(record)
-        datetime.fromisoformat(record["when"]).astimezone(UTC)
+        moment_of(record["when"])
         _links_in_order(record)
-        return isinstance(record["network"], str)
+        return record["schema"] == SCHEMA and isinstance(record["network"], str)
     except (ValueError, TypeError, KeyError):
         return False
 

@@ -19,7 +19,7 @@ Value = str | None
 
 #: The oldest driver branch that runs a CUDA release, by its major number (CUDA's release notes, table of minor version
 #: compatibility).
-OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
+OLDEST_DRIVER = {"11": 450, "12": 525, "13": 580}
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Property:
     label: str
     level: str  # of a difference; HEALTHY: shown, and does no harm
     why: str  # what a difference does
-    fix: str
+    fix: str = ""
     inside: bool = False  # from the image, not from the host
     read: Callable[[Facts], Value] | None = None  # None: the text under `key`
 
@@ -85,57 +85,30 @@ def _data(facts: Facts) -> Value:
 
 
 _DEPLOY = "run `make deploy`, which brings all hosts the same image"
+_COPY = "copy the data there from a host that has the right data: `rsync -a --delete`"
+_ONE_ARCHITECTURE = "leave the odd host out: hosts of one architecture make a cluster"
+_SAME_DRIVER = "install the same driver version there and reboot"
+_BY_SPEED = 'divide the batch by speed with ARGS="--shares auto", or choose equal GPUs with `gpus` in the inventory'
+_BIT_EQUAL = "leave the host out if results must be bit-equal"
+_STRANGERS = "ranks of different versions do not understand each other"
 _NUMERICS = "the same seed gives results that differ in the last digits"
+_SLOWEST = f"every step waits for the slowest, and {_NUMERICS}"
 PROPERTIES = (
     Property("image", "image", ERROR, "hosts would run different programs", _DEPLOY, inside=True),
     Property("code", "code", ERROR, "hosts would run different programs", _DEPLOY, inside=True),
-    Property("torch", "torch", ERROR, "ranks of different versions do not understand each other", _DEPLOY, inside=True),
+    Property("torch", "torch", ERROR, _STRANGERS, _DEPLOY, inside=True),
     Property("torchvision", "torchvision", ERROR, "models and transforms may differ", _DEPLOY, inside=True),
-    Property("nccl", "NCCL", ERROR, "ranks of different versions do not understand each other", _DEPLOY, inside=True),
+    Property("nccl", "NCCL", ERROR, _STRANGERS, _DEPLOY, inside=True),
     Property("cuda", "CUDA", ERROR, "hosts would run different kernels", _DEPLOY, inside=True),
-    Property(
-        "data",
-        "data",
-        ERROR,
-        "ranks would train on different data",
-        "copy the data there from a host that has the right data: `rsync -a --delete`",
-        read=_data,
-    ),
-    Property(
-        "arch",
-        "architecture",
-        ERROR,
-        "one image cannot run on both",
-        "leave the odd host out: hosts of one architecture make a cluster",
-    ),
-    Property(
-        "driver",
-        "GPU driver",
-        WARNING,
-        "kernels and speeds may differ",
-        "install the same driver version there and reboot",
-        read=_driver,
-    ),
-    Property(
-        "gpus",
-        "GPUs",
-        WARNING,
-        f"every step waits for the slowest, and {_NUMERICS}",
-        'divide the batch by speed with ARGS="--shares auto", or choose equal GPUs with `gpus` in the inventory',
-        read=_gpu_models,
-    ),
-    Property(
-        "cpu_flags",
-        "CPU features",
-        WARNING,
-        f"on the CPU {_NUMERICS}",
-        "leave the host out if results must be bit-equal",
-        read=_cpu_flags,
-    ),
-    Property("cpu_model", "CPU", HEALTHY, "speeds may differ", ""),
-    Property("kernel", "kernel", HEALTHY, "speeds of the network may differ a little", "", read=_kernel),
-    Property("engine", "engine", HEALTHY, "the image contains everything that ranks use", "", read=_engine),
-    Property("python", "python", HEALTHY, "the host's own; ranks use the image's", ""),
+    Property("data", "data", ERROR, "ranks would train on different data", _COPY, read=_data),
+    Property("arch", "architecture", ERROR, "one image cannot run on both", _ONE_ARCHITECTURE),
+    Property("driver", "GPU driver", WARNING, "kernels and speeds may differ", _SAME_DRIVER, read=_driver),
+    Property("gpus", "GPUs", WARNING, _SLOWEST, _BY_SPEED, read=_gpu_models),
+    Property("cpu_flags", "CPU features", WARNING, f"on the CPU {_NUMERICS}", _BIT_EQUAL, read=_cpu_flags),
+    Property("cpu_model", "CPU", HEALTHY, "speeds may differ"),
+    Property("kernel", "kernel", HEALTHY, "speeds of the network may differ a little", read=_kernel),
+    Property("engine", "engine", HEALTHY, "the image contains everything that ranks use", read=_engine),
+    Property("python", "python", HEALTHY, "the host's own; ranks use the image's"),
 )
 
 
@@ -147,46 +120,41 @@ def compare(
     """The matrix, hosts in the order given.
 
     Args:
-        hosts: facts of playbooks/module_utils/muster_survey.py by host; None for a host that did not answer.
+        hosts: facts of playbooks/module_utils/muster_survey.py by host; {} or None for a host that did not answer.
         inside: what each host's image says, by host: image (id), code (hash), torch, torchvision, nccl, cuda; None,
             a key that is missing or a None value for what is not known.
         wanted: the inventory's `gpus` by host; GPUs that it does not name are not compared.
     """
-    compared = {host: _chosen(facts, (wanted or {}).get(host)) for host, facts in hosts.items()}
     rows = []
+    compared = {host: _chosen(facts or {}, (wanted or {}).get(host)) for host, facts in hosts.items()}
     for entry in PROPERTIES:
         source: Mapping[str, Facts | None] = inside if entry.inside else compared
-        values = {host: value_of(entry, source.get(host)) for host in hosts}
-        if any(value is not None for value in values.values()) and set(values.values()) != {"none"}:
-            rows.append(row(entry, values))
+        values = {host: _value_of(entry, source.get(host) or {}) for host in hosts}
+        if any(values.values()) and set(values.values()) != {"none"}:
+            rows.append(_row(entry, values))
     return rows
 
 
-def _chosen(facts: Facts | None, wanted: Sequence[int] | None) -> Facts | None:
-    if facts is None or wanted is None or not facts.get("gpus"):
+def _chosen(facts: Facts, wanted: Sequence[int] | None) -> Facts:
+    if wanted is None or not facts.get("gpus"):
         return facts
     return {**facts, "gpus": [gpu for gpu in _nvidia(facts) if gpu["index"] in wanted]}
 
 
-def value_of(entry: Property, source: Facts | None) -> Value:
+def _value_of(entry: Property, source: Facts) -> Value:
     """A host's value of a property; None where it is not known."""
-    if source is None:
-        return None
     try:
-        value = entry.read(source) if entry.read else source[entry.key]
+        return (entry.read(source) if entry.read else source[entry.key]) or None
     except (KeyError, TypeError):  # a fact that is missing, or null because the host could not find it out
         return None
-    return value or None
 
 
-def row(entry: Property, values: dict[str, Value]) -> Row:
-    """One row of the matrix."""
+def _row(entry: Property, values: dict[str, Value]) -> Row:
     known = {host: value for host, value in values.items() if value is not None}
     counts = Counter(known.values())
     majority = max(counts, key=lambda value: counts[value], default=None)  # the first of equals: Counter keeps order
     odd = tuple(host for host, value in known.items() if value != majority)
-    unknown = tuple(host for host, value in values.items() if value is None)
-    return Row(entry, values, majority, odd, unknown)
+    return Row(entry, values, majority, odd, tuple(host for host in values if host not in known))
 
 
 def verdicts(rows: Sequence[Row], on_gpus: bool = False) -> list[Verdict]:
@@ -214,16 +182,16 @@ def verdicts(rows: Sequence[Row], on_gpus: bool = False) -> list[Verdict]:
     return result
 
 
-def old_drivers(hosts: Mapping[str, Facts | None], inside: Mapping[str, Mapping[str, Value] | None]) -> list[Verdict]:
+def old_drivers(hosts: Mapping[str, Facts], inside: Mapping[str, Mapping[str, Value] | None]) -> list[Verdict]:
     """Hosts whose NVIDIA driver is too old for the image's CUDA. Nothing is said where either is not known."""
     result = []
     for host, facts in hosts.items():
-        cuda = re.match(r"\d+", (inside.get(host) or {}).get("cuda") or "")
-        need = OLDEST_DRIVER.get(int(cuda.group(0))) if cuda else None
-        for driver in sorted({gpu["driver"] for gpu in _nvidia(facts)} if facts and facts.get("gpus") else set()):
-            branch = re.match(r"\d+", driver)
-            if need and branch and int(branch.group(0)) < need:
-                what = f"driver {driver} is too old for the image's CUDA {(inside[host] or {})['cuda']}"
+        cuda = (inside.get(host) or {}).get("cuda") or ""
+        need = OLDEST_DRIVER.get(cuda.partition(".")[0], 0)
+        for driver in sorted({gpu["driver"] for gpu in _nvidia(facts)} if facts.get("gpus") else ()):
+            branch = driver.partition(".")[0]
+            if branch.isdigit() and int(branch) < need:
+                what = f"driver {driver} is too old for the image's CUDA {cuda}"
                 fix = f"install driver {need} or newer there and reboot"
                 result.append(Verdict("driver", f"host {host}", ERROR, what, fix))
     return result

@@ -30,14 +30,14 @@ class Survey:
     answers: dict[str, Answer | BaseException]
     links: list[Link]
 
-    def facts(self, host: str) -> dict[str, Any] | None:
-        """None where the host did not answer."""
+    def facts(self, host: str) -> Mapping[str, Any]:
+        """{} where the host did not answer."""
         answer = self.answers[host]
-        return answer.survey if isinstance(answer, Answer) else None
+        return answer.survey or {} if isinstance(answer, Answer) else {}
 
     def running(self) -> list[str]:
         """The hosts on which a run is in progress."""
-        runs = {host: (self.facts(host) or {}).get("runs") or [] for host in self.answers}
+        runs = {host: self.facts(host).get("runs") or [] for host in self.answers}
         return [host for host, entries in runs.items() if any(entry.get("state") in RUNNING for entry in entries)]
 
 
@@ -51,27 +51,19 @@ def ask_hosts(
 ) -> Survey:
     """Ask every host at once for its facts and for its links to the others.
 
-    Args:
-        bandwidth_seconds: how long the bandwidth of each pair is measured; 0: not at all.
-        full: the facts that take longer, too (muster_survey.survey).
-        say: shows a line of progress.
-        podman: images and runs, too.
+    `bandwidth_seconds`: how long the bandwidth of each pair is measured; 0: not at all. `full`: the facts that take
+    longer, too (muster_survey.survey). `podman`: images and runs, too. `say` shows a line of progress.
     """
     names = [host.name for host in hosts]
-    field = measure.Field(
-        "training", {host.name: host.address for host in hosts}, {host.name: mtu_of(host) for host in hosts}
-    )
+    # Bytes, as the last deploy found them.
+    mtus = {host.name: int(nic_of(host, host.facts).get("mtu") or 1500) for host in hosts}
+    field = measure.Field("training", {host.name: host.address for host in hosts}, mtus)
     fields = [field] if len(hosts) > 1 else []
-    asked = measure.options(names, fields, bandwidth_seconds)
+    asked = measure.options(names, fields, bandwidth_seconds) if fields else {}
     options = {
         host.name: {
-            "survey": {
-                "train_interface": host.interface,
-                "data_dir": host.data_dir,
-                "full": full,
-                "podman": podman,
-            },
-            **(asked[host.name] if fields else {}),
+            "survey": {"train_interface": host.interface, "data_dir": host.data_dir, "full": full, "podman": podman},
+            **asked.get(host.name, {}),
         }
         for host in hosts
     }
@@ -93,15 +85,8 @@ def nic_of(host: MapHost, facts: Mapping[str, Any]) -> Mapping[str, Any]:
     return next((nic for nic in nics if nic["name"] == host.interface), {})
 
 
-def mtu_of(host: MapHost) -> int:
-    """Bytes of the training NIC's MTU, as the last deploy found it."""
-    return int(nic_of(host, host.facts).get("mtu") or 1500)
-
-
 def images_of(cluster: ClusterMap, survey: Survey) -> Inside:
     """The id of the training image that each host holds now. It determines torch, NCCL, CUDA and the code within."""
-    inside: Inside = {}
-    for name in survey.answers:
-        images = (survey.facts(name) or {}).get("images")
-        inside[name] = None if images is None else {"image": images.get(cluster.image.ref, "none")}
-    return inside
+    images = {host: survey.facts(host).get("images") for host in survey.answers}
+    ref = cluster.image.ref
+    return {host: None if own is None else {"image": own.get(ref, "none")} for host, own in images.items()}

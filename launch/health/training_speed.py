@@ -34,20 +34,12 @@ RESNET18_BYTES = 46_800_000  # of its gradients
 
 
 @dataclass(frozen=True)
-class AllReduce:
-    """What a short all-reduce showed."""
+class Measured:
+    """What a short all-reduce or a forecast showed."""
 
     verdicts: list[Verdict]
     report: dict[str, Any] | None = None  # as launch.health.records.document describes it
     inside: dict[str, dict[str, str]] = field(default_factory=dict)  # by host what its image says of itself
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """What a run is expected to be like."""
-
-    verdicts: list[Verdict]
-    report: dict[str, Any] | None = None  # as launch.health.records.document describes it
     checkpoint_bytes: int | None = None  # None: not known
 
 
@@ -75,20 +67,18 @@ def forecast_seconds(hosts: int, links: Sequence[Link]) -> float:
 
 def all_reduce(
     cluster: ClusterMap, hosts: Sequence[MapHost], machines: Sequence[Machine], links: Sequence[Link]
-) -> AllReduce:
+) -> Measured:
     """Run a short all-reduce of all ranks. Every rank checks the values: a wrong one is an error."""
     try:
         document = probe.run(cluster, hosts, machines, ["--seconds", str(ALL_REDUCE_SECONDS)])
     except Refusal as refusal:
-        return AllReduce([Verdict("all-reduce", p.where, ERROR, p.what, p.fix) for p in refusal.problems])
+        return Measured([Verdict("all-reduce", p.where, ERROR, p.what, p.fix) for p in refusal.problems])
     measured = document["all_reduce"]
-    rows = [
-        {"bytes": entry["bytes"], "seconds": entry["seconds"], "bus_mbits": bus_mbits(entry)}
-        for entry in measured["sizes"]
-    ]
+    sizes = measured["sizes"]
+    rows = [{"bytes": e["bytes"], "seconds": e["seconds"], "bus_mbits": bus_mbits(e)} for e in sizes]
     inside = {rank["host"]: {key: rank[key] for key in REPORTED} for rank in document["ranks"]}
     report = {"rows": rows, "note": "; ".join(["Every rank has checked all values.", *measured["notes"]])}
-    return AllReduce([all_reduce_verdict(measured["sizes"], links)], report, inside)
+    return Measured([all_reduce_verdict(sizes, links)], report, inside)
 
 
 def bus_mbits(entry: Mapping[str, Any]) -> float:
@@ -102,10 +92,8 @@ def all_reduce_verdict(sizes: Sequence[Mapping[str, Any]], links: Sequence[Link]
         return Verdict("all-reduce", "cluster", INCOMPLETE, "no size was measured in time", "check the links")
     largest = max(sizes, key=lambda entry: entry["bytes"])
     mbits, slowest = bus_mbits(largest), choose.slowest(links)
-    what = (
-        f"{largest['bytes'] / 2**20:.0f} MiB in {largest['seconds']:.3g} s with correct values, "
-        f"bus bandwidth {rate(mbits)}"
-    )
+    seconds, mib = largest["seconds"], largest["bytes"] / 2**20
+    what = f"{mib:.0f} MiB in {seconds:.3g} s with correct values, bus bandwidth {rate(mbits)}"
     if 0 < slowest < choose.ONE_STREAM and mbits < ALL_REDUCE_PART * slowest:
         what += f", {mbits / slowest:.0%} of what the slowest link carries ({rate(slowest)})"
         return Verdict("all-reduce", "cluster", WARNING, what, "see whether the hosts' processors are busy (`top`)")
@@ -118,12 +106,12 @@ def make_forecast(
     machines: Sequence[Machine],
     arguments: Sequence[str],
     links: Sequence[Link],
-) -> Forecast:
+) -> Measured:
     """Measure what a forecast needs on the hosts, and make it. `arguments`: the trainer's."""
     try:
         measured = probe.run(cluster, hosts, machines, ["--forecast", "--", *arguments])["forecast"]
     except Refusal as refusal:
-        return Forecast([Verdict("forecast", p.where, ERROR, p.what, p.fix) for p in refusal.problems])
+        return Measured([Verdict("forecast", p.where, ERROR, p.what, p.fix) for p in refusal.problems])
     outlooks = forecast.outlooks(measured)
     rows = [
         {
@@ -142,4 +130,4 @@ def make_forecast(
     if not all(one.verified for one in outlooks):
         note += " * Calculated only: forecasts of this option have not been compared with real runs."
     report = {"rows": rows, "recommendation": advice, "note": note}
-    return Forecast([], report, measured["gradient_bytes"] * CHECKPOINT_PER_GRADIENT)
+    return Measured([], report, checkpoint_bytes=measured["gradient_bytes"] * CHECKPOINT_PER_GRADIENT)

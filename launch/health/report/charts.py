@@ -8,9 +8,9 @@ from html import escape
 from typing import Any
 
 from launch.cli.units import gbits, rate
-from launch.health.link_statistics import bandwidths, slow
+from launch.health.link_statistics import bandwidths, ends, slow
 from launch.health.records import links_of, moment_of
-from launch.health.report.contents import Document, brief, describe, ends, figure
+from launch.health.report.contents import Document, brief, describe, figure
 
 #: Classes of the heat maps against the median, from bad to good: class, background and ink in light, the same in dark.
 #: Orange to blue, which colour-blind readers can distinguish; every figure has a contrast of 4.5 or more.
@@ -24,14 +24,9 @@ SCALE = (
 )
 BANDWIDTH_WORDS = ("below 1/4 of the median", "below 1/2", "below 3/4", "about the median", "above 5/4", "broken")
 #: Lines of the chart, in light and dark (Okabe and Ito's colours, two of them darkened or lightened for contrast).
-LINES = (
-    ("#0072b2", "#56b4e9"),
-    ("#c04f00", "#ff9a57"),
-    ("#00785a", "#35c79c"),
-    ("#a8447f", "#e79bc6"),
-    ("#806600", "#e6c229"),
-    ("#5b4bb7", "#a99df5"),
-)
+LIGHT_LINES = ("#0072b2", "#c04f00", "#00785a", "#a8447f", "#806600", "#5b4bb7")
+DARK_LINES = ("#56b4e9", "#ff9a57", "#35c79c", "#e79bc6", "#e6c229", "#a99df5")
+LINES = tuple(zip(LIGHT_LINES, DARK_LINES, strict=True))
 DASHES = ("", "7 3", "2 3", "9 3 2 3")
 
 
@@ -72,10 +67,8 @@ def heatmap_svg(document: Document) -> str | None:
             pair = (source, target)
             if source == target or pair not in known:
                 continue
-            text, colour = "?", "q3"
-            if known[pair].error is not None:
-                text, colour = "broken", "qx"
-            elif pair in values:
+            text, colour = ("broken", "qx") if known[pair].error is not None else ("?", "q3")
+            if pair in values:
                 text, colour = gbits(values[pair]), bandwidth_class(values[pair], usual)
             fill, ink = colours[colour]
             weight = ' font-weight="bold"' if pair in marked else ""
@@ -91,11 +84,12 @@ def heatmap_svg(document: Document) -> str | None:
         parts.append(f'<rect x="{x}" y="{y}" width="{space - 6}" height="20" fill="{fill}"/>')
         parts.append(_svg_text(x + 6, y + 14, words, f'fill="{ink}"'))
         x += space
-    inside = "\n".join(parts)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        f'font-family="sans-serif" font-size="12">\n<title>{_xml(title)}</title>\n{inside}\n</svg>\n'
-    )
+    return _svg(width, height, 'font-family="sans-serif" font-size="12"', [f"<title>{_xml(title)}</title>", *parts])
+
+
+def _svg(width: int, height: int, attributes: str, parts: Iterable[str]) -> str:
+    frame = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {frame} {attributes}>', *parts, "</svg>\n"])
 
 
 def _svg_text(x: float, y: float, words: str, more: str = "") -> str:
@@ -107,27 +101,14 @@ def _xml(words: str) -> str:
     return escape("".join(c if c >= " " and c not in "\x7f\ufffe\uffff" else " " for c in words))
 
 
-def curves(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
-    """By option its points (hosts, images/s), in order of hosts."""
-    options: dict[str, list[tuple[int, float]]] = {}
-    for row in rows:
-        options.setdefault(row["option"], []).append((row["nodes"], row["images_per_second"]))
-    return {option: sorted(points) for option, points in options.items()}
-
-
-def nice_step(top: float, steps: int = 5) -> float:
-    """A round distance (1, 2 or 5 times a power of ten) that divides 0..top into about `steps` steps or fewer."""
-    raw = top / steps
-    power = 10.0 ** math.floor(math.log10(raw))
-    return next(power * m for m in (1, 2, 5, 10) if power * m >= raw * (1 - 1e-9))
-
-
 def forecast_svg(rows: Iterable[Mapping[str, Any]]) -> str:
     """Images/s against the number of hosts, a line per option and the ideal line; empty for one number of hosts.
 
     The ideal line is the best speed of the fewest hosts, in proportion to the number of hosts.
     """
-    lines = curves(rows)
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for row in rows:  # in order of hosts
+        lines.setdefault(row["option"], []).append((row["nodes"], row["images_per_second"]))
     points = [point for line in lines.values() for point in line]
     counts = sorted({nodes for nodes, _ in points})
     top = max((speed for _, speed in points), default=0.0)
@@ -136,7 +117,9 @@ def forecast_svg(rows: Iterable[Mapping[str, Any]]) -> str:
     first, last = counts[0], counts[-1]
     one = max(speed for nodes, speed in points if nodes == first) / first
     top = max(top, one * last)
-    step = nice_step(top)
+    # A round distance (1, 2 or 5 times a power of ten) that divides 0..top into about five steps or fewer.
+    power = 10.0 ** math.floor(math.log10(top / 5))
+    step = next(power * m for m in (1, 2, 5, 10) if power * m >= top / 5 * (1 - 1e-9))
     top = step * math.ceil(top / step - 1e-9)
     left, right, above, below, wide, high = 70, 250, 30, 40, 440, 240
 
@@ -174,8 +157,4 @@ def forecast_svg(rows: Iterable[Mapping[str, Any]]) -> str:
         parts.append(f'<line {style} x1="{left + wide + 14}" y1="{at}" x2="{left + wide + 44}" y2="{at}"/>')
         parts.append(_svg_text(left + wide + 50, at + 4, brief(option, 32)))
     width, height = left + wide + right, max(above + high + below, above + 20 * len(key) + 10)
-    inside = "\n".join(parts)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        f'role="img" aria-label="Forecast images per second by number of hosts">\n{inside}\n</svg>\n'
-    )
+    return _svg(width, height, 'role="img" aria-label="Forecast images per second by number of hosts"', parts)

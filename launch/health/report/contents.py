@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from launch.cli.units import gbits, milliseconds, rate
-from launch.health.link_statistics import Pair, arrow
+from launch.cli.units import milliseconds, rate
+from launch.health.link_statistics import arrow, ends
 from launch.health.records import moment_of
 from launch.health.verdicts import ERROR, HEALTHY, INCOMPLETE, LEVELS, WARNING
 from launch.network.links import Link
@@ -25,13 +25,7 @@ LEFT_OUT = {
 #: A sign for each level, and its colour in the terminal.
 SIGNS = {HEALTHY: ("✓", "green"), WARNING: ("!", "yellow"), INCOMPLETE: ("?", "magenta"), ERROR: ("✗", "bold red")}
 
-ALL_REDUCE_COLUMNS = ("size MiB", "seconds", "bus bandwidth Gbit/s")
 FORECAST_COLUMNS = ("hosts", "option", "step s", "images/s", "speed-up", "efficiency")
-
-
-def title_of(document: Document) -> str:
-    """Of which inventory the check is."""
-    return f"Check of {document['inventory']}"
 
 
 def level_of(document: Document) -> str:
@@ -46,8 +40,9 @@ def by_gravity(document: Document) -> list[dict[str, Any]]:
 
 def about(document: Document, separator: str) -> str:
     """When the check was made, on which network and of how many hosts."""
-    words = [moment_of(document["when"]), f"network {document['network']}", f"{len(document['hosts'])} hosts"]
-    return separator.join(words)
+    return separator.join(
+        (moment_of(document["when"]), f"network {document['network']}", f"{len(document['hosts'])} hosts")
+    )
 
 
 def describe(link: Link) -> str:
@@ -62,26 +57,10 @@ def describe(link: Link) -> str:
     return f"{arrow(ends(link))}: {', '.join(parts) or 'not measured'}"
 
 
-def ends(link: Link) -> Pair:
-    """The link's two hosts, source and target."""
-    return link.source, link.target
-
-
-def all_reduce_cells(row: Mapping[str, Any]) -> list[str]:
-    """A row's figures under ALL_REDUCE_COLUMNS."""
-    return [figure(row["bytes"] / 2**20), figure(row["seconds"]), gbits(row["bus_mbits"])]
-
-
 def forecast_cells(row: Mapping[str, Any]) -> list[str]:
     """A row's figures under FORECAST_COLUMNS."""
-    return [
-        str(row["nodes"]),
-        row["option"],
-        figure(row["step_seconds"]),
-        figure(row["images_per_second"]),
-        f"{row['speedup']:.2f} x",
-        f"{row['efficiency']:.0%}",
-    ]
+    step, speed = figure(row["step_seconds"]), figure(row["images_per_second"])
+    return [str(row["nodes"]), row["option"], step, speed, f"{row['speedup']:.2f} x", f"{row['efficiency']:.0%}"]
 
 
 def figure(value: float) -> str:
@@ -93,9 +72,6 @@ def figure(value: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text and float(text).is_integer() else text
 
 
-def brief(value: object, most: int = 24) -> str:
-    """A value in a cell: a long one (a digest) without its middle; "?" for none."""
-    if value is None or value == "":
-        return "?"
-    text = str(value)
+def brief(text: str, most: int = 24) -> str:
+    """A text in a cell: a long one (a digest) without its middle."""
     return text if len(text) <= most else f"{text[: most - 8]}…{text[-7:]}"

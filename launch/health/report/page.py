@@ -6,6 +6,7 @@ the page says how to get them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 from launch.cli.units import gbits, milliseconds, number, rate
 from launch.files import write_whole
-from launch.health.link_statistics import Pair, arrow, bandwidths, high_latency_pairs, round_trips, slow, typical
+from launch.health.link_statistics import Pair, arrow, bandwidths, ends, high_latency_pairs, round_trips, slow, typical
 from launch.health.records import links_of
 from launch.health.report import contents
 from launch.health.report.charts import BANDWIDTH_WORDS, LINES, SCALE, bandwidth_class, forecast_svg, heatmap_svg
@@ -30,10 +31,7 @@ UPRIGHT_HOSTS = 12
 def write_html(path: Path, document: Document) -> list[Path]:
     """Write the page to `path`, and beside it heatmap.svg where bandwidths were measured.
 
-    Returns the files written, the page first.
-
-    Raises:
-        OSError: when they cannot be written.
+    Returns the files written, the page first. Raises OSError when they cannot be written.
     """
     written = [path]
     picture = heatmap_svg(document)
@@ -50,7 +48,7 @@ def write_html(path: Path, document: Document) -> list[Path]:
 def page(document: Document) -> str:
     """The whole page."""
     level = contents.level_of(document)
-    title = contents.title_of(document)
+    title = f"Check of {document['inventory']}"
     sections = [
         ("What is wrong", _problems_html(document)),
         ("What is right", _healthy_html(document)),
@@ -98,10 +96,8 @@ def _style() -> str:
 @media (prefers-color-scheme: dark) {{ :root {{ {dark}{colours(1)} }} }}
 body {{ background: var(--page); color: var(--ink); font: 15px/1.45 system-ui, sans-serif; margin: 1.5rem auto;
   padding: 0 1rem; max-width: 96rem; }}
-h1 {{ font-size: 1.5rem; margin: 0; }}
-h2 {{ font-size: 1.15rem; margin: 2rem 0 .5rem; }}
-p {{ margin: .4rem 0; max-width: 70ch; }}
-.quiet, caption, .same {{ color: var(--quiet); }}
+h1 {{ font-size: 1.5rem; margin: 0; }} h2 {{ font-size: 1.15rem; margin: 2rem 0 .5rem; }}
+p {{ margin: .4rem 0; max-width: 70ch; }} .quiet, caption, .same {{ color: var(--quiet); }}
 code {{ font-family: ui-monospace, monospace; font-size: .93em; }}
 .badge {{ border: 1.5px solid currentColor; border-radius: .4em; padding: .05em .5em; font-size: .85em;
   font-weight: 600; white-space: nowrap; }}
@@ -113,24 +109,20 @@ th, td {{ padding: .25rem .55rem; border-bottom: 1px solid var(--line); text-ali
 th {{ background: var(--band); font-weight: 600; }}
 thead th {{ position: sticky; top: 0; z-index: 2; vertical-align: bottom; }}
 tbody th, thead th:first-child {{ position: sticky; left: 0; z-index: 1; white-space: nowrap; }}
-thead th:first-child {{ z-index: 3; }}
-.figures td, .figures thead th {{ text-align: right; }}
-.scroll .figures :is(td, th):nth-child(2) {{ text-align: left; }}
-.where {{ white-space: nowrap; }}
+thead th:first-child {{ z-index: 3; }} .figures td, .figures thead th {{ text-align: right; }}
+.scroll .figures :is(td, th):nth-child(2) {{ text-align: left; }} .where {{ white-space: nowrap; }}
 .fix {{ display: block; color: var(--quiet); }}
 .heat td {{ text-align: right; min-width: 2.6em; padding: .25rem .35rem; border-right: 1px solid var(--page); }}
-.heat thead th {{ text-align: right; }}
-.many {{ font-size: .8rem; }} .many td {{ padding: .2rem .25rem; }} .many thead th {{ text-align: center; }}
+.heat thead th {{ text-align: right; }} .many {{ font-size: .8rem; }} .many td {{ padding: .2rem .25rem; }}
+.many thead th {{ text-align: center; }}
 .upright {{ writing-mode: vertical-rl; transform: rotate(180deg); white-space: nowrap; }}
-.bad {{ font-weight: 700; text-decoration: underline; text-underline-offset: 2px; }}
-.odd {{ font-weight: 700; }}
+.bad {{ font-weight: 700; text-decoration: underline; text-underline-offset: 2px; }} .odd {{ font-weight: 700; }}
 .legend {{ display: flex; flex-wrap: wrap; gap: .35rem; margin: .5rem 0; padding: 0; list-style: none;
   font-size: .9em; }}
-.legend li {{ padding: .1rem .5rem; border-radius: .25rem; }}
-.advice {{ font-weight: 600; }}
+.legend li {{ padding: .1rem .5rem; border-radius: .25rem; }} .advice {{ font-weight: 600; }}
 svg {{ max-width: 100%; height: auto; display: block; }}
-svg text {{ fill: var(--ink); font: 12px system-ui, sans-serif; }}
-svg .axis {{ stroke: var(--line); }} svg .ideal {{ stroke: var(--quiet); }} svg .line {{ fill: none; }}
+svg text {{ fill: var(--ink); font: 12px system-ui, sans-serif; }} svg .axis {{ stroke: var(--line); }}
+svg .ideal {{ stroke: var(--quiet); }} svg .line {{ fill: none; }}
 {heat}
 {lines}
 @media print {{ .scroll {{ max-height: none; overflow: visible; }} td, th {{ print-color-adjust: exact; }} }}"""
@@ -141,8 +133,7 @@ def _badge(level: str) -> str:
 
 
 def _part(document: Document, key: str, show: Callable[[Mapping[str, Any]], str]) -> str:
-    part = document.get(key)
-    return show(part) if part else _left_out(key)
+    return show(document[key]) if document[key] else _left_out(key)
 
 
 def _left_out(key: str) -> str:
@@ -150,15 +141,12 @@ def _left_out(key: str) -> str:
 
 
 def _with_code(words: str) -> str:
-    """Escaped for HTML; text between backticks becomes code."""
-    pieces = escape(words).split("`")
-    if len(pieces) % 2 == 0:
-        return escape(words)
-    return "".join(f"<code>{piece}</code>" if n % 2 else piece for n, piece in enumerate(pieces))
+    """Escaped for HTML; text between pairs of backticks becomes code."""
+    return re.sub("`([^`]*)`", r"<code>\1</code>", escape(words))
 
 
 def _note(part: Mapping[str, Any]) -> str:
-    return f'<p class="quiet">{escape(str(part["note"]))}</p>' if part.get("note") else ""
+    return f'<p class="quiet">{escape(part["note"])}</p>' if part.get("note") else ""
 
 
 def _problems_html(document: Document) -> str:
@@ -195,8 +183,11 @@ def _healthy_html(document: Document) -> str:
     return _table(("check", "what"), rows)
 
 
-def _table(columns: Iterable[str], rows: Iterable[str], classes: str = "") -> str:
+def _table(columns: Iterable[str], rows: Iterable[str], classes: str = "", hosts: Sequence[str] = ()) -> str:
+    """`rows`: as HTML. `hosts`: one more column each; the names of many hosts are vertical."""
+    upright = ' class="upright"' if len(hosts) > UPRIGHT_HOSTS else ""
     head = "".join(f"<th>{escape(name)}</th>" for name in columns)
+    head += "".join(f"<th><span{upright}>{escape(host)}</span></th>" for host in hosts)
     attribute = f' class="{classes}"' if classes else ""
     return f"<table{attribute}><thead><tr>{head}</tr></thead><tbody>\n{chr(10).join(rows)}\n</tbody></table>"
 
@@ -209,32 +200,25 @@ def latency_class(ms: float, usual: float) -> str:
 
 def _bandwidth_html(document: Document) -> str:
     links, hosts = links_of(document), document["hosts"]
-    if not links:
-        return _left_out("links")
     values, found = bandwidths(links), slow(links)
     if found.typical is None:
-        return _left_out("bandwidth")
-    usual = found.typical
-    cells = {pair: (gbits(mbits), bandwidth_class(mbits, usual)) for pair, mbits in values.items()}
-    words = f"Gbit/s from the row's host to the column's (row -> column); median {rate(usual)}. Underlined: slow."
+        return _left_out("bandwidth" if links else "links")
+    cells = {pair: (gbits(mbits), bandwidth_class(mbits, found.typical)) for pair, mbits in values.items()}
+    usual = rate(found.typical)
+    words = f"Gbit/s from the row's host to the column's (row -> column); median {usual}. Underlined: slow."
     return f"<p>{escape(words)}</p>{_legend(BANDWIDTH_WORDS)}{_heat(links, hosts, cells, set(found.pairs))}"
 
 
 def _latency_html(document: Document) -> str:
     links, hosts = links_of(document), document["hosts"]
-    if not links:
-        return _left_out("links")
     values = round_trips(links)
     usual = typical(values, median_low)
     if usual is None:
-        return '<p class="quiet">No pair answered.</p>' + _heat(links, hosts, {}, set())
+        return '<p class="quiet">No pair answered.</p>' + _heat(links, hosts, {}, ()) if links else _left_out("links")
     cells = {pair: (number(ms), latency_class(ms, usual)) for pair, ms in values.items()}
-    words = (
-        f"Milliseconds there and back, on a connection that the row's host opened; median {milliseconds(usual)}. "
-        "Underlined: high latency."
-    )
-    legend = _legend(LATENCY_WORDS)
-    return f"<p>{escape(words)}</p>{legend}{_heat(links, hosts, cells, set(high_latency_pairs(links)))}"
+    words = f"Milliseconds there and back, on a connection that the row's host opened; median {milliseconds(usual)}."
+    heat = _heat(links, hosts, cells, set(high_latency_pairs(links)))
+    return f"<p>{escape(words)} Underlined: high latency.</p>{_legend(LATENCY_WORDS)}{heat}"
 
 
 def _legend(words: Sequence[str]) -> str:
@@ -246,37 +230,25 @@ def _heat(
     links: Sequence[Link], hosts: Sequence[str], cells: Mapping[Pair, tuple[str, str]], bad: Collection[Pair]
 ) -> str:
     """A heat map as a table whose headers stay in sight; `cells`: figure and colour class of the pairs that work."""
-    known = {contents.ends(link): link for link in links}
-    upright = ' class="upright"' if len(hosts) > UPRIGHT_HOSTS else ""
-    head = "".join(f"<th><span{upright}>{escape(host)}</span></th>" for host in hosts)
-    rows = []
-    for source in hosts:
-        row = []
-        for target in hosts:
-            pair = (source, target)
-            if source == target:
-                row.append("<td>-</td>")
-            elif pair not in known:
-                row.append(f'<td title="{escape(arrow(pair))}: not measured">?</td>')
-            else:
-                text, colour = cells.get(pair, ("broken", "qx") if known[pair].error is not None else ("?", ""))
-                classes = f"{colour} bad" if pair in bad else colour
-                row.append(
-                    f'<td class="{classes}" title="{escape(contents.describe(known[pair]))}">{escape(text)}</td>'
-                )
-        rows.append(f"<tr><th>{escape(source)}</th>{''.join(row)}</tr>")
-    many = " many" if upright else ""
-    return (
-        f'<div class="scroll"><table class="heat{many}"><thead><tr><th>from \\ to</th>{head}</tr></thead>'
-        f"<tbody>\n{chr(10).join(rows)}\n</tbody></table></div>"
-    )
+    known = {ends(link): link for link in links}
+
+    def cell(pair: Pair) -> str:
+        if pair[0] == pair[1]:
+            return "<td>-</td>"
+        if pair not in known:
+            return f'<td title="{escape(arrow(pair))}: not measured">?</td>'
+        text, colour = cells.get(pair, ("broken", "qx") if known[pair].error is not None else ("?", ""))
+        classes = f"{colour} bad" if pair in bad else colour
+        return f'<td class="{classes}" title="{escape(contents.describe(known[pair]))}">{escape(text)}</td>'
+
+    rows = [f"<tr><th>{escape(a)}</th>{''.join(cell((a, b)) for b in hosts)}</tr>" for a in hosts]
+    table = _table(["from \\ to"], rows, "heat many" if len(hosts) > UPRIGHT_HOSTS else "heat", hosts)
+    return f'<div class="scroll">{table}</div>'
 
 
 def _sameness_html(part: Mapping[str, Any]) -> str:
     """What most hosts have, and in each host's column `=` or the value that differs."""
     hosts = part["hosts"]
-    upright = ' class="upright"' if len(hosts) > UPRIGHT_HOSTS else ""
-    head = "".join(f"<th><span{upright}>{escape(str(host))}</span></th>" for host in hosts)
     rows = []
     for row in part["rows"]:
         cells = []
@@ -288,12 +260,9 @@ def _sameness_html(part: Mapping[str, Any]) -> str:
                 cells.append(f'<td class="same" {title}>=</td>')
             else:
                 cells.append(f"<td {title}>{escape(contents.brief(value))}</td>")
-        most = f'<td title="{escape(str(row["majority"]))}">{escape(contents.brief(row["majority"]))}</td>'
+        most = f'<td title="{escape(row["majority"])}">{escape(contents.brief(row["majority"]))}</td>'
         rows.append(f"<tr><th>{escape(row['property'])}</th>{most}{''.join(cells)}</tr>")
-    table = (
-        f"<table><thead><tr><th>property</th><th>most hosts</th>{head}</tr></thead>"
-        f"<tbody>\n{chr(10).join(rows)}\n</tbody></table>"
-    )
+    table = _table(("property", "most hosts"), rows, hosts=hosts)
     return f'<div class="scroll">{table}</div>{_note(part)}'
 
 
@@ -303,8 +272,13 @@ def _figures(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _all_reduce_html(part: Mapping[str, Any]) -> str:
-    table = _figures(contents.ALL_REDUCE_COLUMNS, map(contents.all_reduce_cells, part["rows"])) if part["rows"] else ""
-    return table + _note(part)
+    if not part["rows"]:
+        return _note(part)
+    rows = (
+        (contents.figure(row["bytes"] / 2**20), contents.figure(row["seconds"]), gbits(row["bus_mbits"]))
+        for row in part["rows"]
+    )
+    return _figures(("size MiB", "seconds", "bus bandwidth Gbit/s"), rows) + _note(part)
 
 
 def _forecast_html(part: Mapping[str, Any]) -> str:

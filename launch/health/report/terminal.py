@@ -6,7 +6,7 @@ Whatever is left out here, or counted instead of named, is on the page.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from statistics import median_low
 from typing import Any
 
@@ -16,22 +16,15 @@ from rich.table import Table
 from rich.text import Text
 
 from launch.cli.units import gbits, number
-from launch.health.link_statistics import (
-    Blame,
-    Pair,
-    arrow,
-    bandwidths,
-    blame,
-    high_latency_pairs,
-    round_trips,
-    slow,
-    typical,
-)
+from launch.health import link_statistics as stats
 from launch.health.records import links_of
 from launch.health.report import contents
 from launch.health.report.contents import Document
-from launch.health.verdicts import HEALTHY
+from launch.health.verdicts import HEALTHY, some
 from launch.network.links import Link
+
+Values = Mapping[stats.Pair, float]
+Write = Callable[[float], str]
 
 #: Up to so many hosts all pairs are shown, and beyond that the extremes.
 MATRIX_HOSTS = 8
@@ -41,17 +34,13 @@ SHOWN = 3
 
 def show(document: Document, console: Console) -> None:
     """Print the document."""
-    console.print(
-        Text(
-            f"{contents.title_of(document)}, {contents.about(document, ', ')}: {contents.level_of(document)}",
-            style="bold",
-        )
-    )
+    title = f"Check of {document['inventory']}, {contents.about(document, ', ')}: {contents.level_of(document)}"
+    console.print(Text(title, style="bold"))
     console.print(_problems(document))
     for line in _healthy(document):
         console.print(Text.assemble(("✓ ", "green"), line))
     _show_links(document, console)
-    for line in _differences(document["sameness"]):
+    for line in _differences(document["sameness"] or {"rows": []}):
         console.print(Text(line))
     for key, title in (("allreduce", "All-reduce"), ("forecast", "Forecast")):
         part = document[key]
@@ -82,11 +71,11 @@ def _problems(document: Document) -> Table:
             names = [entry["where"].removeprefix("host ") for entry in entries]
             where = f"{len(names)} {'pairs' if ' -> ' in where else 'hosts'}"
             if len({entry["what"] for entry in entries}) == 1:
-                lines = [f"{_first(names, 12)}: {first['what']}"]
+                lines = [f"{some(names, 12)}: {first['what']}"]
             else:
                 shown = list(zip(names, entries, strict=True))[:SHOWN]
                 lines = [e["what"] if f"{name} -> " in e["what"] else f"{name}: {e['what']}" for name, e in shown]
-                lines += [f"{len(names) - SHOWN} more: {_first(names[SHOWN:], 6)}"] if names[SHOWN:] else []
+                lines += [f"{len(names) - SHOWN} more: {some(names[SHOWN:])}"] if names[SHOWN:] else []
         place = first["check"] if where == "cluster" else f"{first['check']}, {where}"
         what = Text(f"{place}: " + "\n".join(lines))
         if first["fix"]:
@@ -119,71 +108,60 @@ def _healthy(document: Document) -> Iterator[str]:
             yield f"{entry['check']}: {entry['what']}"
 
 
-def _differences(sameness: Mapping[str, Any] | None) -> Iterator[str]:
+def _differences(sameness: Mapping[str, Any]) -> Iterator[str]:
     """A line for each property in which hosts differ."""
-    for row in sameness["rows"] if sameness else []:
+    for row in sameness["rows"]:
         values: dict[str, list[str]] = {}
-        for host, value in zip(sameness["hosts"] if sameness else [], row["values"], strict=True):
+        for host, value in zip(sameness["hosts"], row["values"], strict=True):
             if host in row["odd"]:
                 values.setdefault(contents.brief(value), []).append(host)
         if values:
-            odd = "; ".join(f"{value} on {_first(hosts, SHOWN)}" for value, hosts in values.items())
+            odd = "; ".join(f"{value} on {some(hosts, SHOWN)}" for value, hosts in values.items())
             yield f"differs: {row['property']}: {odd}; {contents.brief(row['majority'])} on the other hosts"
 
 
 def _show_links(document: Document, console: Console) -> None:
-    """All pairs where that fits, else the extremes."""
+    """Bandwidths and round trips: all pairs where that fits, else the extremes."""
     links, hosts = links_of(document), document["hosts"]
     if not links:
         return
-    speeds, trips, found = bandwidths(links), round_trips(links), slow(links)
+
+    def show_pairs(
+        values: Values, bad: Sequence[stats.Pair], blamed: stats.Blame, write: Write, title: str, extremes: str
+    ) -> None:
+        table = _link_table(links, hosts, values, set(bad), write)
+        wanted = Measurement.get(console, console.options.update(max_width=1000), table).maximum
+        if len(hosts) <= MATRIX_HOSTS and wanted <= console.width:
+            console.print(Text(title, style="italic"), table, sep="\n")
+            return
+        explained = {pair for pairs in blamed.explained.values() for pair in pairs}  # of these hosts all has been said
+        rest = [pair for pair in values if pair not in explained]
+        few = sorted(rest, key=values.__getitem__, reverse=extremes.startswith("longest"))[:SHOWN]
+        console.print(Text(f"{extremes}: {', '.join(f'{stats.arrow(pair)} {write(values[pair])}' for pair in few)}"))
+
+    found = stats.slow(links)
     if found.typical is None:
         console.print(Text(f"Bandwidth: {contents.LEFT_OUT['bandwidth']}", style="dim"))
     else:
-        title = f"Bandwidth in Gbit/s from row to column, median {gbits(found.typical)} (* slow)"
-        table = link_table(links, hosts, speeds, set(found.pairs), gbits)
-        if _fits(table, hosts, console):
-            console.print(Text(title, style="italic"), table, sep="\n")
-        else:
-            few = _extremes(speeds, found.blame, lowest=True)
-            words = ", ".join(f"{arrow(pair)} {gbits(speeds[pair])}" for pair in few)
-            console.print(Text(f"slowest pairs in Gbit/s (median {gbits(found.typical)}): {words}"))
-    usual = typical(trips, median_low)
-    if usual is not None:
-        high = high_latency_pairs(links)
-        title = f"Round trip in ms, opened by the row's host, median {number(usual)} (* high latency)"
-        table = link_table(links, hosts, trips, set(high), number)
-        if _fits(table, hosts, console):
-            console.print(Text(title, style="italic"), table, sep="\n")
-        else:
-            few = _extremes(trips, blame(high, list(trips)), lowest=False)
-            words = ", ".join(f"{arrow(pair)} {number(trips[pair])}" for pair in few)
-            console.print(Text(f"longest round trips in ms (median {number(usual)}): {words}"))
+        usual = gbits(found.typical)
+        title = f"Bandwidth in Gbit/s from row to column, median {usual} (* slow)"
+        extremes = f"slowest pairs in Gbit/s (median {usual})"
+        show_pairs(stats.bandwidths(links), found.pairs, found.blame, gbits, title, extremes)
+    trips, high = stats.round_trips(links), stats.high_latency_pairs(links)
+    if trips:
+        usual = number(stats.typical(trips, median_low) or 0)
+        title = f"Round trip in ms, opened by the row's host, median {usual} (* high latency)"
+        extremes = f"longest round trips in ms (median {usual})"
+        show_pairs(trips, high, stats.blame(high, list(trips)), number, title, extremes)
 
 
-def _fits(table: Table, hosts: Sequence[str], console: Console) -> bool:
-    wanted = Measurement.get(console, console.options.update(max_width=1000), table).maximum
-    return len(hosts) <= MATRIX_HOSTS and wanted <= console.width
-
-
-def _extremes(values: Mapping[Pair, float], blamed: Blame, lowest: bool) -> list[Pair]:
-    """The most extreme pairs, but for those that are explained by a host: of that host all has been said."""
-    explained = {pair for pairs in blamed.explained.values() for pair in pairs}
-    pairs = [pair for pair in values if pair not in explained]
-    return sorted(pairs, key=values.__getitem__, reverse=not lowest)[:SHOWN]
-
-
-def link_table(
-    links: Sequence[Link],
-    hosts: Sequence[str],
-    values: Mapping[Pair, float],
-    marked: set[Pair],
-    write: Callable[[float], str],
+def _link_table(
+    links: Sequence[Link], hosts: Sequence[str], values: Values, marked: Collection[stats.Pair], write: Write
 ) -> Table:
     """All pairs' figures, from the row's host to the column's; marked ones with a star as well as by colour."""
-    errors = {contents.ends(link) for link in links if link.error is not None}
+    errors = {stats.ends(link) for link in links if link.error is not None}
 
-    def cell(pair: Pair) -> Text:
+    def cell(pair: stats.Pair) -> Text:
         if pair in values:
             text = write(values[pair])
             return Text(f"{text}*", style="bold yellow") if pair in marked else Text(text)
@@ -212,9 +190,3 @@ def _forecast_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         if row["nodes"] == most or (row["nodes"] in counts and row["option"].removesuffix(" *") == asked):
             table.add_row(*map(Text, contents.forecast_cells(row)))
     return table
-
-
-def _first(names: Sequence[str], most: int) -> str:
-    """Names in a row, the first few of many."""
-    shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

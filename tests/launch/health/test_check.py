@@ -175,7 +175,7 @@ def test_links_are_not_loaded_while_a_run_is_in_progress(monkeypatch: pytest.Mon
 
     known = cluster(1, 1)
     monkeypatch.setattr(check, "ask_hosts", ask_hosts)
-    monkeypatch.setattr(training_speed, "all_reduce", lambda *rest: training_speed.AllReduce([]))
+    monkeypatch.setattr(training_speed, "all_reduce", lambda *rest: training_speed.Measured([]))
     machines: Any = [Host("h1", OSError("gone")), Host("h2", containers)]
     found = check.examine(known, known.hosts, machines, None, Console(quiet=True))
     said = [verdict["what"] for verdict in found["verdicts"] if verdict["check"] == "bandwidth"]
