@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.common import FAB, close, environment, fab, lab
 from launch.health import check
 from launch.hosts import clustermap
-from launch.hosts.machine import machines
+from launch.hosts.connection import machines
 from launch.network import measure
 from launch.network.measure import rounds
 

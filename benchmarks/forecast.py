@@ -37,9 +37,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import FAB, close, environment, fab, lab
-from launch.health import forecast, probe
+from launch.health import forecast, run_probe
 from launch.hosts import clustermap
-from launch.hosts.machine import machines
+from launch.hosts.connection import machines
 from launch.job import trainer_arguments
 
 NAME = "bench-forecast"
@@ -82,7 +82,7 @@ def forecast_rates(name: str, work: Work) -> dict[int, float]:
     cluster = clustermap.read(Path(f"inventory/{name}"))
     with machines(cluster, cluster.hosts) as opened:
         arguments = ["--forecast", "--", *trainer_arguments.inline(tuple(work.arguments))]
-        document = probe.run(cluster, cluster.hosts, opened, arguments)["forecast"]
+        document = run_probe.run(cluster, cluster.hosts, opened, arguments)["forecast"]
     found = [one for one in forecast.outlooks(document) if one.option == "--parallel ddp"]
     print(forecast.recommend(document), flush=True)
     return {one.nodes: one.images_per_second for one in found}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -142,3 +143,11 @@ def test_a_wrong_import_is_seen() -> None:
     assert upward(edges, ROWS["launch"]) == ["launch.hosts.a imports launch.run.b"]
     with pytest.raises(CycleError):
         TopologicalSorter(edges | {"launch.cli.c": {"launch.hosts.a"}}).prepare()
+
+
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "README.md"])
+def test_every_file_that_the_documents_name_exists(page: str) -> None:
+    tracked = {file.name for folder in (*ROWS, "playbooks", "tests") for file in (ROOT / folder).rglob("*.py")}
+    for name in re.findall(r"`([\w/.-]+\.(?:py|yml))`", (ROOT / page).read_text(encoding="utf-8")):
+        if name not in ("main.py", "my.yaml"):  # a user's own
+            assert (ROOT / name).exists() if "/" in name else name in tracked | {"fabfile.py"}, name

@@ -19,8 +19,8 @@ from launch.cli.refusal import Problem, Refusal
 from launch.files import read_json
 from launch.health import gpu_checks
 from launch.hosts import hostcall
+from launch.hosts.connection import Machine, connected
 from launch.hosts.inventory import Host, Inventory, known_hosts_path
-from launch.hosts.machine import Machine, connected
 from launch.network import choose, measure
 from launch.network.links import Link
 

@@ -1,7 +1,7 @@
 """`make check`: measure the cluster and say what a run will be like; in its quick form before every `make train`.
 
 One SSH call per host asks for its facts and measures its links (survey.py); verdicts are pure functions of the answers.
-The full form then measures a short all-reduce and what a forecast needs, in the training image (training_speed.py).
+The full form then measures a short all-reduce and what a forecast needs, in the training image (rank_measurements.py).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from launch.health.survey import Inside, Survey, ask_hosts, hosts_with_a_run, im
 from launch.health.verdicts import ERROR, INCOMPLETE, WARNING, Asked, Verdict, of_host, worst
 from launch.hosts import clustermap
 from launch.hosts.clustermap import ClusterMap, MapHost
+from launch.hosts.connection import Machine, machines
 from launch.hosts.hostcall import Answer
-from launch.hosts.machine import Machine, machines
 from launch.job import plan as plans
 from launch.job import trainer_arguments
 from launch.network import measure
@@ -92,7 +92,7 @@ def examine(
 
     `arguments`: of the training to forecast; None: no forecast.
     """
-    from launch.health import drift, records, training_speed  # here: the quick form has to start fast
+    from launch.health import drift, rank_measurements, records  # here: the quick form has to start fast
 
     phases, count = Phases(console), len(hosts)
     busy = hosts_with_a_run(machines)
@@ -111,17 +111,17 @@ def examine(
     if obstacle:
         allreduce, forecast = {"rows": [], "note": obstacle}, {"rows": [], "recommendation": obstacle}
     elif sum(host.nproc_per_node for host in hosts) > 1:
-        expected = training_speed.all_reduce_seconds(count, links)
+        expected = rank_measurements.all_reduce_seconds(count, links)
         with phases.phase("all-reduce", "Running a short all-reduce on all ranks", expected):
-            summed = training_speed.all_reduce(cluster, hosts, machines, links)
+            summed = rank_measurements.all_reduce(cluster, hosts, machines, links)
         allreduce = summed.report
         verdicts += summed.verdicts
         inside = {host: known and {**known, **summed.inside.get(host, {})} for host, known in inside.items()}
     if arguments is not None and not obstacle and worst(verdicts) != ERROR:
-        expected = training_speed.forecast_seconds(count, links)
+        expected = rank_measurements.forecast_seconds(count, links)
         what = "Measuring steps and their communication for the forecast; a model larger than resnet18 takes longer"
         with phases.phase("forecast", what, expected):
-            outlook = training_speed.make_forecast(cluster, hosts, machines, arguments, links)
+            outlook = rank_measurements.make_forecast(cluster, hosts, machines, arguments, links)
         forecast, checkpoint_bytes = outlook.report, outlook.checkpoint_bytes
         verdicts += outlook.verdicts
     rows, differences = compare_hosts(hosts, survey, inside)

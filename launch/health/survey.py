@@ -12,8 +12,8 @@ from typing import Any
 from launch.health.host_checks import RUNNING
 from launch.hosts import hostcall, ssh
 from launch.hosts.clustermap import ClusterMap, MapHost
+from launch.hosts.connection import Machine
 from launch.hosts.hostcall import Answer
-from launch.hosts.machine import Machine
 from launch.network import measure
 from launch.network.links import Link
 

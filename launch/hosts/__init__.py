@@ -1,4 +1,4 @@
-"""One host and all hosts: the inventory, host keys, SSH, one connection, one question to all of them.
+"""How hosts are reached: the inventory, host keys, SSH, a connection to one host, a question to all at once.
 
 Imports launch.cli and launch.files.
 Document: the cluster map, build/<inventory>/cluster.json, whose schema, writer and reader are clustermap.py.

@@ -22,7 +22,7 @@ from typing import Any
 
 from launch.files import ROOT
 from launch.hosts import clustermap, ssh
-from launch.hosts.machine import Machine, last_words
+from launch.hosts.connection import Machine, last_words
 
 SOURCES = ROOT / "playbooks" / "module_utils"
 MARK = "muster:"  # begins each line of ours; the hosts' shell profiles may print what they like before

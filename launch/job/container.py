@@ -9,7 +9,7 @@ import json
 import shlex
 from typing import Any
 
-from launch.hosts.machine import ANSWER_SECONDS, Machine
+from launch.hosts.connection import ANSWER_SECONDS, Machine
 from launch.job.plan import HOST_RUNS_DIR, HostPlan, folders, run_dir_on_host
 
 START_SECONDS = 120  # for Podman to make and start a container, and to remove it and keep what it holds

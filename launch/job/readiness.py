@@ -12,7 +12,7 @@ from launch.cli import exits
 from launch.cli.refusal import Problem, Refusal
 from launch.hosts import ssh
 from launch.hosts.clustermap import MASTER_PORTS, MapHost
-from launch.hosts.machine import Machine
+from launch.hosts.connection import Machine
 from launch.job import resume as resuming
 
 NO_ANSWER_FIX = "log in and try `sudo -n podman ps`: Muster needs root and Podman there; then run this command again"

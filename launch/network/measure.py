@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launch.hosts import hostcall
-from launch.hosts.machine import Machine
+from launch.hosts.connection import Machine
 from launch.network.links import Link
 
 BANDWIDTH_SECONDS = 1  # of each pair, both directions at once

@@ -13,8 +13,8 @@ from launch.cli.refusal import Problem
 from launch.files import runs_dir
 from launch.hosts import ssh
 from launch.hosts.clustermap import ClusterMap
+from launch.hosts.connection import Machine, targets_of
 from launch.hosts.inventory import Target
-from launch.hosts.machine import Machine, targets_of
 from launch.job.readiness import NO_ANSWER_FIX
 
 

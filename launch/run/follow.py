@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.hosts.machine import HostLost, Machine
+from launch.hosts.connection import HostLost, Machine
 from launch.hosts.ssh import LineSink
 from launch.job import container
 from launch.job.plan import HostPlan

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.hosts import openssh
-from launch.hosts.machine import Machine
+from launch.hosts.connection import Machine
 from launch.job import container
 from launch.job.plan import HostPlan
 

@@ -21,7 +21,7 @@ from launch.cli.output import say
 from launch.cli.refusal import Problem, Refusal
 from launch.cli.signals import undisturbed
 from launch.hosts import ssh
-from launch.hosts.machine import Machine
+from launch.hosts.connection import Machine
 from launch.job import container, outcome, torchrun_logs
 from launch.job.plan import HostPlan, Plan, stop_seconds
 from launch.run import gather

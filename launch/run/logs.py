@@ -16,8 +16,8 @@ from launch.cli.output import nobody_reads
 from launch.cli.refusal import Refusal, refuse
 from launch.files import runs_dir, shown
 from launch.hosts import clustermap, ssh
+from launch.hosts.connection import Machine, targets_of
 from launch.hosts.inventory import Target
-from launch.hosts.machine import Machine, targets_of
 from launch.job import container
 from launch.run import ask_hosts
 from launch.run.follow import split_label

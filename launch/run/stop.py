@@ -9,7 +9,7 @@ from rich.console import Console
 from launch.cli import exits
 from launch.cli.refusal import refuse
 from launch.hosts import clustermap, ssh
-from launch.hosts.machine import Machine
+from launch.hosts.connection import Machine
 from launch.job import container
 from launch.run import ask_hosts
 

@@ -14,7 +14,7 @@ from launch.cli import exits
 from launch.cli.output import detail, say
 from launch.cli.refusal import Refusal, refuse
 from launch.hosts import clustermap, inventory, ssh
-from launch.hosts.machine import Machine, machines
+from launch.hosts.connection import Machine, machines
 from launch.job import plan as plans
 from launch.job import readiness, trainer_arguments
 from launch.job import resume as resuming

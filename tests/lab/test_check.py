@@ -13,7 +13,7 @@ from containers import net
 from launch.health import check
 from launch.health.verdicts import ERROR, HEALTHY, Verdict
 from launch.hosts import clustermap
-from launch.hosts.machine import machines
+from launch.hosts.connection import machines
 from tests.lab.conftest import HOSTS, Lab
 
 pytestmark = pytest.mark.lab

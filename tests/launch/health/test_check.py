@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from launch.cli.refusal import Refusal
-from launch.health import check, training_speed
+from launch.health import check, rank_measurements
 from launch.health.survey import Survey, images_of
 from launch.health.verdicts import ERROR, HEALTHY, INCOMPLETE, WARNING, Verdict
 from launch.hosts import clustermap
@@ -85,17 +85,17 @@ def test_an_all_reduce_is_compared_with_the_slowest_link(seconds: float, slowest
     size = 128 * 2**20
     sizes = [{"bytes": 2**20, "seconds": 9.0, "bus_bytes_per_second": 1.0}]
     sizes.append({"bytes": size, "seconds": seconds, "bus_bytes_per_second": size / seconds * 4 / 3})
-    verdict = training_speed.all_reduce_verdict(sizes, [link(slowest)] if slowest else [])
+    verdict = rank_measurements.all_reduce_verdict(sizes, [link(slowest)] if slowest else [])
     assert verdict.level == level and "128 MiB" in verdict.what and "Gbit/s" in verdict.what
-    assert training_speed.all_reduce_verdict([], []).level == INCOMPLETE
+    assert rank_measurements.all_reduce_verdict([], []).level == INCOMPLETE
 
 
 def test_slow_links_make_the_expected_times_longer() -> None:
     slow, fast = [link(20.0)], [link(940.0)]
-    assert training_speed.all_reduce_seconds(2, slow) > training_speed.all_reduce_seconds(2, fast)
-    assert training_speed.forecast_seconds(2, slow) > 3 * training_speed.RESNET18_BYTES * 8 / 20e6
-    assert training_speed.forecast_seconds(2, fast) < training_speed.forecast_seconds(3, fast)
-    assert training_speed.forecast_seconds(1, []) > 0 and training_speed.all_reduce_seconds(2, []) > 0
+    assert rank_measurements.all_reduce_seconds(2, slow) > rank_measurements.all_reduce_seconds(2, fast)
+    assert rank_measurements.forecast_seconds(2, slow) > 3 * rank_measurements.RESNET18_BYTES * 8 / 20e6
+    assert rank_measurements.forecast_seconds(2, fast) < rank_measurements.forecast_seconds(3, fast)
+    assert rank_measurements.forecast_seconds(1, []) > 0 and rank_measurements.all_reduce_seconds(2, []) > 0
 
 
 def test_gpus_that_the_user_ruled_out_are_not_asked_for() -> None:
@@ -175,7 +175,7 @@ def test_links_are_not_loaded_while_a_run_is_in_progress(monkeypatch: pytest.Mon
 
     known = cluster(1, 1)
     monkeypatch.setattr(check, "ask_hosts", ask_hosts)
-    monkeypatch.setattr(training_speed, "all_reduce", lambda *rest: training_speed.Measured([]))
+    monkeypatch.setattr(rank_measurements, "all_reduce", lambda *rest: rank_measurements.Measured([]))
     machines: Any = [Host("h1", OSError("gone")), Host("h2", containers)]
     found = check.examine(known, known.hosts, machines, None, Console(quiet=True))
     said = [verdict["what"] for verdict in found["verdicts"] if verdict["check"] == "bandwidth"]

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import pytest
 
-from launch.hosts.machine import Machine
+from launch.hosts.connection import Machine
 from launch.job import container, plan
 from launch.job.plan import HostPlan, Options, make_plan
 from tests.launch.samples import cluster

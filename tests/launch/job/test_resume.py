@@ -11,7 +11,7 @@ import pytest
 
 from launch import files
 from launch.cli.refusal import Refusal
-from launch.hosts import machine
+from launch.hosts import connection
 from launch.hosts.inventory import Target
 from launch.job import readiness, resume
 from launch.job.plan import Options, make_plan
@@ -98,7 +98,7 @@ def test_a_run_of_something_else_is_refused(now: str | None, before: str | None,
         resume.continued(Options(script=now), replace(EARLIER, script=before))
 
 
-class Host(machine.Machine):
+class Host(connection.Machine):
     """A host that is ready, with a checkpoint or without."""
 
     target = Target("h1", "10.77.0.11")

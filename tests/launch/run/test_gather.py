@@ -12,8 +12,8 @@ import pytest
 
 from launch import files
 from launch.hosts import openssh
+from launch.hosts.connection import Machine
 from launch.hosts.inventory import Target
-from launch.hosts.machine import Machine
 from launch.job import container, torchrun_logs
 from launch.job.plan import HostPlan, Options, make_plan
 from launch.run import gather

@@ -17,7 +17,7 @@ import pytest
 
 from launch import files
 from launch.cli import exits, output, signals
-from launch.hosts.machine import Machine
+from launch.hosts.connection import Machine
 from launch.job import container, outcome
 from launch.job.plan import HostPlan, Options, make_plan
 from launch.run import gather, lifecycle

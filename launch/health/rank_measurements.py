@@ -11,10 +11,10 @@ from typing import Any
 
 from launch.cli.refusal import Refusal
 from launch.cli.units import rate
-from launch.health import forecast, probe
+from launch.health import forecast, run_probe
 from launch.health.verdicts import ERROR, HEALTHY, INCOMPLETE, WARNING, Verdict
 from launch.hosts.clustermap import ClusterMap, MapHost
-from launch.hosts.machine import Machine
+from launch.hosts.connection import Machine
 from launch.network import choose
 from launch.network.links import Link
 
@@ -70,7 +70,7 @@ def all_reduce(
 ) -> Measured:
     """Run a short all-reduce of all ranks. Every rank checks the values: a wrong one is an error."""
     try:
-        document = probe.run(cluster, hosts, machines, ["--seconds", str(ALL_REDUCE_SECONDS)])
+        document = run_probe.run(cluster, hosts, machines, ["--seconds", str(ALL_REDUCE_SECONDS)])
     except Refusal as refusal:
         return Measured([Verdict("all-reduce", p.where, ERROR, p.what, p.fix) for p in refusal.problems])
     measured = document["all_reduce"]
@@ -109,7 +109,7 @@ def make_forecast(
 ) -> Measured:
     """Measure what a forecast needs on the hosts, and make it. `arguments`: the trainer's."""
     try:
-        measured = probe.run(cluster, hosts, machines, ["--forecast", "--", *arguments])["forecast"]
+        measured = run_probe.run(cluster, hosts, machines, ["--forecast", "--", *arguments])["forecast"]
     except Refusal as refusal:
         return Measured([Verdict("forecast", p.where, ERROR, p.what, p.fix) for p in refusal.problems])
     outlooks = forecast.outlooks(measured)

@@ -15,8 +15,8 @@ import pytest
 
 from launch.cli import exits, signals
 from launch.cli.refusal import Refusal
-from launch.health import probe
-from launch.health.probe import Left
+from launch.health import run_probe as probe
+from launch.health.run_probe import Left
 from launch.job.plan import Options, make_plan
 from tests.launch.samples import cluster
 

@@ -1,6 +1,6 @@
 """Runs `python -m train.forecast.probe` on the hosts as a run is started there, returns its document and cleans up.
 
-Not for what the figures mean: see training_speed.py and forecast.py. Schema of the document: train/forecast/probe.py.
+Not for what the figures mean: see rank_measurements.py and forecast.py. Its schema: train/forecast/probe.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from launch.cli.refusal import Problem, Refusal
 from launch.cli.signals import undisturbed
 from launch.hosts import ssh
 from launch.hosts.clustermap import ClusterMap, MapHost
-from launch.hosts.machine import ANSWER_SECONDS, Machine
+from launch.hosts.connection import ANSWER_SECONDS, Machine
 from launch.job import container, outcome, readiness
 from launch.job import plan as plans
 from launch.job.plan import HostPlan, Options
