@@ -1,5 +1,5 @@
 """How every command talks with the person at the terminal: make's variables, refusals, exit statuses, signals, output.
 
-Imports launch.files alone. command.py takes a command from its start to its last message; fabfile.py lists the commands.
+Imports launch.files alone. command.py takes a command from start to last message; fabfile.py lists the commands.
 Writes and reads no document.
 """
