@@ -19,12 +19,12 @@ KEPT_RUNS = 20  # folders of finished runs that a host keeps; the README says so
 
 
 def start(machine: Machine, host_plan: HostPlan) -> None:
-    """Start a host's container, detached; remove the folders of old runs. Other users cannot read the run's folder.
+    """Start a host's container, detached. Other users cannot read the run's folder.
 
     Raises RuntimeError with Podman's message when it does not start.
     """
     used = folders(host_plan)  # touched: the run that is continued must be one of the newest, which are kept
-    command = f"mkdir -p -m 700 {used} && touch {used} && {shlex.join(host_plan.command)} && {prune_command()}"
+    command = f"mkdir -p -m 700 {used} && touch {used} && {shlex.join(host_plan.command)}"
     done = machine.root(command, START_SECONDS)
     if done.exited != 0:
         raise RuntimeError((done.stderr or done.stdout).strip() or f"podman ended with {done.exited}")
@@ -33,7 +33,7 @@ def start(machine: Machine, host_plan: HostPlan) -> None:
 def prune_command(runs: str = HOST_RUNS_DIR, keep: int = KEPT_RUNS) -> str:
     """A shell command that removes, in the background, all folders of runs but those in use and the `keep` newest."""
     script = f"""
-ids=$(podman ps --all --quiet --filter label=muster.run) && used=$(podman inspect $ids) || exit
+ids=$(podman ps --all --quiet --filter label=muster.run) && used=$(test -z "$ids" || podman inspect $ids) || exit
 ls -dt {runs}/*/ | tail -n +{keep + 1} | while read -r folder; do
   case "$used" in *"$(basename "$folder")"*) ;; *) rm -rf "$folder" ;; esac
 done
@@ -88,6 +88,8 @@ def listed(machine: Machine) -> list[dict[str, Any]]:
 def finish(machine: Machine, host_plan: HostPlan) -> dict[str, Any]:
     """After the end: keep what the script wrote in its own folder, give all to the SSH user, remove the container.
 
+    The folders of old runs go too, in the background: at a start that would take the ranks' processors.
+
     Returns {"state": podman's State or {}, "left": ids of containers of this run that are still there}.
     """
     container, run_dir = host_plan.container, host_plan.run_dir
@@ -100,6 +102,7 @@ chmod -R u+rX {run_dir}
 podman rm --force --time {KILL_SECONDS} {container} >/dev/null 2>&1
 echo "state=$state"
 echo "left=$({_ids(host_plan.environment["MUSTER_RUN_ID"])} | tr '\\n' ' ')"
+{prune_command()}
 """
     return parse_finish(machine.root(script, START_SECONDS).stdout)
 
