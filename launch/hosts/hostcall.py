@@ -35,7 +35,8 @@ PROGRESS_SECONDS = 10  # how often to say what is waited for
 _LOADER = """
 import base64, importlib.abc, importlib.util, json, sys, zlib
 line = next(line for line in sys.stdin if line.startswith({mark!r}))
-sources, options = json.loads(zlib.decompress(base64.b64decode(line[len({mark!r}):])))
+packed, options = line[len({mark!r}):].split(" ", 1)
+sources, options = json.loads(zlib.decompress(base64.b64decode(packed))), json.loads(options)
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name, path, target=None):
         if name in ("ansible", "ansible.module_utils") or name in sources:
@@ -64,8 +65,9 @@ class Answer:
 
 
 @functools.cache
-def _sources() -> dict[str, str]:
-    return {f"ansible.module_utils.{file.stem}": file.read_text() for file in sorted(SOURCES.glob("muster_*.py"))}
+def _packed_sources() -> str:
+    sources = {f"ansible.module_utils.{file.stem}": file.read_text() for file in sorted(SOURCES.glob("muster_*.py"))}
+    return base64.b64encode(zlib.compress(json.dumps(sources).encode(), 9)).decode()
 
 
 def command(python: str) -> str:
@@ -75,8 +77,7 @@ def command(python: str) -> str:
 
 def program(options: Mapping[str, Any]) -> str:
     """The first line of that command's standard input: the sources, and what the host is asked."""
-    packed = zlib.compress(json.dumps([_sources(), options]).encode(), 9)
-    return f"{MARK}{base64.b64encode(packed).decode()}\n"
+    return f"{MARK}{_packed_sources()} {json.dumps(options)}\n"
 
 
 def meetings(addresses: Mapping[str, Iterable[str]]) -> dict[str, dict[str, Any]]:

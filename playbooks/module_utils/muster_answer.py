@@ -11,9 +11,9 @@ import sys
 import time
 from typing import Any, Callable
 
+from ansible.module_utils.muster_host import busy_part, read_stat
 from ansible.module_utils.muster_links import measure
 from ansible.module_utils.muster_meeting import Meeting, reach
-from ansible.module_utils.muster_survey import busy_part, read_stat, survey
 
 DIRECTORY_BYTES = 1 << 24
 
@@ -41,7 +41,7 @@ def run(options: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
 async def _run(options: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
     began, loop = time.time(), asyncio.get_running_loop()
     asked = options["survey"]
-    facts = None if asked is None else loop.run_in_executor(None, survey, asked)
+    facts = None if asked is None else loop.run_in_executor(None, _survey, asked)
     if not options["meeting"]:
         say({"began": began, "survey": await facts, "reach": None, "links": None, "busy": None, "ended": time.time()})
         return
@@ -63,6 +63,12 @@ async def _run(options: dict[str, Any], say: Callable[[dict[str, Any]], None]) -
         meeting.close()
 
 
+def _survey(asked: dict[str, Any]) -> dict[str, Any]:
+    from ansible.module_utils.muster_survey import survey  # here: it is read while the hosts meet
+
+    return survey(asked)
+
+
 async def _answer(
     meeting: Meeting, options: dict[str, Any], facts: Any, say: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
@@ -72,5 +78,5 @@ async def _answer(
         await facts  # the survey takes some CPU, which a measurement of bandwidth would miss
     before = read_stat()
     measured = await measure(meeting, links, lambda: say({"pairs": 1})) if links else None
-    busy = busy_part(before, read_stat()) if links else None
+    busy = busy_part(before, read_stat()) if links and links["seconds"] else None
     return {"survey": await facts if facts else None, "reach": reached, "links": measured, "busy": busy}

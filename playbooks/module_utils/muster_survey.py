@@ -23,10 +23,12 @@ from ansible.module_utils.muster_gpus import find_gpus, in_words
 from ansible.module_utils.muster_host import (
     Result,
     available_memory,
+    busy_part,
     disk,
     head,
     parse_os_release,
     read,
+    read_stat,
     run,
     usable_cores,
     usable_memory,
@@ -130,33 +132,11 @@ def _first_core(cpuinfo: str, *keys: str) -> str:
     return next((value.strip() for key, _, value in pairs if key.strip() in keys), "")
 
 
-def parse_ticks(stat: str) -> tuple[int, int] | None:
-    """(ticks of all processors since the start, of these those with nothing to do) from /proc/stat."""
-    words = stat.split("\n", 1)[0].split()
-    if len(words) < 6 or words[0] != "cpu" or not all(word.isdigit() for word in words[1:]):
-        return None
-    ticks = [int(word) for word in words[1:9]]  # the guests' that follow are also in user and nice
-    return sum(ticks), ticks[3] + ticks[4]  # idle, and waiting for a disk
-
-
-def busy_part(before: str, after: str) -> float | None:
-    """The share of the machine's processor time in use between two readings of /proc/stat; None where not readable."""
-    first, last = parse_ticks(before), parse_ticks(after)
-    if first is None or last is None or last[0] <= first[0]:
-        return None
-    return round(min(1.0, max(0.0, 1 - (last[1] - first[1]) / (last[0] - first[0]))), 3)
-
-
 def watch_processors() -> float | None:
     """How busy the processors are now, this process asleep."""
     before = read_stat()
     time.sleep(BUSY_SECONDS)
     return busy_part(before, read_stat())
-
-
-def read_stat() -> str:
-    """The first lines of /proc/stat, for busy_part; "" where it cannot be read."""
-    return head("/proc/stat", 4096)
 
 
 def limits() -> dict[str, int]:
