@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
 import shutil
 import tempfile
 import time
@@ -21,10 +22,21 @@ LOCK_SECONDS = 1800.0
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old text or the new one, and a kill leaves one of them."""
-    draft = path.with_name(f".{path.name}.tmp")
-    draft.write_text(text)
-    os.replace(draft, path)
+    """Write a text file, with the permissions of the user's umask, and make its folder.
+
+    Raises OSError when it cannot be written whole; an older file is then still there.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The name cannot be known beforehand, so nobody can put a link in its place.
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with draft.open("x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

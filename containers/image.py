@@ -249,6 +249,14 @@ def _remove(identity: str) -> None:
         podman("rmi", identity)
 
 
+def remove_workloads() -> None:
+    """Remove the images of all workloads from this machine. Raises ContainersError without Podman or root."""
+    for reference in podman(
+        "images", "--filter", f"reference={WORKLOAD_REPOSITORY}*", "--format", "{{.Repository}}"
+    ).split():
+        _remove(reference)
+
+
 def _ignore_text(workload: Path) -> str:
     own = next((workload / name for name in (".containerignore", ".dockerignore") if (workload / name).is_file()), None)
     return (ROOM / "workload" / "ignore").read_text() + (own.read_text() if own else "")

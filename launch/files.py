@@ -1,15 +1,16 @@
 """Where Muster's files lie, whatever the working directory is, and the one way in which documents are written and read.
 
-Imports nothing of launch: every room may use it.
+Imports nothing of launch: every room may use it. The writer is that of containers/, which may not import launch.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import secrets
 from pathlib import Path
 from typing import Any
+
+from containers.files import write_whole as write_whole
 
 #: The folder of the project: the one that holds the Makefile.
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,24 +30,6 @@ def shown(path: Path) -> str:
     """A path as the user would type it: relative to the working directory where it lies below that."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file, with the permissions of the user's umask, and make its folder.
-
-    Raises OSError when it cannot be written whole; an older file is then still there.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # The name cannot be known beforehand, so nobody can put a link in its place.
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with draft.open("x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def write_json(path: Path, document: Any) -> None:

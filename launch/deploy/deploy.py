@@ -6,6 +6,7 @@ provisioned; the cluster map is written last, so an interrupted deploy leaves th
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import threading
@@ -110,13 +111,18 @@ def deploy(path: Path, console: Console, horovod: bool = False, afresh: bool = F
 
 
 def teardown(path: Path, console: Console) -> int:
-    """Remove what Muster left on the hosts, runs in progress included; packages stay. Raises Refusal if that fails."""
+    """Remove what Muster left on the hosts, runs in progress included, and workloads' images here; packages stay.
+
+    Raises Refusal if that fails.
+    """
     inv = inventory.read(path)
     preflight.check([host.target for host in inv.hosts], inventory.known_hosts_path(path))
     words = ["ansible-playbook", str(playbook.path("teardown")), "-i", str(path)]
     if playbook.run_bounded(words, playbook.environment(inv)) != 0:
         fix = "fix what it names and run `make teardown` again"
         raise refuse("playbooks/teardown.yml", "failed; the task and the host stand above", fix, exits.DEPLOY_FAILED)
+    with contextlib.suppress(engine.ContainersError, engine.CommandFailed):  # without Podman here there are none
+        images.remove_workloads()
     clustermap.path_of(path).unlink(missing_ok=True)
     console.print(f"Removed Muster from {len(inv.hosts)} hosts; `make deploy INVENTORY={path}` brings it back.")
     return exits.SUCCEEDED

@@ -10,6 +10,7 @@ import queue
 import re
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,6 +103,7 @@ class Follower:
             self.ended.put(Ended(host_plan, None, f"{type(error).__name__}: {error}"))
 
     def drain(self) -> None:
-        """Wait, bounded, for the last lines of containers that have ended."""
+        """Wait for the last lines of containers that have ended, DRAIN_SECONDS for all hosts together."""
+        deadline = time.monotonic() + DRAIN_SECONDS
         for reader in self._readers:
-            reader.join(DRAIN_SECONDS)
+            reader.join(max(0.0, deadline - time.monotonic()))

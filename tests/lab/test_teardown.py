@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
 from tests.lab.conftest import HOSTS, Lab
@@ -16,6 +18,8 @@ def test_teardown_leaves_nothing_and_deploy_brings_it_back(lab: Lab) -> None:
         assert first.returncode == 0, first.stdout
         for host in HOSTS:
             assert lab.on(host, "podman images --quiet; podman ps --all --quiet; ls -A /var/lib/muster") == ""
+        words = ["podman", "images", "--quiet", "--filter", "reference=localhost/muster/workload-*"]
+        assert subprocess.run(words, capture_output=True, text=True, check=True, timeout=300).stdout == ""
         second = lab.fab("teardown")
         assert second.returncode == 0 and {changed for _, changed in recaps(second.stdout)} == {0}, second.stdout
         refused = lab.fab("train")

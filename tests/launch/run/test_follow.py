@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.hosts.ssh import LineSink
 from launch.job.plan import Options, make_plan
-from launch.run.follow import Labeller, split_label
+from launch.run.follow import DRAIN_SECONDS, Follower, Labeller, split_label
 from tests.launch.samples import cluster
 
 
@@ -46,3 +47,18 @@ def test_a_dropped_connection_neither_loses_nor_repeats_a_line(total: int, cut: 
     sink.write(text)
     sink.finish()
     assert got == lines
+
+
+def test_the_last_lines_of_many_hosts_are_waited_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Reader:
+        def join(self, timeout: float) -> None:
+            waited.append(timeout)
+            now[0] += timeout
+
+    waited: list[float] = []
+    now = [100.0]
+    monkeypatch.setattr("launch.run.follow.time.monotonic", lambda: now[0])
+    follower = Follower.__new__(Follower)
+    follower._readers = [Reader() for _ in range(64)]  # type: ignore[misc]
+    follower.drain()
+    assert len(waited) == 64 and sum(waited) == DRAIN_SECONDS
