@@ -165,7 +165,9 @@ def measure_links(inv: Inventory, found: choose.Found, last_map: Path | None, co
                 console.print(f"    the processors of {', '.join(hot)} were busy, so these figures are lower bounds")
             measurements = measurements.with_round(links, hot)
             if again := choose.contested(measurements):
-                console.print(f"    not to be told apart yet, so measured once more: {', '.join(again)}")
+                console.print(
+                    f"    it is not clear yet which is faster, so these are measured again: {', '.join(again)}"
+                )
     return Measured(measurements, now.isoformat(timespec="seconds"), key)
 
 

@@ -240,12 +240,12 @@ def _near(speed: float, fastest: float) -> bool:
 
 
 def _overlap(own: Sequence[float], best: Sequence[float]) -> bool:
-    """Whether the best two measurements of the one lie among those of the other."""
+    """Whether a network's best measurement reaches the second best of the fastest one."""
     return max(own) >= sorted(best)[-2:][0]
 
 
 def _alike(label: str, leader: str, measurements: Measurements) -> bool:
-    """Whether a network is as fast as the fastest one: near to it, or not to be told from it by all measurements."""
+    """Whether a network is as fast as the fastest one: near to it, or their repeated measurements overlap."""
     own, best = (measurements.speeds.get(one, [0.0]) for one in (label, leader))
     return _near(max(own), max(best)) or (min(len(own), len(best)) > 1 and _overlap(own, best))
 
@@ -344,8 +344,8 @@ def _why_not(
     speeds = measurements.speeds
     if _label_speed(other) < _label_speed(best) and max(speeds.get(leader, [0.0])) >= ONE_STREAM:
         return f"{figure}; its slowest NIC is slower by its label than that of {best.label}"
-    if not _near(max(speeds.get(other.label, [0.0])), max(speeds.get(leader, [0.0]))):
-        figure += f", not to be told from the fastest by {len(speeds[other.label])} measurements"
+    if not _near(*sorted(max(speeds.get(network.label, [0.0])) for network in (other, best))):
+        figure += f"; {len(speeds[other.label])} measurements did not show which of the two is faster"
     if best.label == kept:
         return f"{figure}; {best.label} was chosen before and is as fast (`make deploy MEASURE=1` chooses anew)"
     if _carries_ssh(other, carriers) and not _carries_ssh(best, carriers):
