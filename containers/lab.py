@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 from rich.table import Table
 
-from containers import lab_host, net
+from containers import lab_host, lab_plan
 from containers.engine import BUILD, REPOSITORY, CommandFailed, ContainersError, Progress, as_root, output, podman, tool
 from containers.files import locked, write_whole
 from containers.lab_host import HOST_LABEL, LABEL, Host
@@ -97,7 +97,7 @@ def up(
     Raises ContainersError if the lab could not be brought up.
     """
     as_root()
-    rate = net.link_rate(link) if link else None
+    rate = lab_plan.link_rate(link) if link else None
     folder = INVENTORIES / name
     _refuse_foreign_folder(folder)
     # SIGTERM, too, raises KeyboardInterrupt, so that what was created is removed.
@@ -182,10 +182,10 @@ def inventory_text(hosts: list[Host]) -> str:
 
 
 def _plan(name: str, hosts: int, subnets: tuple[IPv4Network, IPv4Network]) -> list[Host]:
-    cores = net.cpusets(sorted(os.sched_getaffinity(0)), hosts)
+    cores = lab_plan.cpusets(sorted(os.sched_getaffinity(0)), hosts)
     management, data = subnets
     return [
-        Host(name, index, str(net.address(management, index)), str(net.address(data, index)), cores[index])
+        Host(name, index, str(lab_plan.address(management, index)), str(lab_plan.address(data, index)), cores[index])
         for index in range(hosts)
     ]
 
@@ -202,7 +202,7 @@ def _ensure_networks(name: str, created: Created) -> tuple[IPv4Network, IPv4Netw
         if network in existing:
             podman("network", "rm", "--force", network)
     complaint, words = "", ["network", "create", f"--label={LABEL}={name}", "--disable-dns"]
-    for pair in net.free_subnets([*existing.values(), *_routes()]):
+    for pair in lab_plan.free_subnets([*existing.values(), *_routes()]):
         try:
             for network, subnet, options in zip(names, pair, ([], ["--internal"]), strict=True):
                 created.networks.append(network)
@@ -313,14 +313,14 @@ def _lab_name(text: str) -> str:
 
 
 def _host_count(text: str) -> int:
-    if not re.fullmatch(r"\d+", text) or not 1 <= int(text) <= net.MAX_HOSTS:
-        raise argparse.ArgumentTypeError(f"HOSTS={text}: give a number from 1 to {net.MAX_HOSTS}")
+    if not re.fullmatch(r"\d+", text) or not 1 <= int(text) <= lab_plan.MAX_HOSTS:
+        raise argparse.ArgumentTypeError(f"HOSTS={text}: give a number from 1 to {lab_plan.MAX_HOSTS}")
     return int(text)
 
 
 def _link(text: str) -> str | None:
     try:
-        net.link_rate(text) if text else None
+        lab_plan.link_rate(text) if text else None
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"LINK: {error}") from error
     return text or None
@@ -328,7 +328,7 @@ def _link(text: str) -> str | None:
 
 def _cpus(text: str) -> float | None:
     try:
-        return net.cpu_quota(text) if text else None
+        return lab_plan.cpu_quota(text) if text else None
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"CPUS: {error}") from error
 

@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from containers import net
+from containers import lab_plan
 from containers.base import RECIPE_LABEL, apt_proxies, apt_settings, ensure_base
 from containers.engine import (
     BUILD,
@@ -65,13 +65,13 @@ class Host:
         return {f"{self.container}-{kind}": target for kind, target in VOLUMES.items()}
 
     @property
-    def nics(self) -> net.Nics:
-        return net.nics(self.index)
+    def nics(self) -> lab_plan.Nics:
+        return lab_plan.nics(self.index)
 
     def mac(self, network: int) -> str:
         """Hardware address on a network (0: management, 1: data). It stays the same when the host restarts, so that the
         neighbour tables of other hosts stay right."""
-        return net.mac(f"{self.lab}/{self.name}/{network}")
+        return lab_plan.mac(f"{self.lab}/{self.name}/{network}")
 
 
 def ensure_image(progress: Progress) -> str:
@@ -122,12 +122,14 @@ def furnish(host: Host, key: str, rate: int | None, cpus: float | None) -> None:
     Raises CommandFailed if one of the commands failed.
     """
     pid = podman("inspect", "--format={{.State.Pid}}", host.container).strip()
-    quota = net.quota_options(cpus, len(os.sched_getaffinity(0)))
+    quota = lab_plan.quota_options(cpus, len(os.sched_getaffinity(0)))
     podman("update", f"--cpuset-cpus={host.cores}", *quota, host.container)
     inside = root_command("nsenter", f"--net=/proc/{pid}/ns/net", "--")
     links = {entry["ifname"]: entry for entry in json.loads(output([*inside, tool("ip"), "-json", "link"]))}
     if "docker0" not in links:
-        output([*inside, tool("ip"), "-batch", "-"], stdin="\n".join(net.decoy_lines(host.nics, host.index)) + "\n")
+        output(
+            [*inside, tool("ip"), "-batch", "-"], stdin="\n".join(lab_plan.decoy_lines(host.nics, host.index)) + "\n"
+        )
     index = links[host.nics.data]["link_index"]  # of this machine's end of the NIC
     outer = next(
         link["ifname"] for link in json.loads(output([tool("ip"), "-json", "link"])) if link["ifindex"] == index
@@ -166,7 +168,7 @@ def wait_for_ssh(host: Host) -> None:
 
 def _shape(tc: list[str], device: str, rate: int | None) -> None:
     done = subprocess.run(
-        [*tc, "-force", "-batch", "-"], input="\n".join(net.shape_lines(device, rate)) + "\n",
+        [*tc, "-force", "-batch", "-"], input="\n".join(lab_plan.shape_lines(device, rate)) + "\n",
         text=True, capture_output=True, timeout=COMMAND_SECONDS,
     )  # fmt: skip
     if rate is not None and done.returncode != 0:

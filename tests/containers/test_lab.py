@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from containers import engine, lab, lab_host, net
+from containers import engine, lab, lab_host, lab_plan
 from containers.lab_host import LABEL, Host
 from tests import sweep
 from tests.sweep import lab_name
@@ -203,7 +203,9 @@ def test_hosts_reach_each_other_over_the_data_network(pair: list[Host]) -> None:
 def test_hosts_have_cores_of_their_own(pair: list[Host]) -> None:
     affinity = "python3 -c 'import os; print(*os.sched_getaffinity(0))'"
     shares = [set(map(int, on(host, affinity).split())) for host in pair]
-    assert [",".join(map(str, sorted(share))) for share in shares] == net.cpusets(sorted(os.sched_getaffinity(0)), 2)
+    assert [",".join(map(str, sorted(share))) for share in shares] == lab_plan.cpusets(
+        sorted(os.sched_getaffinity(0)), 2
+    )
 
 
 @pytest.mark.lab

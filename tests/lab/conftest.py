@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from containers import net
+from containers import lab_plan
 from tests.conftest import cannot_run
 from tests.sweep import lab_name
 
@@ -115,7 +115,7 @@ class Lab:
     def shape(self, rate: str | None) -> None:
         """Both NICs of every host at one rate, so that a busy test machine does not decide which network is faster."""
         for index, host in enumerate(HOSTS):
-            for nic in (net.nics(index).management, net.nics(index).data):
+            for nic in (lab_plan.nics(index).management, lab_plan.nics(index).data):
                 how = (
                     f"replace dev {nic} root tbf rate {rate} burst 256kb latency 50ms"
                     if rate

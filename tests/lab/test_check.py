@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from containers import net
+from containers import lab_plan
 from launch.health import check
 from launch.health.verdicts import ERROR, HEALTHY, Verdict
 from launch.hosts import clustermap
@@ -49,7 +49,7 @@ def shaped(lab: Lab) -> Iterator[None]:
 
 
 def data_nic(host: str) -> str:
-    return net.nics(HOSTS.index(host)).data
+    return lab_plan.nics(HOSTS.index(host)).data
 
 
 def test_a_healthy_lab_then_one_slow_host(lab: Lab, shaped: None) -> None:

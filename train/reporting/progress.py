@@ -35,11 +35,12 @@ class Progress:
         """After optimizer step `step` of `epoch`, both counted from 1. accuracy: of this epoch so far; data_wait, comm:
         parts of the time, 0 to 1; None where not known."""
         left = self.time_left(step)
+        self.show(epoch, step, step_text(loss, images_per_second, accuracy, data_wait, comm, left))
+
+    def show(self, epoch: int, step: int, figures: str) -> None:
+        """The figures of a step, as step_text writes them."""
         if time.monotonic() - self.spoke >= LINE_SECONDS:
-            self.say(
-                f"epoch {epoch}/{self.epochs}  step {step}/{self.steps}  "
-                + step_text(loss, images_per_second, accuracy, data_wait, comm, left)
-            )
+            self.say(f"epoch {epoch}/{self.epochs}  step {step}/{self.steps}  {figures}")
 
     def time_left(self, step: int) -> float | None:
         """Seconds until the last step at the pace since the first one seen, evaluations included."""
@@ -76,18 +77,8 @@ class Bar(Progress):
     def say(self, text: str) -> None:
         self.bar.console.print(text, highlight=False)
 
-    def step(
-        self,
-        epoch: int,
-        step: int,
-        loss: float,
-        images_per_second: float,
-        accuracy: float | None = None,
-        data_wait: float | None = None,
-        comm: float | None = None,
-    ) -> None:
-        text = step_text(loss, images_per_second, accuracy, data_wait, comm, self.time_left(step))
-        self.bar.update(self.task, completed=step, epoch=f"{epoch}/{self.epochs}", text=text)
+    def show(self, epoch: int, step: int, figures: str) -> None:
+        self.bar.update(self.task, completed=step, epoch=f"{epoch}/{self.epochs}", text=figures)
 
     def close(self) -> None:
         self.bar.stop()

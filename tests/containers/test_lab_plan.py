@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from containers import net
+from containers import lab_plan
 
 
-@given(st.integers(0, net.MAX_HOSTS - 1))
+@given(st.integers(0, lab_plan.MAX_HOSTS - 1))
 def test_a_nic_name_fits_the_kernel_and_differs_from_the_next_hosts(index: int) -> None:
-    mine, next_one = net.nics(index), net.nics(index + 1)
+    mine, next_one = lab_plan.nics(index), lab_plan.nics(index + 1)
     names = (mine.management, mine.data, mine.down)
     assert len(set(names)) == 3
     assert all(len(name) <= 15 for name in names)
@@ -24,31 +24,31 @@ def test_a_nic_name_fits_the_kernel_and_differs_from_the_next_hosts(index: int) 
 
 def test_the_first_free_subnets_avoid_what_is_there() -> None:
     taken = [IPv4Network("10.77.0.0/23"), IPv4Network("10.78.2.128/25")]
-    assert next(iter(net.free_subnets(taken))) == (IPv4Network("10.77.3.0/24"), IPv4Network("10.78.3.0/24"))
+    assert next(iter(lab_plan.free_subnets(taken))) == (IPv4Network("10.77.3.0/24"), IPv4Network("10.78.3.0/24"))
 
 
 def test_no_subnet_is_free_when_a_vpn_takes_all() -> None:
-    assert list(net.free_subnets([IPv4Network("10.0.0.0/8")])) == []
+    assert list(lab_plan.free_subnets([IPv4Network("10.0.0.0/8")])) == []
 
 
 def test_no_lab_network_overlaps_a_decoy() -> None:
-    for pair in net.free_subnets([]):
-        assert not any(subnet.overlaps(decoy) for subnet in pair for decoy in net.RESERVED)
+    for pair in lab_plan.free_subnets([]):
+        assert not any(subnet.overlaps(decoy) for subnet in pair for decoy in lab_plan.RESERVED)
 
 
 def test_two_labs_side_by_side_share_no_address() -> None:
-    first, second = islice(net.free_subnets([]), 2)
-    assert not {net.address(subnet, 0) for subnet in first} & {net.address(subnet, 0) for subnet in second}
+    first, second = islice(lab_plan.free_subnets([]), 2)
+    assert not {lab_plan.address(subnet, 0) for subnet in first} & {lab_plan.address(subnet, 0) for subnet in second}
 
 
 def test_every_host_has_an_address_inside_its_subnet() -> None:
     subnet = IPv4Network("10.77.0.0/24")
-    assert all(net.address(subnet, index) in list(subnet.hosts()) for index in range(net.MAX_HOSTS))
+    assert all(lab_plan.address(subnet, index) in list(subnet.hosts()) for index in range(lab_plan.MAX_HOSTS))
 
 
 @given(st.integers(1, 64), st.integers(1, 64))
 def test_hosts_share_no_core_as_long_as_there_are_enough(cores: int, hosts: int) -> None:
-    shares = [share.split(",") for share in net.cpusets(range(cores), hosts)]
+    shares = [share.split(",") for share in lab_plan.cpusets(range(cores), hosts)]
     assert len(shares) == hosts
     used = [core for share in shares for core in share]
     if hosts <= cores:
@@ -60,38 +60,40 @@ def test_hosts_share_no_core_as_long_as_there_are_enough(cores: int, hosts: int)
 
 @pytest.mark.parametrize(("text", "bits"), [("1gbit", 10**9), ("100Mbit", 10**8), ("2.5gbit", 2_500_000_000)])
 def test_a_link_rate_is_read_as_tc_writes_it(text: str, bits: int) -> None:
-    assert net.link_rate(text) == bits
+    assert lab_plan.link_rate(text) == bits
 
 
 @pytest.mark.parametrize("text", ["fast", "", "0gbit", "-1gbit", "1 gbit", "1gbps", "1gbit; reboot"])
 def test_what_is_no_rate_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a rate"):
-        net.link_rate(text)
+        lab_plan.link_rate(text)
 
 
 def test_an_unshaped_link_loses_the_rate_of_an_earlier_call() -> None:
-    assert net.shape_lines("eno2", None) == ["qdisc del dev eno2 root"]
-    assert "rate 1000000000bit" in net.shape_lines("eno2", 10**9)[0]
+    assert lab_plan.shape_lines("eno2", None) == ["qdisc del dev eno2 root"]
+    assert "rate 1000000000bit" in lab_plan.shape_lines("eno2", 10**9)[0]
 
 
 def test_hardware_addresses_are_fixed_local_and_unicast() -> None:
-    assert net.mac("lab/h1/0") == net.mac("lab/h1/0") != net.mac("lab/h2/0")
-    assert int(net.mac("lab/h1/0").split(":")[0], 16) & 3 == 2
+    assert lab_plan.mac("lab/h1/0") == lab_plan.mac("lab/h1/0") != lab_plan.mac("lab/h2/0")
+    assert int(lab_plan.mac("lab/h1/0").split(":")[0], 16) & 3 == 2
 
 
 @pytest.mark.parametrize("text", ["", "0", "0.05", "-1", "half", "1e3"])
 def test_a_bad_share_of_cores_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="number of cores"):
-        net.cpu_quota(text)
+        lab_plan.cpu_quota(text)
 
 
 @given(st.floats(0.1, 64))
 def test_a_quota_is_the_share_that_was_asked_for(cpus: float) -> None:
-    period, quota = (int(option.partition("=")[2]) for option in net.quota_options(net.cpu_quota(f"{cpus:f}"), 2))
+    period, quota = (
+        int(option.partition("=")[2]) for option in lab_plan.quota_options(lab_plan.cpu_quota(f"{cpus:f}"), 2)
+    )
     assert quota >= 1000  # the kernel takes no less
     assert quota / period == pytest.approx(cpus, abs=1e-4)
 
 
 def test_no_quota_lets_a_host_use_all_cores() -> None:
-    period, quota = (int(option.partition("=")[2]) for option in net.quota_options(None, 8))
+    period, quota = (int(option.partition("=")[2]) for option in lab_plan.quota_options(None, 8))
     assert quota == 8 * period
