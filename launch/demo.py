@@ -11,6 +11,7 @@ from rich.table import Table
 
 from containers import lab as labs
 from launch.cli import exits
+from launch.cli.make_variables import naming
 from launch.cli.refusal import refuse
 from launch.deploy import control, deploy
 from launch.files import ROOT, read_json, runs_dir, shown
@@ -42,11 +43,11 @@ def demo(console: Console) -> int:
     control.ensure_ready(console)
     hosts = max(HOSTS, len(labs.labs().get(LAB, [])))
     step("two hosts", f"make lab HOSTS={hosts}", lambda: labs.main(["up", "--name", LAB, "--hosts", str(hosts)]))
-    step("trust their keys", f"make trust INVENTORY={path} YES=1", lambda: trust.trust(path, True, console))
-    step("deploy", f"make deploy INVENTORY={path}", lambda: deploy.deploy(path, console))
+    step("trust their keys", f"make trust {naming(path)} YES=1", lambda: trust.trust(path, True, console))
+    step("deploy", f"make deploy {naming(path)}", lambda: deploy.deploy(path, console))
     request = run.Request(inventory=path, nodes=str(HOSTS))
     before = set(runs_dir().glob("*/plan.json"))
-    step("train", f"make train NODES={HOSTS} INVENTORY={path}", lambda: run.train(request, console))
+    step("train", f"make train NODES={HOSTS} {naming(path)}", lambda: run.train(request, console))
     console.rule()
     console.print(steps)
     console.print(_closing(path, max(set(runs_dir().glob("*/plan.json")) - before)))
@@ -67,8 +68,8 @@ def _closing(path: Path, plan: Path) -> Table:
     table.add_row("checkpoint", shown(folder / "checkpoints"))
     table.add_row("every rank's output", shown(folder / "logs"))
     table.add_row("the plan: what ran where", shown(plan))
-    table.add_row("again", f"make train NODES=2 INVENTORY={path} ARGS='--epochs 3'")
-    table.add_row("what a run will be worth", f"make check INVENTORY={path}")
+    table.add_row("again", f"make train NODES=2 {naming(path)} ARGS='--epochs 3'")
+    table.add_row("what a run will be worth", f"make check {naming(path)}")
     login = f"ssh -i {path}/id_ed25519 -o UserKnownHostsFile={path}/known_hosts"
     table.add_row("log in to a host", f"{login} muster@{cluster.hosts[0].ssh['address']}")
     return table

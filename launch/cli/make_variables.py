@@ -45,5 +45,9 @@ def name_inventory(message: str, inventory: Path | None) -> str:
     if inventory is None or inventory == DEFAULT_INVENTORY:
         return message
     command = re.compile(r"`make (trust|deploy|check|train|status|logs|stop|teardown)((?: (?!INVENTORY=)[^`\s]+)*)`")
-    given = shlex.quote(str(inventory))
-    return command.sub(lambda found: f"`make {found[1]}{found[2]} INVENTORY={given}`", message)
+    return command.sub(lambda found: f"`make {found[1]}{found[2]} {naming(inventory)}`", message)
+
+
+def naming(inventory: Path) -> str:
+    """`INVENTORY=...` as a user types it in a shell, also for a path with a blank in it."""
+    return f"INVENTORY={shlex.quote(str(inventory))}"

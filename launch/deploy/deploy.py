@@ -23,6 +23,7 @@ from rich.table import Table
 from containers import engine
 from containers import image as images
 from launch.cli import exits
+from launch.cli.make_variables import naming
 from launch.cli.output import Phases, detail
 from launch.cli.refusal import Problem, Refusal, refuse
 from launch.deploy import control, detect, playbook
@@ -104,7 +105,7 @@ def deploy(path: Path, console: Console, horovod: bool = False, afresh: bool = F
         phases.say(f"not {entry['network']}: {entry['reason']}")
     console.print(
         f"Deployed in {phases.seconds['total']:.1f} s. Next: `make train NODES={len(inv.hosts)} "
-        f"INVENTORY={path}` (`make check INVENTORY={path}` says what it will be worth).",
+        f"{naming(path)}` (`make check {naming(path)}` says what it will be worth).",
         highlight=False,
     )
     return exits.SUCCEEDED
@@ -124,7 +125,7 @@ def teardown(path: Path, console: Console) -> int:
     with contextlib.suppress(engine.ContainersError, engine.CommandFailed):  # without Podman here there are none
         images.remove_workloads()
     clustermap.path_of(path).unlink(missing_ok=True)
-    console.print(f"Removed Muster from {len(inv.hosts)} hosts; `make deploy INVENTORY={path}` brings it back.")
+    console.print(f"Removed Muster from {len(inv.hosts)} hosts; `make deploy {naming(path)}` brings it back.")
     return exits.SUCCEEDED
 
 

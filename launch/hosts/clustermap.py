@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launch.cli.make_variables import naming
 from launch.cli.refusal import refuse
 from launch.files import build_dir, write_json
 from launch.hosts import inventory
@@ -104,7 +105,7 @@ def read(inventory_path: Path, current: bool = True) -> ClusterMap:
     Raises Refusal when there is none, or it is not of this version, or the inventory has changed since.
     """
     path = path_of(inventory_path)
-    again = f"run `make deploy INVENTORY={inventory_path}`"
+    again = f"run `make deploy {naming(inventory_path)}`"
     if not inventory_path.exists():
         raise refuse(str(inventory_path), "there is no such inventory", "name one with INVENTORY=...")
     if not path.exists():

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from launch.cli import exits
+from launch.cli.make_variables import naming
 from launch.cli.refusal import Problem, Refusal, refuse
 from launch.files import write_whole
 from launch.hosts import inventory, openssh, ssh
@@ -126,7 +127,7 @@ def trust(path: Path, assume_yes: bool, console: Console) -> int:
     replaced = {offered[name].split()[0] for name in changed}
     kept = [line for line in known if not line.split() or line.split()[0] not in replaced]
     write_whole(file, "\n".join([*kept, *(offered[name] for name in (*new, *changed))]) + "\n")
-    console.print(f"Wrote {file}: {len(new)} new, {len(changed)} changed. Next: `make deploy INVENTORY={path}`.")
+    console.print(f"Wrote {file}: {len(new)} new, {len(changed)} changed. Next: `make deploy {naming(path)}`.")
     return exits.SUCCEEDED
 
 

@@ -41,6 +41,9 @@ def test_commands_find_their_files(clone: Path) -> None:
     assert "ARGS=--seed 1'2: No closing quotation" in train.stderr, train.stderr
     train = make(clone, "train")
     assert "build/hosts/cluster.json: there is no cluster map" in train.stderr, train.stderr
+    (clone / "my hosts.yml").write_bytes((clone / "inventory/hosts.yml").read_bytes())
+    train = make(clone, "train", "INVENTORY=my hosts.yml")
+    assert "`make deploy INVENTORY='my hosts.yml'`" in " ".join(train.stderr.split()), train.stderr
 
 
 def test_bootstrap_finds_its_clone_from_anywhere(clone: Path) -> None:
