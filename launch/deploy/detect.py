@@ -26,7 +26,7 @@ from launch.network.links import Link
 
 SURVEY_SECONDS = 60  # Podman's answers are awaited for 20 s, nvidia-smi's for 30 s
 REACH_SECONDS = hostcall.MEET_SECONDS + 15
-REMEASURE_SECONDS = 12 * 3600  # a deploy on the same networks measures anew after this time
+REMEASURE_SECONDS = 12 * 3600  # after this time a deploy measures again, on the same networks too
 
 _VFS = (
     "Podman stores images with vfs there: every layer is a full copy, slow and large. Fix: put /var/lib/containers on "
@@ -39,7 +39,7 @@ class Facts:
     """What the hosts said of themselves, and the networks on which all of them reach each other."""
 
     hosts: dict[str, dict[str, Any]]  # all that playbooks/module_utils/muster_survey.py says, by host
-    found: choose.Found
+    networks: choose.WorkingNetworks
 
 
 def gather_facts(inv: Inventory, console: Console) -> Facts:
@@ -109,22 +109,25 @@ def choose_network(
 ) -> tuple[choose.Choice, Measured]:
     """Measure the networks that connect all hosts, or take the figures of `last_map`, and choose one.
 
-    Raises Refusal when on no network all links stand the measurement.
+    Raises Refusal when every network has a link that failed in all measurements.
     """
-    measured = measure_links(inv, facts.found, last_map, console)
+    measured = measure_links(inv, facts.networks.working, last_map, console)
     addresses = {host.name: host.target.address for host in inv.hosts}
-    kept = _chosen_before(last_map) if last_map else ""
-    return choose.choose(facts.hosts, addresses, facts.found, measured.measurements, kept), measured
+    kept = _chosen_before(last_map, facts.networks.working) if last_map else ""
+    return choose.choose(facts.hosts, addresses, facts.networks, measured.measurements, kept), measured
 
 
-def _chosen_before(last_map: Path) -> str:
-    """The label of the network that the last deploy chose; "" where there was none."""
+def _chosen_before(last_map: Path, working: Sequence[choose.Working]) -> str:
+    """The label of the network that the last deploy chose, on the same NICs of the hosts it knew; "" for none."""
     known = read_json(last_map)
     try:
-        interfaces = dict.fromkeys(host["interface"] for host in known["hosts"])
-        return f"{known['network']['name']} ({', '.join(interfaces)})"
+        name, nics = known["network"]["name"], {host["name"]: host["interface"] for host in known["hosts"]}
     except (KeyError, TypeError):
         return ""
+    for network in (one for one in working if one.name == name):
+        if all(nics.get(host, end.interface) == end.interface for host, end in network.endpoints.items()):
+            return network.label
+    return ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,38 +139,38 @@ class Measured:
     key: str
 
 
-def measure_links(inv: Inventory, found: choose.Found, last_map: Path | None, console: Console) -> Measured:
+def measure_links(
+    inv: Inventory, working: Sequence[choose.Working], last_map: Path | None, console: Console
+) -> Measured:
     """Every pair of hosts on every network that works; the figures of the last map where they still hold."""
-    fields = [
-        measure.Field(
-            working.label,
-            {host: end.address for host, end in working.endpoints.items()},
-            {host: end.mtu for host, end in working.endpoints.items()},
+    networks = [
+        measure.NetworkAddresses(
+            one.label,
+            {host: end.address for host, end in one.endpoints.items()},
+            {host: end.mtu for host, end in one.endpoints.items()},
         )
-        for working in found.working
+        for one in working
     ]
-    key = hashlib.sha256(json.dumps([dataclasses.asdict(field) for field in fields]).encode()).hexdigest()
+    key = hashlib.sha256(json.dumps([dataclasses.asdict(network) for network in networks]).encode()).hexdigest()
     now = datetime.datetime.now(datetime.UTC)
     if len(inv.hosts) == 1:
         return Measured(choose.Measurements(), now.isoformat(timespec="seconds"), key)
     if last_map and (known := recall(last_map, key, now)):
         console.print(f"    measured {known.when[:16]} UTC on the same networks; MEASURE=1 measures them again")
         return known
-    seconds = measure.expected_seconds(len(inv.hosts), len(fields), measure.BANDWIDTH_SECONDS)
-    pairs = len(inv.hosts) * (len(inv.hosts) - 1)
-    console.print(f"    {pairs} ordered pairs on {', '.join(field.name for field in fields)}: about {seconds:.0f} s")
+    measurements, asked, begin = choose.Measurements(), networks, "measuring"
+    pairs, seconds = len(inv.hosts) * (len(inv.hosts) - 1), measure.BANDWIDTH_SECONDS
     with _machines(inv) as machines:
-        measurements, again = choose.Measurements(), [field.name for field in fields]
-        while again:
-            some = [field for field in fields if field.name in again]
-            links, hot = measure.measure(machines, some, measure.BANDWIDTH_SECONDS, detail(console))
-            if hot:
-                console.print(f"    the processors of {', '.join(hot)} were busy, so these figures are lower bounds")
-            measurements = measurements.with_round(links, hot)
-            if again := choose.contested(measurements):
-                console.print(
-                    f"    it is not clear yet which is faster, so these are measured again: {', '.join(again)}"
-                )
+        while asked:
+            names = ", ".join(network.name for network in asked)
+            expected = measure.expected_seconds(len(inv.hosts), len(asked), seconds)
+            console.print(f"    {begin} {pairs} ordered pairs of hosts on {names}: about {expected:.0f} s")
+            links, busy = measure.measure(machines, asked, seconds, detail(console))
+            if busy:
+                console.print(f"    the processors of {', '.join(busy)} were busy: the links may be faster than that")
+            measurements = measurements.with_round(links, busy)
+            asked = [network for network in networks if network.name in choose.contested(measurements)]
+            begin = "the result is not clear yet, so measuring again:"
     return Measured(measurements, now.isoformat(timespec="seconds"), key)
 
 
@@ -176,14 +179,14 @@ def recall(last_map: Path, key: str, now: datetime.datetime) -> Measured | None:
     try:
         known = json.loads(last_map.read_text())
         age = now - datetime.datetime.fromisoformat(known["measured_at"])
-        fields = known["measured"]
-        links = {name: [Link(**entry) for entry in entries] for name, entries in fields["links"].items()}
-        measurements = choose.Measurements(links, fields["speeds"], fields["hot"])
+        measured = known["measured"]
+        links = {name: [Link(**entry) for entry in entries] for name, entries in measured["links"].items()}
+        measurements = choose.Measurements(links, measured["speeds"], measured["failures"], measured["busy"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
     if known["measured_key"] != key or not 0 <= age.total_seconds() < REMEASURE_SECONDS:
         return None
-    if any(link.error or link.mbits is None for entries in links.values() for link in entries):
+    if measurements.failures or any(link.mbits is None for entries in links.values() for link in entries):
         return None
     return Measured(measurements, known["measured_at"], key)
 

@@ -18,8 +18,8 @@ from launch.network.links import Link
 REPORTED_PAIRS = 10
 #: Mbit/s for which Ethernet links are made. A link a little below one of them was probably negotiated at it.
 ETHERNET_MBITS = (10, 100, 1000, 2500, 5000, 10000, 25000, 40000, 50000, 100000, 200000, 400000)
-#: One TCP stream seldom fills more than this many Mbit/s, so faster labels are compared with a smaller part.
-ONE_STREAM_MBITS, LABEL_PART, FAST_LABEL_PART = 10000, 0.5, 0.2
+#: A bandwidth below this part of the label is reported; one TCP stream seldom fills labels above FAST_LABEL_MBITS.
+LABEL_PART, FAST_LABEL_MBITS, FAST_LABEL_PART = 0.5, 10000, 0.2
 
 _REACH_FIX = (
     "let TCP pass between them on the training network, both ways (the README lists the ports): check firewalls, "
@@ -214,7 +214,7 @@ def _below_label(
 ) -> list[Verdict]:
     """Bandwidths far below the slower label of the two NICs; `reported`: slow pairs, of which all has been said."""
     labels = {pair: min(both) for pair in values if (both := [label for host in pair if (label := speeds.get(host))])}
-    parts = {pair: LABEL_PART if label <= ONE_STREAM_MBITS else FAST_LABEL_PART for pair, label in labels.items()}
+    parts = {pair: LABEL_PART if label <= FAST_LABEL_MBITS else FAST_LABEL_PART for pair, label in labels.items()}
     below = [pair for pair, part in parts.items() if pair not in reported and values[pair] < part * labels[pair]]
 
     def verdict(where: str, pairs: Sequence[stats.Pair]) -> Verdict:

@@ -94,7 +94,7 @@ def all_reduce_verdict(sizes: Sequence[Mapping[str, Any]], links: Sequence[Link]
     mbits, slowest = bus_mbits(largest), choose.slowest(links)
     seconds, mib = largest["seconds"], largest["bytes"] / 2**20
     what = f"{mib:.0f} MiB in {seconds:.3g} s with correct values, bus bandwidth {rate(mbits)}"
-    if 0 < slowest < choose.ONE_STREAM and mbits < ALL_REDUCE_PART * slowest:
+    if 0 < slowest < choose.CORE_LIMITED_MBITS and mbits < ALL_REDUCE_PART * slowest:
         what += f", {mbits / slowest:.0%} of what the slowest link carries ({rate(slowest)})"
         return Verdict("all-reduce", "cluster", WARNING, what, "see whether the hosts' processors are busy (`top`)")
     return Verdict("all-reduce", "cluster", HEALTHY, what)

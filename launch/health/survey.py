@@ -57,9 +57,9 @@ def ask_hosts(
     names = [host.name for host in hosts]
     # Bytes, as the last deploy found them.
     mtus = {host.name: int(nic_of(host, host.facts).get("mtu") or 1500) for host in hosts}
-    field = measure.Field("training", {host.name: host.address for host in hosts}, mtus)
-    fields = [field] if len(hosts) > 1 else []
-    asked = measure.options(names, fields, bandwidth_seconds) if fields else {}
+    network = measure.NetworkAddresses("training", {host.name: host.address for host in hosts}, mtus)
+    networks = [network] if len(hosts) > 1 else []
+    asked = measure.options(names, networks, bandwidth_seconds) if networks else {}
     options = {
         host.name: {
             "survey": {"train_interface": host.interface, "data_dir": host.data_dir, "full": full, "podman": podman},
@@ -67,9 +67,9 @@ def ask_hosts(
         }
         for host in hosts
     }
-    limit = FACTS_SECONDS + measure.longest_seconds(len(hosts), len(fields), bandwidth_seconds)
+    limit = FACTS_SECONDS + measure.longest_seconds(len(hosts), len(networks), bandwidth_seconds)
     answers = hostcall.ask_all(machines, options, limit, say)
-    return Survey(answers, measure.links(names, fields, answers).get(field.name, []))
+    return Survey(answers, measure.links(names, networks, answers).get(network.name, []))
 
 
 def hosts_with_a_run(machines: Sequence[Machine]) -> list[str]:

@@ -1,17 +1,17 @@
 """Which network the ranks talk over: a pure choice from facts, tested pairs and measured links. Runs no test itself.
 
-Three steps: `working` says on which networks every host reaches every other; these are measured, the `contested` ones
-again until they part or count as equal; `choose` takes the fastest by its slowest pair.
+Three steps: `working` says on which networks every host reaches every other. These are measured, and those that
+`contested` names are measured again. Then `choose` takes the network whose slowest pair of hosts is the fastest.
 
-What disturbs a measurement makes it slower, never faster. So a network is at least as fast as its best measurement, and
-the second best one tells how far that can be trusted.
+What disturbs a measurement makes it slower, never faster. So a network is at least as fast as its best measurement. The
+second best one tells how far that can be trusted. A measurement in which a link fails counts as 0 Mbit/s.
 """
 
 from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from launch.cli.refusal import Problem, Refusal
@@ -19,19 +19,23 @@ from launch.cli.units import rate
 from launch.hosts.clustermap import Network
 from launch.network.links import Link
 
+#: Facts or settings of each host.
+ByHost = Mapping[str, Mapping[str, Any]]
 #: from host -> [{"peer", "address", "ok", "milliseconds", "error"}]
 Reach = Mapping[str, Sequence[Mapping[str, Any]]]
+#: The entries of Reach by host, peer and the peer's address.
+Answered = Mapping[tuple[str, str, str], Mapping[str, Any]]
 
-#: Networks this near to the fastest are as fast as it: the rest is the measurement's.
-ALIKE = 0.8
-#: One measurement parts two networks of which one is slower than this part of the other. A disturbance explains less.
-PARTED_AT_ONCE = 0.15
-#: Measurements of a network at the most. Networks that have not parted by then count as equal.
+#: A network with at least this part of the fastest one's speed counts as equally fast: measurements differ as much.
+SAME_SPEED_PART = 0.8
+#: One measurement is enough to call a network slower if it has less than this part of another one's speed.
+CLEARLY_SLOWER_PART = 0.15
+#: No network is measured more often. If it is still not clear then which one is faster, they count as equally fast.
 MOST_MEASUREMENTS = 4
-#: Above this many Mbit/s one stream of iperf3 may be limited by a core, not by the link: figures within a factor of two
-#: are alike, and the NICs' own labels tell the networks apart.
-ONE_STREAM = 5_000
-ALIKE_ABOVE = 0.5
+#: Above this speed a processor core, not the link, may limit one stream of iperf3. Then networks count as equally fast
+#: down to half the speed of the fastest one, and the speeds that the NICs claim decide between them.
+CORE_LIMITED_MBITS = 5_000
+CORE_LIMITED_SAME_SPEED_PART = 0.5
 
 
 @dataclass(frozen=True)
@@ -51,15 +55,18 @@ class Working:
 
     name: str  # CIDR; "routed" where the hosts share no subnet; "loopback" for a single host without any
     endpoints: dict[str, Endpoint]
+    named_hosts: tuple[str, ...] = ()  # the label names their NICs; without that, another network has the same label
 
     @property
     def label(self) -> str:
-        """The name with the NICs that stand for it."""
-        return f"{self.name} ({', '.join(dict.fromkeys(end.interface for end in self.endpoints.values()))})"
+        """The name and the hosts' NICs, unlike any other network's: `10.0.0.0/24 (eno2, ens3; h3: ens3)`."""
+        nics = ", ".join(dict.fromkeys(end.interface for end in self.endpoints.values()))
+        named = "".join(f"; {host}: {self.endpoints[host].interface}" for host in self.named_hosts)
+        return f"{self.name} ({nics}{named})"
 
 
 @dataclass(frozen=True)
-class Found:
+class WorkingNetworks:
     """The networks that work, best guess first, and why the others do not."""
 
     working: list[Working]
@@ -77,7 +84,7 @@ class Choice:
 
 def candidates(facts: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Endpoint]:
     """The addresses of a host that are not decoys, narrowed by the user's train_interface and train_network."""
-    found = []
+    ends = []
     for nic in facts["nics"]:
         if nic["refused"] or settings.get("train_interface", nic["name"]) != nic["name"]:
             continue
@@ -88,28 +95,28 @@ def candidates(facts: Mapping[str, Any], settings: Mapping[str, Any]) -> list[En
                 continue
             if "train_network" in settings and address not in ipaddress.ip_network(settings["train_network"]):
                 continue
-            found.append(Endpoint(nic["name"], str(address), str(network), nic["speed_mbits"], nic.get("mtu", 1500)))
-    return found
+            ends.append(Endpoint(nic["name"], str(address), str(network), nic["speed_mbits"], nic.get("mtu", 1500)))
+    return ends
 
 
-def working(facts: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Mapping[str, Any]], reach: Reach) -> Found:
+def working(facts: ByHost, settings: ByHost, reach: Reach) -> WorkingNetworks:
     """The networks on which every host reaches every other.
 
-    A host with two NICs in one subnet stands for two: one with its first address there, one with its second. Hosts that
-    share no subnet at all may still reach each other by routing: then any tested address will do. Raises Refusal when
-    a host has no address that may carry training, or no network is left, naming pairs network by network.
+    A subnet in which a host has two NICs counts as two networks: one with the host's first address there, one with its
+    second. Hosts that share no subnet at all may still reach each other by routing: then any tested address will do.
+    Raises Refusal when a host has no address that may carry training, or when no network works, naming pairs for each.
     """
     hosts = list(facts)
     ends = {host: candidates(facts[host], settings[host]) for host in hosts}
     if len(hosts) == 1:
         own = ends[hosts[0]]
         alone = own[0] if own else Endpoint("lo", "127.0.0.1", "127.0.0.0/8", None, 65536)
-        return Found([Working(alone.network if own else "loopback", {hosts[0]: alone})], {})
+        return WorkingNetworks([Working(alone.network if own else "loopback", {hosts[0]: alone})], {})
     bare = [host for host in hosts if not ends[host]]
     if bare:
         raise Refusal(_no_candidate(host, facts[host], settings[host]) for host in bare)
     answered = {(host, result["peer"], result["address"]): result for host in hosts for result in reach.get(host, [])}
-    found, failures = [], dict[str, str]()
+    networks, failures = [], dict[str, str]()
     shared = {end.network: None for own in ends.values() for end in own}
     everywhere = [n for n in shared if all(any(e.network == n for e in own) for own in ends.values())]
     for network in shared:
@@ -118,24 +125,22 @@ def working(facts: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Mappi
             missing = [host for host in hosts if not on_it[host]]
             failures[network] = f"{_listed(missing)} {'has' if len(missing) == 1 else 'have'} no address on it"
             continue
-        kept, reason = _variants(network, on_it, answered)
-        found += kept
-        if not kept:
+        variants, reason = _variants(network, on_it, answered)
+        networks += variants
+        if not variants:
             failures[network] = reason
     if not everywhere:
         picked, reason = _pick(ends, answered)
         if not reason:
-            found.append(Working("routed", picked))
-    if not found:
+            networks.append(Working("routed", picked))
+    if not networks:
         raise Refusal(Problem(f"network {network}", reason, _FIX) for network, reason in failures.items())
-    return Found(found, failures)
+    return WorkingNetworks(networks, failures)
 
 
-def _variants(
-    network: str, on_it: Mapping[str, Sequence[Endpoint]], answered: Mapping[tuple[str, str, str], Mapping[str, Any]]
-) -> tuple[list[Working], str]:
+def _variants(network: str, on_it: Mapping[str, Sequence[Endpoint]], answered: Answered) -> tuple[list[Working], str]:
     """The network with each host's first address on it, with its second, ...; those that work, else why not."""
-    kept: dict[tuple[str, ...], Working] = {}
+    variants: dict[tuple[str, ...], Working] = {}
     reasons = []
     for number in range(max(len(own) for own in on_it.values())):
         turned = {host: [*own[number % len(own) :], *own[: number % len(own)]] for host, own in on_it.items()}
@@ -143,8 +148,16 @@ def _variants(
         if reason:
             reasons.append(reason)
         else:
-            kept.setdefault(tuple(end.interface for end in picked.values()), Working(network, picked))
-    return list(kept.values()), "; ".join(reasons[:1])
+            variants.setdefault(tuple(end.interface for end in picked.values()), Working(network, picked))
+    return [_told_apart(one, list(variants.values())) for one in variants.values()], "; ".join(reasons[:1])
+
+
+def _told_apart(network: Working, variants: Sequence[Working]) -> Working:
+    """The network with a label that none of its variants has: it names the first host in which it differs from each."""
+    others = [other.endpoints for other in variants if other is not network and other.label == network.label]
+    own = network.endpoints
+    differing = (next(host for host in own if own[host].interface != other[host].interface) for other in others)
+    return replace(network, named_hosts=tuple(dict.fromkeys(differing)))
 
 
 @dataclass(frozen=True)
@@ -153,48 +166,47 @@ class Measurements:
 
     links: dict[str, list[Link]] = field(default_factory=dict)  # the best of each pair
     speeds: dict[str, list[float]] = field(default_factory=dict)  # Mbit/s of the slowest pair, one measurement each
-    hot: list[str] = field(default_factory=list)  # hosts whose processors were busy through and through
+    failures: dict[str, list[str]] = field(default_factory=dict)  # why links failed, for each measurement that failed
+    busy: list[str] = field(default_factory=list)  # hosts whose processors were busy during a measurement
 
-    def with_round(self, links: Mapping[str, Sequence[Link]], hot: Sequence[str] = ()) -> Measurements:
+    def with_round(self, links: Mapping[str, Sequence[Link]], busy: Sequence[str] = ()) -> Measurements:
         """These and one more measurement of some networks or all."""
-        best, speeds = dict(self.links), dict(self.speeds)
+        best, speeds, failures = dict(self.links), dict(self.speeds), dict(self.failures)
         for label, measured in links.items():
-            before = best.get(label, measured)
             best[label] = [
                 max(pair, key=lambda link: (link.error is None, link.mbits or 0.0))
-                for pair in zip(before, measured, strict=True)
+                for pair in zip(best.get(label, measured), measured, strict=True)
             ]
-            speeds[label] = [*speeds.get(label, []), slowest(measured)]
-        return Measurements(best, speeds, list(dict.fromkeys([*self.hot, *hot])))
+            why = _broken(measured)
+            speeds[label] = [*speeds.get(label, []), 0.0 if why else slowest(measured)]
+            if why:
+                failures[label] = [*failures.get(label, []), why]
+        return Measurements(best, speeds, failures, list(dict.fromkeys([*self.busy, *busy])))
 
 
 def choose(
-    facts: Mapping[str, Mapping[str, Any]],
+    facts: ByHost,
     ssh_addresses: Mapping[str, str],
-    found: Found,
+    networks: WorkingNetworks,
     measurements: Measurements,
     kept: str = "",
 ) -> Choice:
-    """The fastest network on which all pairs work, by its slowest pair that was measured.
+    """The network whose slowest pair of hosts is the fastest, of those that no measurement saw fail.
 
-    Of networks that are alike, `kept` is taken, the label of an earlier choice; else one that does not carry SSH; then
-    IPv4; then the fastest. Raises Refusal, naming pairs, when on no network all pairs pass the measurement.
+    Of equally fast networks the one with the label `kept` is taken, an earlier choice; else one that does not carry
+    SSH; then IPv4; then the fastest. A network that failed in some measurements is taken only if every network did.
+    Raises Refusal, naming pairs, when every network has a pair that failed in all measurements.
     """
-    failures, measured = dict(found.failures), measurements.links
-    passed = []
-    for network in found.working:
-        broken = [link for link in measured.get(network.label, []) if link.error]
-        if broken:
-            failures[network.label] = _broken(broken)
-        else:
-            passed.append(network)
+    usable, measured = _usable([network.label for network in networks.working], measurements), measurements.links
+    passed = [network for network in networks.working if network.label in usable]
+    unusable = [network.label for network in networks.working if network.label not in usable]
+    failures = networks.failures | {label: _failed(label, measurements) for label in unusable}
     if not passed:
         raise Refusal(Problem(f"network {network}", reason, _FIX) for network, reason in failures.items())
-    speeds = {network.label: slowest(measured.get(network.label, [])) for network in passed}
-    fastest = max(speeds.values())
+    speeds = {label: slowest(measured.get(label, [])) for label in usable}
     leader = max(speeds, key=speeds.__getitem__)
     tied = [network for network in passed if _alike(network.label, leader, measurements)]
-    if fastest >= ONE_STREAM:
+    if speeds[leader] >= CORE_LIMITED_MBITS:
         labelled = max(_label_speed(network) for network in tied)
         tied = [network for network in tied if _label_speed(network) == labelled]
     carriers = ssh_interfaces(facts, ssh_addresses)
@@ -206,8 +218,23 @@ def choose(
         if network is not best
     ]
     links = list(measured.get(best.label, []))
-    chosen = Network(best.name, _why(best, links, carriers), refused + _refused_nics(facts))
-    return Choice(chosen, best.endpoints, links)
+    reason = _why(best, links, carriers) + _failed(
+        best.label, measurements, "; check its cables and switch ports, as it "
+    )
+    return Choice(Network(best.name, reason, refused + _refused_nics(facts)), best.endpoints, links)
+
+
+def _usable(labels: Sequence[str], measurements: Measurements) -> list[str]:
+    """The networks that failed in no measurement; if all failed, those of which each pair worked at least once."""
+    never_failed = [label for label in labels if label not in measurements.failures]
+    return never_failed or [label for label in labels if not any(link.error for link in measurements.links[label])]
+
+
+def _failed(label: str, measurements: Measurements, before: str = "") -> str:
+    """`failed in 1 of 3 measurements: why` after `before`; the reason alone of a single one; "" where none failed."""
+    reasons, count = measurements.failures.get(label, []), len(measurements.speeds.get(label, []))
+    words = f"{before}failed in {len(reasons)} of {count} measurements: " if count > 1 else ""
+    return words + "; ".join(dict.fromkeys(reasons)) if reasons else ""
 
 
 def slowest(links: Sequence[Link]) -> float:
@@ -216,27 +243,29 @@ def slowest(links: Sequence[Link]) -> float:
 
 
 def contested(measurements: Measurements) -> list[str]:
-    """The networks to measure once more, as it is not clear whether they are slower than the fastest one or as fast."""
-    working = [label for label, links in measurements.links.items() if not any(link.error for link in links)]
-    if len(working) < 2:
-        return []
-    leader = max(working, key=lambda label: max(measurements.speeds[label]))
-    unclear = [label for label in working if label != leader and not _settled(label, leader, measurements)]
+    """The networks to measure once more: it is not clear yet which one is faster, or none has worked, measured once."""
+    usable = _usable(list(measurements.links), measurements)
+    if not usable:  # perhaps a host was busy: no deploy is refused for one measurement
+        return [label for label, speeds in measurements.speeds.items() if len(speeds) == 1]
+    leader = max(usable, key=lambda label: max(measurements.speeds[label]))
+    unclear = [label for label in usable if label != leader and not _settled(label, leader, measurements)]
     again = [label for label in [leader, *unclear] if len(measurements.speeds[label]) < MOST_MEASUREMENTS]
-    return [label for label in working if label in again] if unclear else []
+    return [label for label in usable if label in again] if unclear else []
 
 
 def _settled(label: str, leader: str, measurements: Measurements) -> bool:
+    """Whether it is clear that a network is slower than the fastest one, or as fast as it."""
     own, best = measurements.speeds[label], measurements.speeds[leader]
     if min(len(own), len(best)) == 1:
-        parted = max(own) < PARTED_AT_ONCE * max(best) and not measurements.hot
-        return parted or _near(max(own), max(best))
+        slower = max(own) < CLEARLY_SLOWER_PART * max(best) and not measurements.busy
+        return slower or _near(max(own), max(best))
     return _near(max(own), max(best)) or not _overlap(own, best) or len(own) >= MOST_MEASUREMENTS
 
 
 def _near(speed: float, fastest: float) -> bool:
     """Whether two figures in Mbit/s are the same, as far as one measurement can tell."""
-    return speed >= fastest * (ALIKE_ABOVE if min(speed, fastest) >= ONE_STREAM else ALIKE)
+    core_limited = min(speed, fastest) >= CORE_LIMITED_MBITS
+    return speed >= fastest * (CORE_LIMITED_SAME_SPEED_PART if core_limited else SAME_SPEED_PART)
 
 
 def _overlap(own: Sequence[float], best: Sequence[float]) -> bool:
@@ -256,9 +285,7 @@ _FIX = (
 )
 
 
-def _pick(
-    ends: Mapping[str, Sequence[Endpoint]], answered: Mapping[tuple[str, str, str], Mapping[str, Any]]
-) -> tuple[dict[str, Endpoint], str]:
+def _pick(ends: Mapping[str, Sequence[Endpoint]], answered: Answered) -> tuple[dict[str, Endpoint], str]:
     """For each host its first endpoint that every other host reached, or the reason why there is none."""
     picked: dict[str, Endpoint] = {}
     reasons: list[str] = []
@@ -281,8 +308,8 @@ def _pick(
 
 
 def _broken(links: Sequence[Link]) -> str:
-    """The first reasons, each once."""
-    reasons = list(dict.fromkeys(str(link.error) for link in links))
+    """The first reasons why links failed, each once; "" where all work."""
+    reasons = list(dict.fromkeys(link.error for link in links if link.error))
     more = f" (and {len(reasons) - 2} more)" if len(reasons) > 2 else ""
     return "; ".join(reasons[:2]) + more
 
@@ -300,7 +327,7 @@ def _preference(
     return other, _carries_ssh(network, carriers), ":" in first.address, -speed, network.label
 
 
-def ssh_interfaces(facts: Mapping[str, Mapping[str, Any]], ssh_addresses: Mapping[str, str]) -> dict[str, str]:
+def ssh_interfaces(facts: ByHost, ssh_addresses: Mapping[str, str]) -> dict[str, str]:
     """By host, the NIC that holds the address at which SSH reaches it; without hosts behind a translated address."""
     return {
         host: nic["name"]
@@ -338,22 +365,22 @@ def _why_not(
     other: Working, best: Working, leader: str, measurements: Measurements, carriers: Mapping[str, str], kept: str
 ) -> str:
     links = measurements.links.get(other.label, [])
-    figure = _slowest_words(links) if links else "works"
+    figure = (_slowest_words(links) if links else "works") + _failed(other.label, measurements, ", ")
     if not _alike(other.label, leader, measurements):
         return figure
     speeds = measurements.speeds
-    if _label_speed(other) < _label_speed(best) and max(speeds.get(leader, [0.0])) >= ONE_STREAM:
+    if _label_speed(other) < _label_speed(best) and max(speeds.get(leader, [0.0])) >= CORE_LIMITED_MBITS:
         return f"{figure}; its slowest NIC is slower by its label than that of {best.label}"
     if not _near(*sorted(max(speeds.get(network.label, [0.0])) for network in (other, best))):
         figure += f"; {len(speeds[other.label])} measurements did not show which of the two is faster"
     if best.label == kept:
-        return f"{figure}; {best.label} was chosen before and is as fast (`make deploy MEASURE=1` chooses anew)"
+        return f"{figure}; {best.label} was chosen before and is as fast (`make deploy MEASURE=1` chooses again)"
     if _carries_ssh(other, carriers) and not _carries_ssh(best, carriers):
         return f"{figure}, but it carries SSH"
     return f"{figure}; {best.label} is as fast and comes first"
 
 
-def _refused_nics(facts: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
+def _refused_nics(facts: ByHost) -> list[dict[str, str]]:
     """Decoys and dead NICs, grouped by reason: their names and the hosts on which they stand."""
     names: dict[str, dict[str, None]] = {}
     hosts: dict[str, dict[str, None]] = {}

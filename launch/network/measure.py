@@ -13,12 +13,12 @@ from launch.network.links import Link
 
 BANDWIDTH_SECONDS = 1  # of each pair, both directions at once
 PATIENCE_SECONDS = 10  # of a host for its partner in a pair
-HOT_PART = 0.9  # of the processor time, in use while links were measured
+FULLY_BUSY_PART = 0.9  # of the processor time: in use while links were measured, it may limit them
 PAIR_SECONDS = 0.4  # what a pair takes beside its bandwidth, about
 
 
 @dataclass(frozen=True)
-class Field:
+class NetworkAddresses:
     """A network to measure on: every host's address there and the MTU of its NIC."""
 
     name: str
@@ -41,19 +41,19 @@ def rounds(hosts: Sequence[str]) -> list[list[tuple[str, str]]]:
     return [pairs for pairs in made if pairs]
 
 
-def options(hosts: Sequence[str], fields: Sequence[Field], seconds: int) -> dict[str, dict[str, Any]]:
+def options(hosts: Sequence[str], networks: Sequence[NetworkAddresses], seconds: int) -> dict[str, dict[str, Any]]:
     """What each host is asked (muster_answer's `meeting` and `links`): its own pairs and the addresses that they need.
 
     Pairs stand in the order of the rounds, network by network: so no host is in two measurements at once.
     """
     pairs: dict[str, list[dict[str, Any]]] = {host: [] for host in hosts}
-    for number, field in enumerate(fields):
+    for number, network in enumerate(networks):
         for a, b in itertools.chain.from_iterable(rounds(hosts)):
-            mtus = {a: field.mtus[a], b: field.mtus[b]}
+            mtus = {a: network.mtus[a], b: network.mtus[b]}
             for own, peer in ((a, b), (b, a)):
-                ends = {"own": field.addresses[own], "theirs": field.addresses[peer]}
+                ends = {"own": network.addresses[own], "theirs": network.addresses[peer]}
                 pairs[own].append({"network": number, "peer": peer, "calls": own == a, "mtus": mtus, **ends})
-    meetings = hostcall.meetings({host: [field.addresses[host] for field in fields] for host in hosts})
+    meetings = hostcall.meetings({host: [network.addresses[host] for network in networks] for host in hosts})
     asked = {"seconds": seconds, "patience": PATIENCE_SECONDS}
     return {host: {"meeting": meetings[host], "links": {"pairs": pairs[host], **asked}} for host in hosts}
 
@@ -69,42 +69,39 @@ def longest_seconds(hosts: int, networks: int, seconds: int) -> float:
 
 
 def links(
-    hosts: Sequence[str], fields: Sequence[Field], answers: Mapping[str, hostcall.Answer | BaseException]
+    hosts: Sequence[str], networks: Sequence[NetworkAddresses], answers: Mapping[str, hostcall.Answer | BaseException]
 ) -> dict[str, list[Link]]:
     """The answers as links by network; each ordered pair once, also where a host did not answer. Pure."""
-    found: dict[tuple[str, str, str], Link] = {}
+    measured: dict[tuple[str, str, str], Link] = {}
     for answer in answers.values():
         for entry in (answer.links or []) if isinstance(answer, hostcall.Answer) else []:
-            name = fields[entry["network"]].name
+            name = networks[entry["network"]].name
             words = {key: value for key, value in entry.items() if key != "network"}
-            found[name, entry["source"], entry["target"]] = Link(**words)
+            measured[name, entry["source"], entry["target"]] = Link(**words)
     lost = {host: str(answer) for host, answer in answers.items() if not isinstance(answer, hostcall.Answer)}
 
     def link(network: str, source: str, target: str) -> Link:
         silent = next((host for host in (source, target) if host in lost), None)
         why = f"{silent} did not answer: {lost[silent]}" if silent else "not measured"
-        return found.get((network, source, target)) or Link(source, target, None, None, None, why)
+        return measured.get((network, source, target)) or Link(source, target, None, None, None, why)
 
-    return {field.name: [link(field.name, a, b) for a in hosts for b in hosts if a != b] for field in fields}
+    return {network.name: [link(network.name, a, b) for a in hosts for b in hosts if a != b] for network in networks}
 
 
 def measure(
-    machines: Sequence[Machine], fields: Sequence[Field], seconds: int, say: Callable[[str], None]
+    machines: Sequence[Machine], networks: Sequence[NetworkAddresses], seconds: int, say: Callable[[str], None]
 ) -> tuple[dict[str, list[Link]], list[str]]:
-    """(network -> its links in both directions, hosts whose processors were busy through and through meanwhile).
+    """(network -> its links in both directions, hosts whose processors were busy during the measurement).
 
     With `seconds` 0 without bandwidth. say: for progress.
     """
     hosts = [machine.name for machine in machines]
-    limit = longest_seconds(len(hosts), len(fields), seconds)
-    answers = hostcall.ask_all(machines, options(hosts, fields, seconds), limit, say)
-    return links(hosts, fields, answers), hot(answers)
+    limit = longest_seconds(len(hosts), len(networks), seconds)
+    answers = hostcall.ask_all(machines, options(hosts, networks, seconds), limit, say)
+    return links(hosts, networks, answers), busy(answers)
 
 
-def hot(answers: Mapping[str, hostcall.Answer | BaseException]) -> list[str]:
+def busy(answers: Mapping[str, hostcall.Answer | BaseException]) -> list[str]:
     """The hosts whose processors may have been what limited a measurement. Pure."""
-    return [
-        host
-        for host, answer in answers.items()
-        if isinstance(answer, hostcall.Answer) and (answer.busy or 0.0) >= HOT_PART
-    ]
+    known = {host: answer.busy for host, answer in answers.items() if isinstance(answer, hostcall.Answer)}
+    return [host for host, part in known.items() if (part or 0.0) >= FULLY_BUSY_PART]

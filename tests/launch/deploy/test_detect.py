@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
 import pytest
+from rich.console import Console
 
 from launch.cli import exits
 from launch.cli.refusal import Refusal
 from launch.deploy import detect
 from launch.hosts.hostcall import Answer
-from launch.hosts.inventory import Host, Target
-from tests.launch.samples import facts, nic
+from launch.hosts.inventory import Host, Inventory, Target
+from launch.network import choose, measure
+from launch.network.links import Link
+from tests.launch.samples import facts, full_reach, nic
 
 
 def host(name: str) -> Host:
@@ -37,3 +47,81 @@ def test_a_machine_under_two_names_and_a_broken_gpu_are_refused_at_once() -> Non
     with pytest.raises(Refusal) as caught:
         detect.check_facts(hosts, known)
     assert "h2: is the same machine as h1" in str(caught.value) and "driver mismatch" in str(caught.value)
+
+
+def works(known: dict[str, Any]) -> list[choose.Working]:
+    return choose.working(known, {host: {} for host in known}, full_reach(known)).working
+
+
+def measured(
+    monkeypatch: pytest.MonkeyPatch, known: dict[str, Any], *speeds: Mapping[str, float | None]
+) -> tuple[detect.Measured, str]:
+    """What is measured and said where each round finds these Mbit/s by CIDR, None for links that fail."""
+
+    @contextlib.contextmanager
+    def machines(inv: Inventory) -> Iterator[list[Any]]:
+        yield []
+
+    left = list(speeds)
+
+    def links(
+        machines: Any, networks: Sequence[measure.NetworkAddresses], *options: Any
+    ) -> tuple[dict[str, list[Link]], list[str]]:
+        one = left.pop(0)
+        assert {network.name.split()[0] for network in networks} == set(one)
+        mbits = {network.name: one[network.name.split()[0]] for network in networks}
+        return {n: [Link("h1", "h2", m, 0.1, 1500, None if m else "stalls")] for n, m in mbits.items()}, []
+
+    monkeypatch.setattr(detect, "_machines", machines)
+    monkeypatch.setattr(measure, "measure", links)
+    console = Console(file=io.StringIO(), width=200)
+    inv = Inventory(Path("hosts.yml"), tuple(map(host, known)), "")
+    result = detect.measure_links(inv, works(known), None, console)
+    assert not left
+    return result, console.file.getvalue()  # type: ignore[attr-defined]
+
+
+LAB = {
+    "h1": facts(nic("m", "10.77.0.1/24"), nic("d", "10.78.0.1/24"), nic("x", "10.79.0.1/24")),
+    "h2": facts(nic("m", "10.77.0.2/24"), nic("d", "10.78.0.2/24"), nic("x", "10.79.0.2/24")),
+}
+M, D, X = "10.77.0.0/24", "10.78.0.0/24", "10.79.0.0/24"
+
+
+def test_every_round_of_measuring_says_what_it_measures_and_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    once = {M: 400.0, D: 700.0, X: 94.0}
+    _, said = measured(monkeypatch, LAB, once, {M: 410.0, D: 650.0})
+    first, second = said.splitlines()
+    every, two = (f"about {measure.expected_seconds(2, n, measure.BANDWIDTH_SECONDS):.0f} s" for n in (3, 2))
+    assert first.endswith(every) and "2 ordered pairs of hosts" in first and every != two
+    assert "again" in second and f"{M} (m), {D} (d)" in second and second.endswith(two) and X not in second
+
+
+def test_links_that_all_fail_are_measured_once_more_before_a_deploy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = dict.fromkeys((M, D, X))
+    result, _ = measured(monkeypatch, LAB, nothing, {M: None, D: 940.0, X: None})
+    assert result.measurements.failures[f"{D} (d)"] == ["stalls"]
+    measured(monkeypatch, LAB, nothing, nothing)
+
+
+def test_an_earlier_choice_is_found_again_among_two_nics_of_a_host_in_one_subnet(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.json"
+    known = {
+        "h1": facts(nic("eno2", "10.0.0.1/24")),
+        "h2": facts(nic("ens3", "10.0.0.2/24")),
+        "h3": facts(nic("eno2", "10.0.0.3/24"), nic("ens3", "10.0.0.13/24")),
+    }
+
+    def kept(known: dict[str, Any], **nics: str) -> str:
+        hosts = [{"name": name, "interface": interface} for name, interface in nics.items()]
+        path.write_text(json.dumps({"network": {"name": "10.0.0.0/24"}, "hosts": hosts}))
+        return detect._chosen_before(path, works(known))
+
+    for interface in ("eno2", "ens3"):
+        label = f"10.0.0.0/24 (eno2, ens3; h3: {interface})"
+        assert kept(known, h1="eno2", h2="ens3", h3=interface) == label
+        assert kept(known, h2="ens3", h3=interface) == label  # h1 is new
+    assert kept(known, h1="another", h2="ens3", h3="ens3") == ""
+    assert kept(known | {"h3": facts(nic("ens3", "10.0.0.13/24"))}, h3="ens3") == "10.0.0.0/24 (eno2, ens3)"
+    path.unlink()
+    assert detect._chosen_before(path, works(known)) == ""

@@ -22,7 +22,7 @@ from launch.hosts import clustermap, hostcall, ssh
 from launch.hosts.hostcall import Answer
 from launch.hosts.inventory import Target
 from launch.network import measure
-from launch.network.measure import Field
+from launch.network.measure import NetworkAddresses
 
 
 class Host:
@@ -76,9 +76,9 @@ def test_hosts_say_what_they_are_and_whom_they_reach_and_leave() -> None:
 
 def test_links_are_measured_and_their_progress_is_counted() -> None:
     addresses = {"h1": "127.45.2.1", "h2": "127.45.2.2", "h3": "127.45.2.3"}
-    field = Field("data", addresses, dict.fromkeys(addresses, 1500))
+    network = NetworkAddresses("data", addresses, dict.fromkeys(addresses, 1500))
     machines: Any = [Host(name) for name in addresses]
-    measured, _ = measure.measure(machines, [field], 0, lambda text: None)
+    measured, _ = measure.measure(machines, [network], 0, lambda text: None)
     found = measured["data"]
     assert len(found) == 6 and all(link.error is None and link.path_mtu == 1500 for link in found)
 

@@ -29,14 +29,15 @@ def lab(*more: dict[str, Any]) -> dict[str, Any]:
 
 SSH = {"h1": "10.77.0.11", "h2": "10.77.0.12"}
 DATA, MANAGEMENT = "10.78.0.0/24", "10.77.0.0/24"
+STALLS = "h1 -> h2: data stalls"
 
 #: (network, source, target) -> Mbit/s, or why the pair is broken
 Speed = Callable[[networks.Working, str, str], float | str]
 
 
-def links(found: networks.Found, speed: Speed) -> dict[str, list[Link]]:
+def links(works: networks.WorkingNetworks, speed: Speed) -> dict[str, list[Link]]:
     measured: dict[str, list[Link]] = {}
-    for working in found.working:
+    for working in works.working:
         for a in working.endpoints:
             for b in working.endpoints:
                 if a != b:
@@ -59,8 +60,8 @@ def choose(
     speed: Speed = speeds({}),  # noqa: B008
 ) -> networks.Choice:
     chosen = settings or {host: {} for host in known}
-    found = networks.working(known, chosen, full_reach(known, broken))
-    return networks.choose(known, SSH if ssh is None else ssh, found, Measurements().with_round(links(found, speed)))
+    works = networks.working(known, chosen, full_reach(known, broken))
+    return networks.choose(known, SSH if ssh is None else ssh, works, Measurements().with_round(links(works, speed)))
 
 
 def why_not(choice: networks.Choice, name: str) -> str:
@@ -80,12 +81,17 @@ def test_a_tie_goes_to_the_network_that_does_not_carry_ssh() -> None:
     assert len(choice.links) == 2
 
 
-def rounds(*measured: Mapping[str, float], hot: Sequence[str] = ()) -> Measurements:
-    """Measurements of networks between h1 and h2 in turns, each as Mbit/s by network."""
-    found = Measurements()
+def rounds(*measured: Mapping[str, float | str], busy: Sequence[str] = ()) -> Measurements:
+    """Measurements of networks between h1 and h2 in turns, each as Mbit/s by network or why the link failed."""
+
+    def link(got: float | str) -> Link:
+        mbits, error = (None, got) if isinstance(got, str) else (got, None)
+        return Link("h1", "h2", mbits, 0.1, 1500, error)
+
+    together = Measurements()
     for one in measured:
-        found = found.with_round({name: [Link("h1", "h2", mbits, 0.1, 1500, None)] for name, mbits in one.items()}, hot)
-    return found
+        together = together.with_round({name: [link(got)] for name, got in one.items()}, busy)
+    return together
 
 
 @pytest.mark.parametrize(
@@ -100,34 +106,42 @@ def rounds(*measured: Mapping[str, float], hot: Sequence[str] = ()) -> Measureme
             [{DATA: 368.0, MANAGEMENT: 504.0}, {DATA: 380.0, MANAGEMENT: 900.0}],
             False,
         ),  # both of the one above both of the other
-        ([{DATA: 368.0, MANAGEMENT: 904.0}, {DATA: 380.0, MANAGEMENT: 900.0}], False),  # parted
+        ([{DATA: 368.0, MANAGEMENT: 904.0}, {DATA: 380.0, MANAGEMENT: 900.0}], False),  # the one always slower
         ([{DATA: 300.0, MANAGEMENT: 200.0}, {DATA: 310.0, MANAGEMENT: 940.0}], True),
         ([{DATA: 300.0, MANAGEMENT: 200.0}, {DATA: 310.0, MANAGEMENT: 940.0}, {DATA: 99.0, MANAGEMENT: 935.0}], False),
         ([{DATA: 400.0, MANAGEMENT: 200.0}] * 2 + [{DATA: 410.0, MANAGEMENT: 940.0}] * 2, False),  # the most
+        ([{DATA: STALLS, MANAGEMENT: 940.0}], False),
+        ([{DATA: STALLS, MANAGEMENT: STALLS}], True),  # no deploy is refused for one measurement
+        ([{DATA: STALLS, MANAGEMENT: STALLS}] * 2, False),
+        ([{DATA: STALLS}, {DATA: 940.0}], False),
+        ([{DATA: 368.0, MANAGEMENT: 504.0}, {DATA: STALLS, MANAGEMENT: 510.0}], False),
+        ([{DATA: 368.0, MANAGEMENT: 504.0}, {DATA: STALLS, MANAGEMENT: STALLS}], True),
     ],
 )
-def test_networks_are_measured_again_until_they_part_or_are_equal(
-    measured: list[dict[str, float]], again: bool
+def test_networks_are_measured_again_while_it_is_not_clear_which_is_faster_or_whether_one_works(
+    measured: list[dict[str, float | str]], again: bool
 ) -> None:
     assert networks.contested(rounds(*measured)) == (list(measured[0]) if again else [])
 
 
 def test_a_busy_processor_leaves_no_first_measurement_to_itself() -> None:
     once = {DATA: 94.0, MANAGEMENT: 940.0}
-    assert networks.contested(rounds(once, hot=["h1"])) == [DATA, MANAGEMENT]
-    assert networks.contested(rounds(once, once, hot=["h1"])) == []
+    assert networks.contested(rounds(once, busy=["h1"])) == [DATA, MANAGEMENT]
+    assert networks.contested(rounds(once, once, busy=["h1"])) == []
 
 
 def decided(measurements: Measurements, kept: str = "") -> networks.Choice:
     """The choice between the lab's networks, given their measurements by CIDR."""
     known = lab()
-    found = networks.working(known, {host: {} for host in known}, full_reach(known))
-    names = {working.name: working.label for working in found.working}
+    works = networks.working(known, {host: {} for host in known}, full_reach(known))
+    names = {working.name: working.label for working in works.working if working.name in measurements.links}
     labelled = Measurements(
         {names[name]: links for name, links in measurements.links.items()},
         {names[name]: speeds for name, speeds in measurements.speeds.items()},
+        {names[name]: failures for name, failures in measurements.failures.items()},
     )
-    return networks.choose(known, SSH, found, labelled, names.get(kept, ""))
+    works = replace(works, working=[working for working in works.working if working.name in names])
+    return networks.choose(known, SSH, works, labelled, names.get(kept, ""))
 
 
 def test_a_difference_within_the_spread_of_measurements_is_no_difference() -> None:
@@ -145,8 +159,36 @@ def test_a_choice_once_made_is_kept_unless_another_is_clearly_better() -> None:
     alike, better = rounds({DATA: 945.0, MANAGEMENT: 940.0}), rounds({DATA: 940.0, MANAGEMENT: 94.0})
     choice = decided(alike, kept=MANAGEMENT)
     assert choice.network.name == MANAGEMENT
-    assert "was chosen before and is as fast (`make deploy MEASURE=1` chooses anew)" in why_not(choice, DATA)
+    assert "was chosen before and is as fast (`make deploy MEASURE=1` chooses again)" in why_not(choice, DATA)
     assert decided(better, kept=MANAGEMENT).network.name == DATA
+
+
+def test_a_network_that_fails_under_repetition_is_not_preferred_and_it_is_said() -> None:
+    failing = rounds({DATA: 900.0, MANAGEMENT: 500.0}, {DATA: STALLS, MANAGEMENT: 400.0}, {DATA: 910.0})
+    choice = decided(failing)
+    assert choice.network.name == MANAGEMENT and "failed" not in choice.network.reason
+    assert why_not(choice, DATA) == f"failed in 1 of 3 measurements: {STALLS}"
+    assert decided(failing, kept=DATA).network.name == MANAGEMENT
+
+
+def test_a_network_that_fails_under_repetition_is_taken_where_no_other_is_better_and_it_is_said() -> None:
+    alone = decided(rounds({DATA: STALLS}, {DATA: 940.0}))
+    assert alone.network.name == DATA
+    assert alone.network.reason.endswith(
+        f"; check its cables and switch ports, as it failed in 1 of 2 measurements: {STALLS}"
+    )
+    both = decided(rounds({DATA: 900.0, MANAGEMENT: 94.0}, {DATA: STALLS, MANAGEMENT: STALLS}, {DATA: 890.0}))
+    assert both.network.name == DATA and "failed in 1 of 3 measurements" in both.network.reason
+    assert "failed in 1 of 2 measurements" in why_not(both, MANAGEMENT)
+    with pytest.raises(Refusal, match=r"failed in 2 of 2 measurements: h1 -> h2: data stalls"):
+        decided(rounds({DATA: STALLS}, {DATA: STALLS}))
+
+
+def test_a_measurement_without_its_slow_pair_does_not_make_a_network_fast() -> None:
+    slow, fast = Link("h1", "h2", 94.0, 0.1, 1500, None), Link("h2", "h1", 940.0, 0.1, 1500, None)
+    broken = replace(slow, mbits=None, error=STALLS)
+    once = Measurements().with_round({DATA: [slow, fast]}).with_round({DATA: [broken, fast]})
+    assert once.speeds == {DATA: [94.0, 0.0]} and once.failures == {DATA: [STALLS]}
 
 
 def test_the_nic_of_ssh_carries_it_at_its_other_address_too() -> None:
@@ -217,15 +259,49 @@ def test_of_two_nics_in_one_subnet_the_faster_counts() -> None:
     assert "0.94 Gbit/s" in why_not(choice, "10.1.0.0/24 (slow, only)")
 
 
+def two_nics() -> dict[str, Any]:
+    """h3 has both NICs in the subnet; the list of NICs is the same whichever of them it uses."""
+    return {
+        "h1": facts(nic("eno2", "10.0.0.1/24")),
+        "h2": facts(nic("ens3", "10.0.0.2/24")),
+        "h3": facts(nic("eno2", "10.0.0.3/24"), nic("ens3", "10.0.0.13/24")),
+    }
+
+
+@pytest.mark.parametrize("fast", ["eno2", "ens3"])
+def test_two_nics_of_a_host_in_one_subnet_are_measured_apart_under_labels_of_their_own(fast: str) -> None:
+    def speed(working: networks.Working, source: str, target: str) -> float:
+        return 9000.0 if working.endpoints["h3"].interface == fast else 94.0
+
+    choice = choose(two_nics(), speed=speed, ssh={})
+    other = {"eno2": "ens3", "ens3": "eno2"}[fast]
+    assert choice.endpoints["h3"].interface == fast
+    assert why_not(choice, f"10.0.0.0/24 (eno2, ens3; h3: {other})").startswith("0.094 Gbit/s")
+
+
+def test_no_two_networks_have_the_same_label() -> None:
+    known = two_nics()
+    known["h4"] = facts(nic("ens3", "10.0.0.4/24"), nic("eno2", "10.0.0.14/24"), nic("ens5", "10.0.0.24/24"))
+    known["h5"] = facts(nic("eno2", "10.0.0.5/24"))
+
+    def labels(known: dict[str, Any]) -> list[str]:
+        works = networks.working(known, {host: {} for host in known}, full_reach(known))
+        return [working.label for working in works.working]
+
+    assert labels(two_nics()) == ["10.0.0.0/24 (eno2, ens3; h3: eno2)", "10.0.0.0/24 (eno2, ens3; h3: ens3)"]
+    assert len(labels(known)) == len(set(labels(known))) == 3
+    assert labels(lab()) == [f"{MANAGEMENT} (enp1s0, ens3)", f"{DATA} (eno2, bond0)"]
+
+
 def test_pairs_without_bandwidth_work_and_the_others_decide() -> None:
     """iperf3 is missing on h3: the pairs of h1 and h2 tell the networks apart."""
     ends = {
         host: networks.Endpoint("eth0", f"10.0.0.{n}", DATA, None, 1500) for n, host in enumerate(("h1", "h2", "h3"))
     }
-    found = networks.Found([networks.Working(DATA, ends), networks.Working(MANAGEMENT, ends)], {})
+    works = networks.WorkingNetworks([networks.Working(DATA, ends), networks.Working(MANAGEMENT, ends)], {})
 
     def measured(usual: dict[str, float | None]) -> dict[str, list[Link]]:
-        every = links(found, lambda working, source, target: 0.0)
+        every = links(works, lambda working, source, target: 0.0)
         return {
             label: [
                 replace(link, mbits=None if "h3" in (link.source, link.target) else usual[label.split()[0]])
@@ -235,12 +311,12 @@ def test_pairs_without_bandwidth_work_and_the_others_decide() -> None:
         }
 
     known: dict[str, Any] = {host: {"nics": []} for host in ends}
-    choice = networks.choose(known, {}, found, Measurements().with_round(measured({DATA: 94.0, MANAGEMENT: 940.0})))
+    choice = networks.choose(known, {}, works, Measurements().with_round(measured({DATA: 94.0, MANAGEMENT: 940.0})))
     assert choice.network.name == MANAGEMENT
     words = "measured on the slowest pair (h1 -> h2), 4 pairs not measured"
     assert f"0.94 Gbit/s {words}" in choice.network.reason and why_not(choice, DATA) == f"0.094 Gbit/s {words}"
     choice = networks.choose(
-        known, {"h1": "10.0.0.0"}, found, Measurements().with_round(measured({DATA: None, MANAGEMENT: None}))
+        known, {"h1": "10.0.0.0"}, works, Measurements().with_round(measured({DATA: None, MANAGEMENT: None}))
     )
     assert "bandwidth not measured" in choice.network.reason and "0 Gbit/s" not in choice.network.reason
 

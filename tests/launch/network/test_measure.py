@@ -14,10 +14,10 @@ from launch.deploy import detect
 from launch.hosts.hostcall import Answer
 from launch.network import choose, measure
 from launch.network.links import Link
-from launch.network.measure import Field
+from launch.network.measure import NetworkAddresses
 
 HOSTS = ["h1", "h2", "h3"]
-FIELDS = [Field("data", {host: f"10.0.0.{host[1]}" for host in HOSTS}, dict.fromkeys(HOSTS, 1500))]
+NETWORKS = [NetworkAddresses("data", {host: f"10.0.0.{host[1]}" for host in HOSTS}, dict.fromkeys(HOSTS, 1500))]
 
 
 def entry(source: str, target: str, **more: Any) -> dict[str, Any]:
@@ -35,9 +35,9 @@ def test_every_ordered_pair_is_there_once_and_silence_has_a_reason() -> None:
         "h2": answer(),
         "h3": TimeoutError("no answer within 30 s"),
     }
-    found = measure.links(HOSTS, FIELDS, answers)["data"]
-    assert [(link.source, link.target) for link in found] == [(a, b) for a in HOSTS for b in HOSTS if a != b]
-    known = {(link.source, link.target): link for link in found}
+    measured = measure.links(HOSTS, NETWORKS, answers)["data"]
+    assert [(link.source, link.target) for link in measured] == [(a, b) for a in HOSTS for b in HOSTS if a != b]
+    known = {(link.source, link.target): link for link in measured}
     assert known["h2", "h1"].mbits == 94.0 and known["h2", "h1"].error is None
     for pair in known:
         if "h3" in pair:
@@ -51,7 +51,7 @@ def test_a_pair_on_which_a_host_cannot_measure_works_and_names_it_in_memory_alon
         "h2": answer(entry("h2", "h3", **lacks, error="stalls")),
         "h3": answer(entry("h3", "h1", **lacks)),
     }
-    known = {(link.source, link.target): link for link in measure.links(HOSTS, FIELDS, answers)["data"]}
+    known = {(link.source, link.target): link for link in measure.links(HOSTS, NETWORKS, answers)["data"]}
     for pair in (("h1", "h3"), ("h3", "h1")):
         link = known[pair]
         assert link == Link(*pair, None, 0.2, 1500, None, {"h3": "iperf3 is missing"})
@@ -60,18 +60,18 @@ def test_a_pair_on_which_a_host_cannot_measure_works_and_names_it_in_memory_alon
 
 
 def test_each_host_is_asked_for_its_own_pairs_and_both_ends_agree() -> None:
-    fields = [
-        *FIELDS,
-        Field("mgmt", {host: f"10.1.0.{host[1]}" for host in HOSTS}, {"h1": 9000, "h2": 1500, "h3": 1500}),
+    networks = [
+        *NETWORKS,
+        NetworkAddresses("mgmt", {host: f"10.1.0.{host[1]}" for host in HOSTS}, {"h1": 9000, "h2": 1500, "h3": 1500}),
     ]
-    asked = measure.options(HOSTS, fields, 1)
+    asked = measure.options(HOSTS, networks, 1)
     assert len({one["meeting"]["token"] for one in asked.values()}) == 1
-    assert measure.options(HOSTS, FIELDS, 1)["h1"]["meeting"]["token"] != asked["h1"]["meeting"]["token"]
+    assert measure.options(HOSTS, NETWORKS, 1)["h1"]["meeting"]["token"] != asked["h1"]["meeting"]["token"]
     assert asked["h1"]["meeting"]["addresses"] == ["10.0.0.1", "10.1.0.1"]
     for host, one in asked.items():
         assert [pair["network"] for pair in one["links"]["pairs"]] == [0, 0, 1, 1]
         for pair in one["links"]["pairs"]:
-            name = fields[pair["network"]].name
+            name = networks[pair["network"]].name
             (other,) = (
                 p for p in asked[pair["peer"]]["links"]["pairs"] if (p["network"], p["peer"]) == (pair["network"], host)
             )
@@ -83,9 +83,9 @@ def test_each_host_is_asked_for_its_own_pairs_and_both_ends_agree() -> None:
 def test_hosts_come_to_their_pairs_in_an_order_that_holds_nobody_up(count: int) -> None:
     """Played through: as long as pairs are left, some two hosts are both at their pair with each other."""
     hosts = [f"h{n}" for n in range(count)]
-    field = Field("data", dict.fromkeys(hosts, "10.0.0.1"), dict.fromkeys(hosts, 1500))
+    network = NetworkAddresses("data", dict.fromkeys(hosts, "10.0.0.1"), dict.fromkeys(hosts, 1500))
     left = {
-        host: [p["peer"] for p in one["links"]["pairs"]] for host, one in measure.options(hosts, [field], 0).items()
+        host: [p["peer"] for p in one["links"]["pairs"]] for host, one in measure.options(hosts, [network], 0).items()
     }
     rounds = 0
     while any(left.values()):
@@ -102,7 +102,7 @@ def known_map(path: Path, **more: Any) -> Path:
     document = {
         "measured_at": "2026-11-21T10:00:00+00:00",
         "measured_key": "key",
-        "measured": {"links": {"data": links}, "speeds": {"data": [940.0]}, "hot": []},
+        "measured": {"links": {"data": links}, "speeds": {"data": [940.0]}, "failures": {}, "busy": []},
     }
     path.write_text(json.dumps(document | more))
     return path
@@ -123,18 +123,27 @@ def test_figures_are_taken_from_the_last_map_only_where_they_hold(
     tmp_path: Path, key: str, hours: float, change: dict[str, Any], reused: bool
 ) -> None:
     now = datetime.datetime.fromisoformat("2026-11-21T10:00:00+00:00") + datetime.timedelta(hours=hours)
-    found = detect.recall(known_map(tmp_path / "cluster.json", **change), key, now)
-    assert (found is not None) == reused
+    known = detect.recall(known_map(tmp_path / "cluster.json", **change), key, now)
+    assert (known is not None) == reused
     assert detect.recall(tmp_path / "none.json", key, now) is None
 
 
 def test_broken_links_are_measured_again(tmp_path: Path) -> None:
     broken = {"source": "h1", "target": "h2", "mbits": None, "rtt_ms": None, "path_mtu": None, "error": "stalls"}
     path = known_map(
-        tmp_path / "cluster.json", measured={"links": {"data": [broken]}, "speeds": {"data": [0.0]}, "hot": []}
+        tmp_path / "cluster.json",
+        measured={"links": {"data": [broken]}, "speeds": {"data": [0.0]}, "failures": {}, "busy": []},
     )
     now = datetime.datetime.fromisoformat("2026-11-21T10:30:00+00:00")
     assert detect.recall(path, "key", now) is None
+
+
+def test_links_that_failed_once_and_then_worked_are_measured_again(tmp_path: Path) -> None:
+    path = known_map(tmp_path / "cluster.json")
+    now = datetime.datetime.fromisoformat("2026-11-21T10:30:00+00:00")
+    assert detect.recall(path, "key", now) is not None
+    measured = json.loads(path.read_text())["measured"] | {"failures": {"data": ["h1 -> h2: stalls"]}}
+    assert detect.recall(known_map(path, measured=measured), "key", now) is None
 
 
 def test_the_better_of_two_measurements_of_a_pair_counts() -> None:
@@ -143,11 +152,15 @@ def test_the_better_of_two_measurements_of_a_pair_counts() -> None:
 
     both = choose.Measurements().with_round(links(3000.0, 9000.0, None)).with_round(links(7000.0, 8000.0, 10.0))
     assert [link.mbits for link in both.links["data"]] == [7000.0, 9000.0, 10.0]
-    assert both.speeds == {"data": [3000.0, 10.0]} and both.links["data"][2].error is None
+    assert (
+        both.speeds == {"data": [0.0, 10.0]}
+        and both.failures == {"data": ["stalls"]}
+        and both.links["data"][2].error is None
+    )
 
 
-def test_a_host_whose_processors_were_busy_is_hot() -> None:
+def test_a_host_whose_processors_were_busy_is_named() -> None:
     answers: dict[str, Answer | BaseException] = {
         host: Answer(None, None, [], busy, 0.0, 0.0) for host, busy in (("h1", 0.97), ("h2", 0.4), ("h3", None))
     }
-    assert measure.hot(answers | {"h4": TimeoutError("no answer")}) == ["h1"]
+    assert measure.busy(answers | {"h4": TimeoutError("no answer")}) == ["h1"]
