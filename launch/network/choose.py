@@ -19,12 +19,10 @@ from launch.cli.units import rate
 from launch.hosts.clustermap import Network
 from launch.network.links import Link
 
-#: Facts or settings of each host.
-ByHost = Mapping[str, Mapping[str, Any]]
+ByHost = Mapping[str, Mapping[str, Any]]  # facts or settings of each host
 #: from host -> [{"peer", "address", "ok", "milliseconds", "error"}]
 Reach = Mapping[str, Sequence[Mapping[str, Any]]]
-#: The entries of Reach by host, peer and the peer's address.
-Answered = Mapping[tuple[str, str, str], Mapping[str, Any]]
+Answered = Mapping[tuple[str, str, str], Mapping[str, Any]]  # the entries of Reach by host, peer and address
 
 #: A network with at least this part of the fastest one's speed counts as equally fast: measurements differ as much.
 SAME_SPEED_PART = 0.8
