@@ -43,11 +43,12 @@ class ContainersError(Exception):
         self.what, self.where, self.fix = what, where, fix
 
 
-class CommandFailed(Exception):
+class CommandFailed(ContainersError):
     """A command ended with a status other than 0; `tail` holds the last lines that it printed."""
 
     def __init__(self, command: Sequence[str], status: int, tail: str) -> None:
-        super().__init__(f"`{shlex.join(command)}` ended with status {status}:\n{tail}")
+        what, fix = f"`{shlex.join(command)}` ended with status {status}:\n{tail}", "fix what it says, then try again"
+        super().__init__(what, "the control machine", fix)
         self.command, self.status, self.tail = list(command), status, tail
 
 

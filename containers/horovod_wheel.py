@@ -150,7 +150,7 @@ def _install(packages: list[str], progress: Progress) -> None:
         try:
             follow([*prefix, *words])
         except CommandFailed as failure:
-            progress(f"horovod: {failure}")
+            progress(f"horovod: {failure.what}")
 
 
 def _compile(draft: Path, requirements: list[str], progress: Progress) -> None:

@@ -177,7 +177,7 @@ def export_oci(image: Image, progress: Progress) -> OciExport:
             except CommandFailed as failure:
                 what = f"the image could not be exported. The last lines of Podman:\n{failure.tail}"
                 raise ContainersError(what, str(POOL), fix_of(failure)) from failure
-            progress(f"{_short(image)}: exported {added / 1e6:.1f} MB in {time.monotonic() - started:.1f} s")
+            progress(f"{_short(image)}: exported {added / 2**20:.1f} MiB in {time.monotonic() - started:.1f} s")
         others = [other for other in _current_entries() if other["annotations"][REF_NAME] != image.ref]
         entries = _without_old_workloads([entry, *others])
         write_whole(POOL / "oci-layout", json.dumps({"imageLayoutVersion": "1.0.0"}))

@@ -179,4 +179,4 @@ def _requirements_texts(path: Path) -> list[str]:
 
 def _summary(folder: Path) -> str:
     wheels = list(folder.glob("*.whl"))
-    return f"{len(wheels)} wheels, {sum(path.stat().st_size for path in wheels) / 1e6:.0f} MB"
+    return f"{len(wheels)} wheels, {sum(path.stat().st_size for path in wheels) / 2**20:.0f} MiB"

@@ -32,6 +32,12 @@ def shown(path: Path) -> str:
     return str(path) if relative.startswith("..") else relative
 
 
+def stored(path: Path) -> str:
+    """A path as documents hold it: from the project's folder where it lies there. `ROOT / stored(path)` is the path."""
+    full = path.resolve()
+    return str(full.relative_to(ROOT) if full.is_relative_to(ROOT) else full)
+
+
 def write_json(path: Path, document: Any) -> None:
     """Write a JSON document as `write_whole` does. Raises OSError when it cannot be written."""
     write_whole(path, json.dumps(document, indent=2) + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 import sys
 import tomllib
@@ -151,3 +152,22 @@ def test_every_file_that_the_documents_name_exists(page: str) -> None:
     for name in re.findall(r"`([\w/.-]+\.(?:py|yml))`", (ROOT / page).read_text(encoding="utf-8")):
         if name not in ("main.py", "my.yaml"):  # a user's own
             assert (ROOT / name).exists() if "/" in name else name in tracked | {"fabfile.py"}, name
+
+
+def test_a_number_with_a_name_has_one_value_everywhere() -> None:
+    values: dict[str, dict[float, str]] = {}
+    for folder in ("launch", "train", "containers", "playbooks"):
+        for name, file in sources(folder).items():
+            for constant, number in numbers(ast.parse(file.read_text(encoding="utf-8"))):
+                values.setdefault(constant, {})[number] = name
+    assert {constant: places for constant, places in values.items() if len(places) > 1} == {}
+
+
+def numbers(tree: ast.Module) -> Iterator[tuple[str, float]]:
+    """The numeric constants at the top of a file: name and value."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            with contextlib.suppress(ValueError):  # an expression of other names
+                value = ast.literal_eval(node.value)
+                if isinstance(value, int | float):
+                    yield node.targets[0].id, value

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-EXIT_BAD_SETTINGS = 2
+EXIT_REFUSED = 2
 EXIT_STOPPED = 75  # sysexits.h's EX_TEMPFAIL: asked to stop, checkpoint written, continue later
 DATASET_NAMES = ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "stl10", "imagefolder", "fake")
 PARALLEL_NAMES = ("ddp", "dp", "fsdp", "horovod", "none")
@@ -28,7 +28,7 @@ CONFIGS = Path(__file__).resolve().parent / "configs"
 GROUPS = {
     "what to train": "the model and what it learns from",
     "how to train": "what decides the result",
-    "speed": "what changes seconds, and bits at most by rounding",
+    "speed": "what changes the speed, and results by rounding at most",
     "ranks": "how the work is spread over processes",
     "checkpoints": "what is kept, and from where training continues",
     "the run": "",
@@ -327,13 +327,13 @@ def refuse(complaint: str, shown: bool = True) -> int:
     """
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         said = {
-            "message": f"exit status {EXIT_BAD_SETTINGS}: train: {complaint}",
+            "message": f"exit status {EXIT_REFUSED}: train: {complaint}",
             "extraInfo": {"py_callstack": "", "timestamp": str(int(time.time()))},
         }
         Path(file).write_text(json.dumps({"message": said}), encoding="utf-8")
     if shown:
         print(f"train: {complaint}", file=sys.stderr, flush=True)
-    return EXIT_BAD_SETTINGS
+    return EXIT_REFUSED
 
 
 #: torchvision's classification models, so that a wrong name is found without torch. tests/train/test_settings.py

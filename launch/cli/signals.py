@@ -6,6 +6,7 @@ first signal ends the command. Those that follow belong to the same request, exc
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -104,4 +105,5 @@ def exit_now(message: str) -> NoReturn:
     printer = threading.Thread(target=show, daemon=True)
     printer.start()
     printer.join(FLUSH_SECONDS)
+    atexit._run_exitfuncs()  # sys.exit would wait for threads first
     os._exit(exits.INTERRUPTED)

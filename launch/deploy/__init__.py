@@ -1,5 +1,6 @@
 """`make deploy`: playbooks, detection, the choice of the network, the image on every host; and this machine made ready.
 
 Imports launch.health, launch.network, containers and what those may import; never launch.run.
-It fills the cluster map; launch.hosts.clustermap holds that document's schema, writes and reads it.
+It fills the cluster map, which launch.hosts.clustermap writes and reads; deploy.json beside it, the deploy's times and
+bytes, is for benchmarks/, and distribute.json is Ansible's answer to distribution.py.
 """

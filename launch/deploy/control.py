@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 from rich.console import Console
@@ -36,8 +35,7 @@ def ensure_ready(console: Console) -> None:
         raise refuse("this machine", what, fix)
     console.print("Setting up this machine" + (f": {', '.join(missing)} to install" if missing else ""))
     env = inventory.ansible_environment() | {"ANSIBLE_LOCALHOST_WARNING": "false"}
-    done = subprocess.run(["ansible-playbook", str(playbook.path("control"))], env=env, timeout=1200, check=False)
-    if done.returncode != 0:
+    if playbook.run_bounded(["ansible-playbook", str(playbook.path("control"))], env) != 0:
         fix = "see the task that failed above; `make deploy` goes on where it stopped"
         raise refuse("this machine", "playbooks/control.yml failed", fix, exits.DEPLOY_FAILED)
     write_whole(stamp, _identity())

@@ -11,7 +11,7 @@ import dataclasses
 import datetime
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,9 +25,10 @@ from containers import image as images
 from launch.cli import exits
 from launch.cli.make_variables import naming
 from launch.cli.output import Phases, detail
-from launch.cli.refusal import Problem, Refusal, refuse
-from launch.deploy import control, detect, playbook
-from launch.files import read_json, write_json
+from launch.cli.refusal import Refusal, refuse
+from launch.cli.units import size
+from launch.deploy import control, detect, distribution, playbook
+from launch.files import stored, write_json
 from launch.health import gpu_checks
 from launch.hosts import clustermap, inventory, preflight
 from launch.network import choose
@@ -64,10 +65,10 @@ def image_refusal(error: engine.ContainersError) -> Refusal:
     return refuse(error.where, error.what, error.fix, exits.DEPLOY_FAILED)
 
 
-def deploy(path: Path, console: Console, horovod: bool = False, afresh: bool = False) -> int:
+def deploy(path: Path, console: Console, horovod: bool = False, remeasure: bool = False) -> int:
     """Bring every host of an inventory to the state that `make train` needs; safe to repeat.
 
-    horovod: with the image for `--parallel horovod`. afresh: measure also the links that the last deploy measured.
+    horovod: with the image for `--parallel horovod`. remeasure: measure also the links that the last deploy measured.
     Raises Refusal when something stands in the way; the cluster map is then left as it was.
     """
     begun = time.monotonic()
@@ -91,9 +92,10 @@ def deploy(path: Path, console: Console, horovod: bool = False, afresh: bool = F
                 raise image_refusal(error) from None
     # After the build: where hosts and control machine are one, it would slow the measurement down.
     with phases.phase("measure", "Measuring the links between all hosts"):
-        choice, measured = detect.choose_network(inv, facts, None if afresh else clustermap.path_of(path), console)
-    with phases.phase("distribute", "Distributing the image (Ansible and rsync)"):
-        placed = distribute(inv, image, export)
+        choice, measured = detect.choose_network(inv, facts, None if remeasure else clustermap.path_of(path), console)
+    whole = size(sum(export.blobs.values()))
+    with phases.phase("distribute", f"Distributing the image ({whole}; a host is sent what it lacks)"):
+        placed = distribution.distribute(inv, image, export, phases.say)
     cluster = _cluster_map(inv, facts, choice, image, export, measured)
     clustermap.write(clustermap.path_of(path), cluster)
     phases.seconds["total"] = round(time.monotonic() - begun, 2)
@@ -122,36 +124,11 @@ def teardown(path: Path, console: Console) -> int:
     if playbook.run_bounded(words, playbook.environment(inv)) != 0:
         fix = "fix what it names and run `make teardown` again"
         raise refuse("playbooks/teardown.yml", "failed; the task and the host stand above", fix, exits.DEPLOY_FAILED)
-    with contextlib.suppress(engine.ContainersError, engine.CommandFailed):  # without Podman here there are none
+    with contextlib.suppress(engine.ContainersError):  # without Podman here there are none
         images.remove_workloads()
     clustermap.path_of(path).unlink(missing_ok=True)
     console.print(f"Removed Muster from {len(inv.hosts)} hosts; `make deploy {naming(path)}` brings it back.")
     return exits.SUCCEEDED
-
-
-def distribute(
-    inv: inventory.Inventory, image: images.Image, export: images.OciExport, hosts: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Bring an image to the hosts (all, or those named); only missing layers travel. Returns host -> record.
-
-    Raises Refusal when a host does not end up with this very image.
-    """
-    folder = str(export.path.resolve())
-    described = {"ref": image.ref, "id": image.id, "oci_dir": folder, "index": export.index, "blobs": export.blobs}
-    output = clustermap.path_of(inv.path).with_name("distribute.json")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.unlink(missing_ok=True)
-    playbook.run("distribute", inv, {"muster_image": described, "muster_output": str(output.resolve())}, hosts)
-    placed: dict[str, Any] = read_json(output).get("hosts", {})
-    held = {name: placed.get(name, {}).get("id", "none") for name in hosts or [host.name for host in inv.hosts]}
-    problems = [
-        Problem(f"host {name}", f"holds image {there}, not {image.id}", "run `make deploy` again")
-        for name, there in held.items()
-        if there != image.id
-    ]
-    if problems:
-        raise Refusal(problems, exits.DEPLOY_FAILED)
-    return placed
 
 
 def ranks_and_gpus(host: inventory.Host, facts: Mapping[str, Any]) -> tuple[int, list[int]]:
@@ -188,9 +165,9 @@ def _cluster_map(
     return clustermap.ClusterMap(
         schema=clustermap.SCHEMA,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        inventory=str(inv.path),
+        inventory=stored(inv.path),
         inventory_sha256=inv.sha256,
-        known_hosts=str(inventory.known_hosts_path(inv.path)),
+        known_hosts=stored(inventory.known_hosts_path(inv.path)),
         hosts=hosts,
         network=choice.network,
         image=clustermap.MapImage(image.ref, image.id, sum(export.blobs.values())),
@@ -213,9 +190,9 @@ def _table(cluster: clustermap.ClusterMap, placed: Mapping[str, Any]) -> Table:
             str(host.nproc_per_node),
             gpu_checks.models(used) or "none",
             str(host.cpus),
-            f"{facts['memory_bytes'] / 2**30:.0f} GiB",
-            f"{facts['disk_free_bytes'] / 2**30:.0f} GiB",
+            size(facts["memory_bytes"]),
+            size(facts["disk_free_bytes"]),
             f"{facts['os']['id']} {facts['os']['version']}, {facts['engine']['name']} {facts['engine']['version']}",
-            f"{placed[host.name]['bytes_sent'] / 1e6:.1f} MB",
+            size(placed[host.name]["bytes_sent"]),
         )
     return table

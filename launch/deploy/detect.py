@@ -61,7 +61,7 @@ def _survey(
     """Every host's facts."""
     chosen = {n: {key: known.get(key) for key in ("train_interface", "train_network")} for n, known in settings.items()}
     asked = {name: {"survey": {"full": True, **words}} for name, words in chosen.items()}
-    answers = _all_answers(hostcall.ask_all(machines, asked, SURVEY_SECONDS, detail(console)))
+    answers = _all_answers(hostcall.call_hosts(machines, asked, SURVEY_SECONDS, detail(console)))
     facts = {name: answer.survey or {} for name, answer in answers.items()}
     for name, known in facts.items():
         if known["engine"] and known["engine"]["storage_driver"] == "vfs":
@@ -82,7 +82,7 @@ def _reach(
         name: {"meeting": meetings[name], "reach": {peer: addresses[peer] for peer in addresses if peer != name}}
         for name in addresses
     }
-    answers = _all_answers(hostcall.ask_all(machines, asked, REACH_SECONDS, detail(console)))
+    answers = _all_answers(hostcall.call_hosts(machines, asked, REACH_SECONDS, detail(console)))
     return {name: answer.reach or [] for name, answer in answers.items()}
 
 

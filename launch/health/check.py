@@ -18,7 +18,7 @@ from launch.cli import exits
 from launch.cli.make_variables import name_inventory
 from launch.cli.output import Phases, say
 from launch.cli.refusal import Problem, Refusal, refuse
-from launch.files import shown
+from launch.files import ROOT, shown
 from launch.health import host_checks, link_checks, sameness
 from launch.health.survey import Inside, Survey, ask_hosts, hosts_with_a_run, images_of, nic_of
 from launch.health.verdicts import ERROR, INCOMPLETE, WARNING, Asked, Verdict, of_host, worst
@@ -126,7 +126,7 @@ def examine(
         verdicts += outlook.verdicts
     rows, differences = compare_hosts(hosts, survey, inside)
     verdicts = [*host_verdicts(hosts, survey, checkpoint_bytes), *differences, *verdicts]
-    folder = clustermap.path_of(Path(cluster.inventory)).parent / "checks"
+    folder = clustermap.path_of(ROOT / cluster.inventory).parent / "checks"
     if before := records.previous(folder, cluster.network.name):
         verdicts += drift.drift(links, records.links_of(before), before["when"])
     return records.document(

@@ -218,7 +218,7 @@ def fsdp_step_seconds(ranks: Sequence[Compute], sums: Sequence[Reduce]) -> float
 #: What is said below every forecast.
 MEANING = (
     "This is the speed in the steady state, without starting, first steps, evaluation, checkpoints and event files: a "
-    "run, above all one with short epochs, is slower. Efficiency: the part of what the same hosts do alone in sum."
+    "run, above all one with short epochs, is slower. Efficiency: this speed as a part of all hosts' speeds alone."
 )
 
 

@@ -23,7 +23,7 @@ MEMORY_PER_RANK_WARNING, MEMORY_PER_RANK_ERROR = GIB, 256 * MIB
 #: Open files per rank: data workers pass tensors by file descriptors.
 NOFILE_PER_RANK = 4096
 #: The part of the machine's processor time that is in use during the survey, from which on it counts as busy.
-BUSY_PART = 0.5
+SURPRISING_LOAD = 0.5
 #: Podman's states of a container that is alive.
 RUNNING = ("running", "paused", "stopping", "restarting")
 
@@ -164,7 +164,7 @@ def load(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
     cores = fact(facts, "machine_cpus")
     what = f"{busy:.0%} of the processor time of {cores} cores is in use"
     ours = any(entry["state"] in RUNNING for entry in facts.get("runs") or [])
-    if busy < BUSY_PART or ours:
+    if busy < SURPRISING_LOAD or ours:
         return [of_host("load", name, HEALTHY, what + (", some of it by a run of Muster" if ours else ""))]
     fix = "find out what it is (`top`) and end it: it slows down every step"
     return [of_host("load", name, WARNING, f"{what} now: another program keeps it busy", fix)]

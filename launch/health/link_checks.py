@@ -41,7 +41,7 @@ def verdicts(
 
     speeds: by host the label of its training NIC in Mbit/s, None where it is unknown or known to be wrong.
     mtus: by host the MTU of that NIC in bytes.
-    Links without bandwidths (the quick form) are judged by error, round trip and MTU alone. Empty for no links.
+    Links without bandwidths (the quick form) are checked for errors, round trip and MTU alone. Empty for no links.
     """
     if not links:
         return []

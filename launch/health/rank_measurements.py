@@ -27,9 +27,9 @@ CHECKPOINT_PER_GRADIENT = 3
 REPORTED = ("torch", "cuda", "nccl", "code")
 
 #: About what the probe does (train/forecast/probe.py, step_times.py): for the time that it is expected to take.
-START_SECONDS = 6.0
+PROBE_START_SECONDS = 6.0
 ALL_REDUCE_BYTES, LONGEST_SUM_SECONDS = (2**20, 2**24, 2**27), 10.0
-STEPS_SECONDS, SUMS_SECONDS = 4.0, 3.0  # of a round's steps in all sweeps; of a round's sums, at least
+FORECAST_STEPS_SECONDS, SUMS_SECONDS = 4.0, 3.0  # of a round's steps in all sweeps; of a round's sums, at least
 RESNET18_BYTES = 46_800_000  # of its gradients
 
 
@@ -51,7 +51,7 @@ def sum_seconds(count: int, hosts: int, mbits: float) -> float:
 def all_reduce_seconds(hosts: int, links: Sequence[Link]) -> float:
     """How long `all_reduce` is expected to take."""
     sums = [sum_seconds(count, hosts, choose.slowest(links)) for count in ALL_REDUCE_BYTES]
-    return START_SECONDS + max(ALL_REDUCE_SECONDS, sum(one for one in sums if one <= LONGEST_SUM_SECONDS))
+    return PROBE_START_SECONDS + max(ALL_REDUCE_SECONDS, sum(one for one in sums if one <= LONGEST_SUM_SECONDS))
 
 
 def forecast_seconds(hosts: int, links: Sequence[Link]) -> float:
@@ -62,7 +62,8 @@ def forecast_seconds(hosts: int, links: Sequence[Link]) -> float:
     rounds = {*range(1, min(hosts, 4) + 1), *(2**k for k in range(2, hosts.bit_length())), hosts}
     slowest = choose.slowest(links)
     sums = [sum_seconds(RESNET18_BYTES, count, slowest) for count in rounds if count > 1]
-    return START_SECONDS + STEPS_SECONDS * len(rounds) + sum(one + 2 * max(one, SUMS_SECONDS) for one in sums)
+    steps = FORECAST_STEPS_SECONDS * len(rounds)
+    return PROBE_START_SECONDS + steps + sum(one + 2 * max(one, SUMS_SECONDS) for one in sums)
 
 
 def all_reduce(

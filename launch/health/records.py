@@ -17,7 +17,7 @@ from launch.network.links import Link
 
 SCHEMA = "muster.check/2"
 #: Records kept for each inventory.
-KEPT = 50
+KEPT_RECORDS = 50
 #: The checks whose verdicts are of links, or of what disturbs measuring them.
 OF_LINKS = ("nic", "reach", "links", "bandwidth", "latency", "mtu", "drift", "runs")
 
@@ -65,11 +65,11 @@ def links_of(record: Mapping[str, Any]) -> list[Link]:
 
 
 def save(folder: Path, record: Mapping[str, Any]) -> Path:
-    """Keep a check's document in `folder` under its time; of all records the newest KEPT stay. Raises OSError."""
+    """Keep a check's document in `folder` under its time; the newest KEPT_RECORDS stay. Raises OSError."""
     moment = datetime.fromisoformat(record["when"]).astimezone(UTC)
     path = folder / f"{moment:%Y%m%dT%H%M%S.%fZ}.json"
     write_json(path, record)
-    for old in sorted(folder.glob("*.json"))[:-KEPT]:
+    for old in sorted(folder.glob("*.json"))[:-KEPT_RECORDS]:
         if old != path:
             old.unlink(missing_ok=True)
     return path

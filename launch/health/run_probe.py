@@ -25,7 +25,7 @@ from launch.job import plan as plans
 from launch.job.plan import HostPlan, Options
 
 SCHEMA = "muster.probe/1"
-LIMIT_SECONDS = 600.0
+PROBE_SECONDS = 600.0
 LAST_WORDS_SECONDS = 5.0  # for the other hosts to end by themselves after the first failure, and to say why
 
 
@@ -71,7 +71,7 @@ def run(
         with undisturbed(then_interrupt=True):
             left = _clear(pairs)
             pool.shutdown(wait=True, cancel_futures=True)
-    return document_of(left, ended, LIMIT_SECONDS)
+    return document_of(left, ended, PROBE_SECONDS)
 
 
 def _start(pairs: Sequence[tuple[Machine, HostPlan]]) -> None:
@@ -88,8 +88,8 @@ def _start(pairs: Sequence[tuple[Machine, HostPlan]]) -> None:
 
 def _wait(machine: Machine, host_plan: HostPlan) -> int:
     """The container's exit status; -1 where it is not known in time."""
-    command = f"timeout {LIMIT_SECONDS:.0f} podman wait {host_plan.container}"
-    done = machine.root(command, LIMIT_SECONDS + ANSWER_SECONDS)
+    command = f"timeout {PROBE_SECONDS:.0f} podman wait {host_plan.container}"
+    done = machine.root(command, PROBE_SECONDS + ANSWER_SECONDS)
     status = done.stdout.strip()
     return int(status) if done.exited == 0 and status.isdigit() else -1
 
@@ -97,7 +97,7 @@ def _wait(machine: Machine, host_plan: HostPlan) -> int:
 def _wait_for_all(waits: Mapping[str, Future[int]]) -> dict[str, int]:
     """Host -> exit status, of the hosts that ended in time: before the limit, and soon after the first failure."""
     pending: set[Future[int]] = set(waits.values())
-    deadline = time.monotonic() + LIMIT_SECONDS
+    deadline = time.monotonic() + PROBE_SECONDS
     while pending:
         done, pending = wait(pending, max(0.0, deadline - time.monotonic()), FIRST_COMPLETED)
         if not done:
@@ -111,7 +111,7 @@ def _wait_for_all(waits: Mapping[str, Future[int]]) -> dict[str, int]:
 
 def _clear(pairs: Sequence[tuple[Machine, HostPlan]]) -> dict[str, Left]:
     """Fetch what each host has of the probe, and remove it there. Hosts that do not answer are left out."""
-    results = ssh.in_parallel(lambda pair: parse_left(pair[0].root(clear_command(pair[1])).stdout), pairs)
+    results = ssh.in_parallel(lambda pair: parse_left(pair[0].answer(clear_command(pair[1]))), pairs)
     return {
         host_plan.host: result
         for (_, host_plan), result in zip(pairs, results, strict=True)
@@ -144,7 +144,7 @@ def parse_left(answer: str) -> Left:
 
 
 def document_of(left: Mapping[str, Left], ended: Mapping[str, int], limit: float) -> dict[str, Any]:
-    """The document, if the probe succeeded on all hosts. Raises Refusal with the root cause. Pure."""
+    """The document, if the probe succeeded on all hosts within `limit` seconds. Raises Refusal with the cause. Pure."""
     bad = {
         host: outcome.describe_end(status, left[host].state) if host in left else "no answer over SSH"
         for host, status in ended.items()
@@ -156,10 +156,11 @@ def document_of(left: Mapping[str, Left], ended: Mapping[str, int], limit: float
         document = next((one.document for one in left.values() if one.document), {})
         if document.get("schema") == SCHEMA:
             return document
-        missing = ", ".join(host for host in left if host not in ended) or "the first host"
-        what = f"the probe had not ended after {limit:.0f} s" if missing else "the probe left no document"
+        missing = ", ".join(host for host in left if host not in ended)
+        where = f"host {missing}" if missing else "the first host"
+        what = f"the probe had not ended after {limit:.0f} s" if missing else "the probe ended without its document"
         fix = "see what the host is busy with, and whether the training network carries data (`make check`)"
-        raise Refusal([Problem(f"host {missing}", what, fix)], exits.FAILED)
+        raise Refusal([Problem(where, what, fix)], exits.FAILED)
     settings = {entry["exitcode"] for report in reports.values() for entry in report["failures"]} == {exits.REFUSED}
     where = "ARGS" if settings else f"host {failure.host}"
     what = failure.reason.split("train: ", 1)[-1] if settings else f"the probe failed: {failure}"

@@ -68,7 +68,7 @@ def ask_hosts(
         for host in hosts
     }
     limit = FACTS_SECONDS + measure.longest_seconds(len(hosts), len(networks), bandwidth_seconds)
-    answers = hostcall.ask_all(machines, options, limit, say)
+    answers = hostcall.call_hosts(machines, options, limit, say)
     return Survey(answers, measure.links(names, networks, answers).get(network.name, []))
 
 

@@ -63,9 +63,9 @@ class ClusterMap:
 
     schema: str
     created: str  # ISO 8601, UTC
-    inventory: str
+    inventory: str  # as launch.files.stored
     inventory_sha256: str
-    known_hosts: str
+    known_hosts: str  # as launch.files.stored
     hosts: list[MapHost]
     network: Network
     image: MapImage
@@ -117,7 +117,7 @@ def read(inventory_path: Path, current: bool = True) -> ClusterMap:
         hosts = [MapHost(**host) for host in raw["hosts"]]
         made = {"hosts": hosts, "network": Network(**raw["network"]), "image": MapImage(**raw["image"])}
         cluster = ClusterMap(**raw | made)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise refuse(str(path), f"the cluster map cannot be read ({error})", again) from None
     if current and cluster.inventory_sha256 != inventory.digest(inventory_path):
         raise refuse(str(path), f"the cluster map is older than {inventory_path}, which has changed", again)

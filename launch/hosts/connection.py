@@ -12,6 +12,7 @@ from typing import Any
 import paramiko
 from fabric import Connection
 
+from launch.files import ROOT
 from launch.hosts import ssh
 from launch.hosts.clustermap import ClusterMap, MapHost, to_target
 from launch.hosts.inventory import Target, read
@@ -48,7 +49,7 @@ class Machine:
     def root(
         self, command: str, timeout: float | None = ANSWER_SECONDS, out: Any = None, stdin: ssh.Input | None = None
     ) -> Any:
-        """Run a shell command as root; returns Fabric's result."""
+        """Run a shell command as root; returns Fabric's result. Raises TimeoutError after `timeout` seconds, if any."""
         return ssh.run(self._connection, command, timeout, root_on=self.target, stdin=stdin, out=out)
 
     def answer(self, command: str, timeout: float = ANSWER_SECONDS) -> str:
@@ -118,12 +119,12 @@ def machines(
     cluster: ClusterMap, hosts: Sequence[MapHost], say: Callable[[str], None] = lambda text: None
 ) -> AbstractContextManager[list[Machine]]:
     """Connections to the given hosts of a cluster map, as `connected` makes them."""
-    return connected(targets_of(cluster, hosts), Path(cluster.known_hosts), say)
+    return connected(targets_of(cluster, hosts), ROOT / cluster.known_hosts, say)
 
 
 def targets_of(cluster: ClusterMap, hosts: Sequence[MapHost]) -> list[Target]:
     """How to reach the hosts. A sudo password is not in the map: it is read from the inventory when one is needed."""
     passwords: dict[str, str | None] = {}
     if any(host.ssh["needs_sudo_password"] for host in hosts):
-        passwords = {host.name: host.target.sudo_password for host in read(Path(cluster.inventory)).hosts}
+        passwords = {host.name: host.target.sudo_password for host in read(ROOT / cluster.inventory).hosts}
     return [to_target(host, passwords.get(host.name)) for host in hosts]

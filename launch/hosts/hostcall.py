@@ -99,7 +99,7 @@ class _Call:
         self.changed = threading.Condition()
 
     def ask(self, machine: Machine, options: Mapping[str, Any], timeout: float) -> None:
-        """One host's answer, or why there is none."""
+        """One host's answer within `timeout` seconds, or why there is none."""
         lines = ssh.LineSink(functools.partial(self.note, machine.name, time.time()))
         stdin = self.inputs[machine.name]
         nothing = dict.fromkeys(("survey", "meeting", "reach", "links"))
@@ -132,18 +132,18 @@ class _Call:
                 self.answers[name] = Answer(**said, clock_offset=ahead, clock_error=error)
             self.changed.notify()
 
-    def wait(self, for_answers: bool, timeout: float, say: Callable[[str], None]) -> None:
-        """Until every host has answered or failed, or at least said where it listens; says what is waited for."""
-        begun = told = time.monotonic()
+    def wait(self, for_answers: bool, timeout_seconds: float, say: Callable[[str], None]) -> None:
+        """Wait until every host has answered or failed, or at least said where it listens; `say` gets the progress."""
+        begun = said = time.monotonic()
         with self.changed:
             while True:
                 done = self.answers.keys() if for_answers else self.answers.keys() | self.listening.keys()
                 missing = [name for name in self.inputs if name not in done]
                 now = time.monotonic()
-                if not missing or now - begun > timeout:
+                if not missing or now - begun > timeout_seconds:
                     return
-                if now - told >= PROGRESS_SECONDS:
-                    told = now
+                if now - said >= PROGRESS_SECONDS:
+                    said = now
                     measured = f"{self.pairs} pairs measured; " if self.pairs else ""
                     shown = ", ".join(missing[:6]) + (f" and {len(missing) - 6} more" if len(missing) > 6 else "")
                     say(f"{measured}waiting for {shown} ({now - begun:.0f} s)")
@@ -159,7 +159,7 @@ def clock_offset(sent: float, began: float, ended: float, received: float) -> tu
     return offset, max(0.0, (received - sent) - (ended - began)) / 2
 
 
-def ask_all(
+def call_hosts(
     machines: Sequence[Machine],
     options: Mapping[str, Mapping[str, Any]],
     timeout: float,
@@ -167,7 +167,8 @@ def ask_all(
 ) -> dict[str, Answer | BaseException]:
     """All hosts' answers at once, by name; what went wrong stands in the place of an answer.
 
-    options: by host those of muster_answer.run but `seconds`; what is missing is not asked. say: for progress.
+    options: by host those of muster_answer.run but `seconds`; what is missing is not asked. timeout: in seconds, for
+    each host's whole answer. say: for progress.
     """
     call = _Call(machine.name for machine in machines)
     with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:

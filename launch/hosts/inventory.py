@@ -209,7 +209,7 @@ def _last_line(text: str) -> str:
 
 def _ansible(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     environment = ansible_environment() | {"ANSIBLE_NOCOLOR": "1"}
-    return subprocess.run(words, env=environment, input=stdin, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(words, env=environment, input=stdin, capture_output=True, text=True, timeout=120, check=False)
 
 
 def _syntax_problem(path: Path, stderr: str) -> Problem:

@@ -13,7 +13,7 @@ from launch.cli.refusal import Problem, Refusal
 from launch.hosts import ssh
 from launch.hosts.inventory import Target
 
-ANSWER_SECONDS = 15
+PREFLIGHT_SECONDS = 15
 OLDEST_PYTHON = (3, 8)  # what ansible-core's modules run on
 
 #: Prints `key=value` lines. With a sudo password, that comes on standard input (sudo -S reads it there).
@@ -32,7 +32,7 @@ def check_host(target: Target, known_hosts: Path) -> list[Problem]:
     script = script.replace("PYTHON", shlex.quote(target.python))
     stdin = ssh.Input(f"{target.sudo_password}\n") if target.sudo_password else None
     try:
-        result = ssh.run(connection, f"sh -c {shlex.quote(script)}", ANSWER_SECONDS, stdin=stdin)
+        result = ssh.run(connection, f"sh -c {shlex.quote(script)}", PREFLIGHT_SECONDS, stdin=stdin)
         if result.exited < 0:  # the connection ended before the command did
             raise EOFError
     except TimeoutError as error:

@@ -12,7 +12,7 @@ from typing import Any
 from launch.hosts.connection import ANSWER_SECONDS, Machine
 from launch.job.plan import HOST_RUNS_DIR, HostPlan, folders, run_dir_on_host
 
-START_SECONDS = 120  # for Podman to make and start a container, and to remove it and keep what it holds
+ENGINE_SECONDS = 120  # for Podman to make and start a container, and to remove it and keep what it holds
 KILL_SECONDS = 5  # from SIGTERM to SIGKILL, where nothing is left to save
 LONGEST_STOP_SECONDS = 3700  # the longest GRACE, and what the engine needs beyond it
 KEPT_RUNS = 20  # folders of finished runs that a host keeps; the README says so
@@ -25,7 +25,7 @@ def start(machine: Machine, host_plan: HostPlan) -> None:
     """
     used = folders(host_plan)  # touched: the run that is continued must be one of the newest, which are kept
     command = f"mkdir -p -m 700 {used} && touch {used} && {shlex.join(host_plan.command)}"
-    done = machine.root(command, START_SECONDS)
+    done = machine.root(command, ENGINE_SECONDS)
     if done.exited != 0:
         raise RuntimeError((done.stderr or done.stdout).strip() or f"podman ended with {done.exited}")
 
@@ -68,9 +68,10 @@ def stop(machine: Machine, run: str, why: str, seconds: int | None = None) -> No
 
 
 def remove(machine: Machine, run: str) -> None:
-    """Remove the containers of a stopped run from a host. Who follows the run has 3 seconds to gather it before that.
+    """Remove the containers of a stopped run from a host.
 
-    Raises RuntimeError with the host's message when containers are left.
+    A command that follows the run is given 3 seconds to copy its results and to remove them itself. Raises RuntimeError
+    with the host's message when containers are left.
     """
     wait_for_follower = f'for i in 1 2 3 4 5 6; do test -z "$({_ids(run)})" && break; sleep 0.5; done'
     command = f'ids=$({_ids(run)}) || exit; test -z "$ids" || podman rm --force $ids'
@@ -90,7 +91,8 @@ def finish(machine: Machine, host_plan: HostPlan) -> dict[str, Any]:
 
     The folders of old runs go too, in the background: at a start that would take the ranks' processors.
 
-    Returns {"state": podman's State or {}, "left": ids of containers of this run that are still there}.
+    Returns {"state": podman's State or {}, "left": ids of containers of this run that are still there}. Raises
+    RuntimeError with the host's message when none of it could be done.
     """
     container, run_dir = host_plan.container, host_plan.run_dir
     script = f"""
@@ -104,7 +106,7 @@ echo "state=$state"
 echo "left=$({_ids(host_plan.environment["MUSTER_RUN_ID"])} | tr '\\n' ' ')"
 {prune_command()}
 """
-    return parse_finish(machine.root(script, START_SECONDS).stdout)
+    return parse_finish(machine.answer(script, ENGINE_SECONDS))
 
 
 def parse_finish(answer: str) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class Options:
     script: str | None = None  # a file of the workload; None: our trainer
     image: str | None = None  # image id of a workload; None: the cluster map's training image
     resume: str | None = None  # id of an earlier run to continue
-    grace: int = GRACE_SECONDS
+    grace: int = GRACE_SECONDS  # seconds
     module: str = "train"  # what `python -m` runs where there is no script
     direct: bool = False  # without torchrun where every host has one rank: for what is short
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.cli.refusal import Refusal, refuse
-from launch.files import read_json, runs_dir
+from launch.files import ROOT, read_json, runs_dir
 from launch.hosts.inventory import build_name
 from launch.job.plan import SCHEMA, Options, run_dir_on_host
 
@@ -40,7 +40,7 @@ def find(word: str, inventory: Path) -> Earlier:
 
 def select(word: str, inventory: str, plans: Plans) -> Earlier:
     """As `find`, of plans that were read; `inventory` as build_name names it. Raises Refusal as `find`."""
-    mine = {r: p for r, p in plans.items() if (path := p.get("inventory")) and build_name(Path(path)) == inventory}
+    mine = {r: p for r, p in plans.items() if (path := p.get("inventory")) and build_name(ROOT / path) == inventory}
     newest = sorted(mine, key=lambda run: (str(mine[run].get("created")), run), reverse=True)
     known = f"runs on this inventory, newest first: {', '.join(newest[:5]) or 'none yet'}"
     if word == LAST:

@@ -48,6 +48,10 @@ def check(args: Sequence[str], world_size: int) -> None:
     if done.returncode == exits.REFUSED:
         fix = "correct ARGS (`.venv/bin/python -m train --help` lists all settings)"
         raise refuse("ARGS", done.stderr.strip().removeprefix("train: "), fix)
+    if done.returncode != 0:
+        said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+        fix = "run `.venv/bin/python -m train --check-settings` with them here, and fix what it shows"
+        raise refuse("ARGS", f"the check of the settings ended with {done.returncode}: {said}", fix, exits.FAILED)
 
 
 def inline(args: Sequence[str]) -> tuple[str, ...]:

@@ -97,7 +97,7 @@ def measure(
     """
     hosts = [machine.name for machine in machines]
     limit = longest_seconds(len(hosts), len(networks), seconds)
-    answers = hostcall.ask_all(machines, options(hosts, networks, seconds), limit, say)
+    answers = hostcall.call_hosts(machines, options(hosts, networks, seconds), limit, say)
     return links(hosts, networks, answers), busy(answers)
 
 

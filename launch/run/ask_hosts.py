@@ -10,7 +10,7 @@ from typing import Any
 from launch.cli import exits
 from launch.cli.make_variables import name_inventory
 from launch.cli.refusal import Problem
-from launch.files import runs_dir
+from launch.files import ROOT, runs_dir
 from launch.hosts import ssh
 from launch.hosts.clustermap import ClusterMap
 from launch.hosts.connection import Machine, targets_of
@@ -18,9 +18,9 @@ from launch.hosts.inventory import Target
 from launch.job.readiness import NO_ANSWER_FIX
 
 
-def ask_all(cluster: ClusterMap, work: Callable[[Machine], Any]) -> dict[str, Any]:
+def on_every_host(cluster: ClusterMap, work: Callable[[Machine], Any]) -> dict[str, Any]:
     """work(machine) on all hosts in parallel. Returns its result by host, or the exception that was raised instead."""
-    known_hosts = Path(cluster.known_hosts)
+    known_hosts = ROOT / cluster.known_hosts
 
     def ask(target: Target) -> Any:
         machine = Machine(target, known_hosts, ssh.connect(target, known_hosts))

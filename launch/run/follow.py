@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from launch.files import shown
 from launch.hosts.connection import HostLost, Machine
 from launch.hosts.ssh import LineSink
 from launch.job import container
@@ -78,21 +79,32 @@ class Follower:
             threading.Thread(target=self._watch, args=(machine, host_plan), daemon=True).start()
 
     def _read(self, machine: Machine, host_plan: HostPlan, logs: Path) -> None:
-        with (logs / f"{host_plan.host}.log").open("w", buffering=1) as file:
+        unkept = False  # whether lines are missing in the log
+        kept = logs / f"{host_plan.host}.log"
+        kept.unlink(missing_ok=True)
 
-            def hand_on(line: str) -> None:
-                file.write(line + "\n")
-                self._labeller.show(host_plan.host, line)
+        def hand_on(line: str) -> None:
+            nonlocal unkept
+            try:
+                try:
+                    with kept.open("a", encoding="utf-8", errors="replace") as file:
+                        file.write(line + "\n")
+                finally:
+                    self._labeller.show(host_plan.host, line)
+            except OSError as error:  # a full disk: through_drops would take it for a lost connection
+                if not unkept:
+                    unkept = True
+                    print(f"muster: {shown(kept)} lacks lines from here on: {error}", file=sys.stderr, flush=True)
 
-            sink = LineSink(hand_on)
+        sink = LineSink(hand_on)
 
-            def stream() -> object:
-                sink.restart()
-                return container.stream_output(machine, host_plan, sink)
+        def stream() -> object:
+            sink.restart()
+            return container.stream_output(machine, host_plan, sink)
 
-            with contextlib.suppress(HostLost):  # _watch reports it
-                machine.through_drops(stream)
-            sink.finish()
+        with contextlib.suppress(HostLost):  # _watch reports it
+            machine.through_drops(stream)
+        sink.finish()
 
     def _watch(self, machine: Machine, host_plan: HostPlan) -> None:
         try:

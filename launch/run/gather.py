@@ -46,7 +46,7 @@ def rsync(shell: str, machine: Machine, sources: Sequence[str], into: Path, opti
             check=False,
             start_new_session=True,  # Ctrl-C goes to the whole process group of a terminal: this ends in its own time
         )
-    if done.returncode not in (0, 23, 24):
+    if done.returncode not in (0, 23, 24):  # 23: a folder that is not there, too; 24: a file vanished meanwhile
         raise RuntimeError(f"rsync ended with {done.returncode}: {done.stderr.strip()[-300:]}")
 
 

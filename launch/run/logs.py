@@ -14,7 +14,7 @@ from rich.console import Console
 from launch.cli import exits
 from launch.cli.output import nobody_reads
 from launch.cli.refusal import Refusal, refuse
-from launch.files import runs_dir, shown
+from launch.files import ROOT, runs_dir, shown
 from launch.hosts import clustermap, ssh
 from launch.hosts.connection import Machine, targets_of
 from launch.hosts.inventory import Target
@@ -22,7 +22,7 @@ from launch.job import container
 from launch.run import ask_hosts
 from launch.run.follow import split_label
 
-LEAVE_SECONDS = 1.5  # to end the reading on the hosts when a live view is left
+END_READING_SECONDS = 1.5  # to end the reading on the hosts when a live view is left
 
 _PID = "muster-pid="
 
@@ -52,7 +52,7 @@ def logs(path: Path, run: str, console: Console) -> int:
             raise
         raise KeyboardInterrupt(f"left the view; run {run} goes on, `make stop RUN={run}` ends it") from None
     failed = ask_hosts.report_failed(answers, path)
-    if not any(isinstance(answer, int) and answer for answer in answers.values()):
+    if not view.containers:
         raise _nothing_to_show(run, failed)
     return failed
 
@@ -80,17 +80,18 @@ class _View:
         self._run = run
         self._printing = threading.Lock()
         self._left = False
+        self.containers = 0  # whose output was read
         self._reading: dict[tuple[str, str], tuple[Machine, int]] = {}  # (host, container): pid of podman logs
 
-    def watch(self) -> dict[str, int | BaseException]:
-        """Print until the run has ended on every host, or nobody reads; how many containers each host has had."""
-        known_hosts, answers = Path(self._cluster.known_hosts), dict[str, int | BaseException]()
+    def watch(self) -> dict[str, BaseException | None]:
+        """Print until the run has ended on every host, or nobody reads; what went wrong, by host."""
+        known_hosts, answers = ROOT / self._cluster.known_hosts, dict[str, BaseException | None]()
 
         def work(target: Target) -> None:
             try:
                 machine = Machine(target, known_hosts, ssh.connect(target, known_hosts))
                 try:
-                    answers[target.name] = self._show(machine)
+                    self._show(machine)
                 finally:
                     machine.close()
             except Exception as error:
@@ -105,8 +106,8 @@ class _View:
                 worker.join(0.1)
                 if nobody_reads():
                     self.leave()
-                    return dict.fromkeys((target.name for target in targets), 1)  # something was shown: it is unread
-        return {target.name: answers[target.name] for target in targets}
+                    return {}
+        return {target.name: answers.get(target.name) for target in targets}
 
     def leave(self) -> int:
         """Print no more, and end the reading on the hosts, bounded; how many containers were being read."""
@@ -117,7 +118,7 @@ class _View:
             # Only while the process is still the one that reads: its number may have gone to another by now.
             same = f"grep -qs {shlex.quote(container_id)} /proc/{pid}/cmdline"
             with contextlib.suppress(Exception):
-                machine.root(f"{same} && kill {pid}", LEAVE_SECONDS)
+                machine.root(f"{same} && kill {pid}", END_READING_SECONDS)
 
         enders = [
             threading.Thread(target=end, args=(container_id, machine, pid), daemon=True)
@@ -125,21 +126,23 @@ class _View:
         ]
         for ender in enders:
             ender.start()
-        deadline = time.monotonic() + LEAVE_SECONDS
+        deadline = time.monotonic() + END_READING_SECONDS
         for ender in enders:
             ender.join(max(0.0, deadline - time.monotonic()))
         return len(reading)
 
-    def _show(self, machine: Machine) -> int:
+    def _show(self, machine: Machine) -> None:
         mine = [e for e in container.listed(machine) if e["Labels"].get("muster.run") == self._run]
+        self.containers += len(mine)
         for entry in mine:
             container_id = entry["Id"]
             sink = ssh.LineSink(functools.partial(self._take, machine, container_id))
             # Closing an SSH channel ends no process on the host: this one prints its number, so that we can end it.
-            machine.root(f"echo {_PID}$$; exec podman logs --follow {container_id} 2>&1", None, sink)
+            done = machine.root(f"echo {_PID}$$; exec podman logs --follow {container_id} 2>&1", None, sink)
             sink.finish()
+            if done.exited < 0:  # the channel closed without an exit status
+                raise EOFError("the SSH connection was lost; the run goes on there")
             self._reading.pop((machine.name, container_id), None)
-        return len(mine)
 
     def _take(self, machine: Machine, container_id: str, line: str) -> None:
         key = (machine.name, container_id)

@@ -22,7 +22,7 @@ def status(path: Path, console: Console) -> int:
     table = Table(title=f"Containers of runs on {cluster.inventory}")
     for column in ("run", "host", "node rank", "state", "owner"):
         table.add_column(column)
-    answers = ask_hosts.ask_all(cluster, container.listed)
+    answers = ask_hosts.on_every_host(cluster, container.listed)
     for host, answer in answers.items():
         for entry in answer if isinstance(answer, list) else []:
             labels = entry["Labels"]

@@ -22,7 +22,7 @@ def stop(path: Path, run: str, console: Console) -> int:
     """
     cluster = clustermap.read(path, current=False)
     if not run:
-        answers = ask_hosts.ask_all(cluster, container.listed)
+        answers = ask_hosts.on_every_host(cluster, container.listed)
         failed = ask_hosts.report_failed(answers, path)
         live = {e["Labels"]["muster.run"] for answer in answers.values() if isinstance(answer, list) for e in answer}
         on_hosts = f"on the hosts{' that answered' if failed else ''} now: {', '.join(sorted(live)) or 'none'}"
@@ -35,7 +35,7 @@ def stop(path: Path, run: str, console: Console) -> int:
             container.remove(machine, run)
         return count
 
-    answers = ask_hosts.ask_all(cluster, end)
+    answers = ask_hosts.on_every_host(cluster, end)
     stopped = [host for host, answer in answers.items() if isinstance(answer, int) and answer]
     failed = ask_hosts.report_failed(answers, path)
     if not stopped and not failed:

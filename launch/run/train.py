@@ -139,7 +139,7 @@ def _ship_workload(request: Request, opened: Sequence[Machine], console: Console
     """Build the workload's image on the kind that is `deployed`, bring it to the hosts that lack it; returns its id."""
     from containers import image as images  # here: only this path builds, and starting must be fast
     from containers.engine import ContainersError
-    from launch.deploy import control, deploy
+    from launch.deploy import control, deploy, distribution
 
     control.ensure_ready(console)
     progress = detail(console, "image: ")
@@ -150,7 +150,7 @@ def _ship_workload(request: Request, opened: Sequence[Machine], console: Console
         having = [isinstance(answer, readiness.Readiness) and answer.has_image for answer in answers]
         if lacking := [machine.name for machine, has in zip(opened, having, strict=True) if not has]:
             export = images.export_oci(image, progress)
-            deploy.distribute(inventory.read(request.inventory), image, export, lacking)
+            distribution.distribute(inventory.read(request.inventory), image, export, detail(console), lacking)
     except ContainersError as error:
         raise deploy.image_refusal(error) from None
     return image.id

@@ -24,7 +24,9 @@ class ActionModule(ActionBase):
         _, arguments = self.validate_argument_spec({"dest": {"type": "str", "required": True}})
         known = task_vars or {}
         hosts = {str(name): record(known["hostvars"][name]) for name in known["ansible_play_hosts"]}
-        Path(arguments["dest"]).write_text(json.dumps({"hosts": hosts}), encoding="utf-8")
+        draft = Path(f"{arguments['dest']}.new")  # Ansible does not find the project's own writer
+        draft.write_text(json.dumps({"hosts": hosts}), encoding="utf-8")
+        draft.replace(arguments["dest"])
         return result
 
 

@@ -32,7 +32,7 @@ CDI = Path("/etc/cdi/nvidia.yaml")
 CDI_HEADER = "# Written by Muster (make deploy) with nvidia-ctk; make teardown removes it.\n"
 # Far more than a training process needs, and low enough that a session with lower limits can still grant them.
 ULIMIT_CAPS = {"nofile": 65536, "nproc": 32768}
-PROBE_SECONDS = 60.0
+TRIAL_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def probe() -> Result:
     with tempfile.TemporaryDirectory(prefix="muster-probe-") as name:
         mounts = probe_tree(Path(name))
         words = ["podman", "run", "--rm", "--network", "host", *mounts, "--rootfs", name, "/bin/true"]
-        return run(words, timeout=PROBE_SECONDS)
+        return run(words, timeout=TRIAL_SECONDS)
 
 
 def settle(check_mode: bool) -> bool:

@@ -22,8 +22,8 @@ def run(options: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
     """Do what is asked, and say the answer: {"began", "ended": unix seconds of this host, "survey", "reach", "links"}.
 
     options: survey, the options of muster_survey.survey; meeting, those of muster_meeting.Meeting; reach, the candidate
-    addresses of the other hosts {name: [address]}; links, the options of muster_links.measure; each of them may be
-    None, as its place in the answer then is (survey or meeting must be given). seconds: how long it may take in all.
+    addresses of the other hosts {name: [address]}; links, the options of muster_links.measure. What is None is not
+    done, and is None in the answer (survey or meeting must be given). seconds: how long it may take in all.
     busy, in the answer: the share of the processor time in use while links were measured, 0 to 1.
 
     With a meeting it says {"listening": ...} first and reads the directory of all hosts, one line of JSON on standard

@@ -21,7 +21,7 @@ import time
 from typing import Any, Callable
 
 from ansible.module_utils.muster_iperf import LinkFails, NoIperf, end, iperf_path, run_iperf, start_iperf
-from ansible.module_utils.muster_meeting import ATTEMPT_SECONDS, ENDED, Meeting, Unreached, hear, say, why_ended
+from ansible.module_utils.muster_meeting import ATTEMPT_SECONDS, ENDINGS, Meeting, Unreached, hear, say, why_ended
 from ansible.module_utils.muster_mtu import open_echo, path_mtus
 
 PINGS = 11
@@ -34,13 +34,13 @@ class Broken(Exception):
 
 
 async def measure(
-    meeting: Meeting, options: dict[str, Any], tell: Callable[[], None] = lambda: None
+    meeting: Meeting, options: dict[str, Any], on_pair: Callable[[], None] = lambda: None
 ) -> list[dict[str, Any]]:
     """Go through this host's pairs; returns the results of those in which it is the caller, both directions.
 
     options: pairs [{network (a number), peer, calls (whether this host is the caller), own, theirs (addresses),
     mtus {host: bytes}}]; seconds of each bandwidth measurement (0: none); patience, seconds to wait for a peer.
-    tell: called after each pair in which this host is the caller.
+    on_pair: called after each pair in which this host is the caller.
     """
     results = []
     for known in options["pairs"]:
@@ -50,7 +50,7 @@ async def measure(
         pair = Pair(meeting, known, options)
         await pair.call()
         results += pair.results()
-        tell()
+        on_pair()
     return results
 
 
@@ -85,7 +85,7 @@ async def answer(meeting: Meeting, known: dict[str, Any], options: dict[str, Any
                     say(writer, problem=str(failure))
             else:
                 return
-    except ENDED:
+    except ENDINGS:
         pass
     finally:
         writer.close()
@@ -162,7 +162,7 @@ class Pair:
             self.error = f"{self.name} does not reach {self.peer} at {self.theirs}: {failure}"
         except (Broken, LinkFails) as failure:
             self.error = str(failure)
-        except ENDED as error:
+        except ENDINGS as error:
             connection = f"the connection from {self.name} to {self.peer} ({self.theirs})"
             self.error = f"{connection} broke off: {why_ended(error)}"
         finally:

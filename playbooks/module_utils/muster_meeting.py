@@ -1,7 +1,7 @@
 """How the hosts of one call find each other: one way to listen, one greeting, one way to connect and to say why not.
 
-Every host listens on its own addresses, on each at the first free port of a documented range, and tells the control
-machine where (`listening`). The control machine waits until every host has done so, then gives all hosts the same list
+Every host listens on its own addresses, on each at the first free port of a documented range, and reports where to the
+control machine (`listening`). That waits until every host has done so, then gives all hosts the same list
 (`directory`). So no host has to search for ports, or to guess whether another has started yet.
 
 The greeting: the caller sends one line of JSON
@@ -24,10 +24,10 @@ from typing import Any
 
 ATTEMPT_SECONDS = 1.5  # to connect: a SYN that is sent again (after 1 s) still fits; and to answer a greeting
 LINE_BYTES = 1 << 16
-AT_ONCE = 256  # attempts to connect; a process may have 1,024 files open, and as many hosts call this one
+ATTEMPTS_AT_ONCE = 256  # attempts to connect; a process may have 1,024 files open, and as many hosts call this one
 
 #: What can end a connection; `why_ended` says it in words.
-ENDED = (OSError, ValueError, KeyError, asyncio.TimeoutError, asyncio.IncompleteReadError)
+ENDINGS = (OSError, ValueError, KeyError, asyncio.TimeoutError, asyncio.IncompleteReadError)
 
 
 class Unreached(Exception):
@@ -76,7 +76,7 @@ class Meeting:
                 self.visitor(hello["network"], hello["host"]).set_result((reader, writer))
                 return
             await asyncio.wait_for(writer.drain(), ATTEMPT_SECONDS)
-        except ENDED:
+        except ENDINGS:
             pass  # a port scanner, or a caller that has left
         writer.close()
 
@@ -121,7 +121,7 @@ class Meeting:
             wrong = self._why_wrong(peer, await hear(reader, ATTEMPT_SECONDS))
         except ValueError:
             wrong = "another program answers there"
-        except ENDED as error:
+        except ENDINGS as error:
             wrong = why_ended(error)
         if wrong:
             writer.close()
@@ -155,7 +155,7 @@ async def reach(meeting: Meeting, peers: dict[str, list[str]]) -> list[dict[str,
     Returns for each address {"peer", "address", "ok", "milliseconds" (of the TCP handshake), "error"}. An address that
     does not work costs about three seconds.
     """
-    few = asyncio.Semaphore(AT_ONCE)
+    few = asyncio.Semaphore(ATTEMPTS_AT_ONCE)
     tries = [_try(meeting, peer, address, few) for peer, addresses in peers.items() for address in addresses]
     return list(await asyncio.gather(*tries))
 
@@ -180,7 +180,7 @@ def say(writer: asyncio.StreamWriter, **words: Any) -> None:
 
 
 async def hear(reader: asyncio.StreamReader, seconds: float) -> dict[str, Any]:
-    """The other end's next line. Raises one of ENDED."""
+    """The other end's next line. Raises one of ENDINGS."""
     line = await asyncio.wait_for(reader.readline(), seconds)
     if not line:
         raise asyncio.IncompleteReadError(b"", None)

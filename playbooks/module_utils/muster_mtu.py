@@ -13,9 +13,9 @@ import socket
 import time
 from typing import Any
 
-TRIES, ANSWER_SECONDS = 3, 0.12
+PACKET_TRIES, PACKET_SECONDS = 3, 0.12
 #: Sizes of IP packets, in bytes, at which networks are known to end: least of IPv4, IPv6, VPN, PPPoE, tunnel, jumbo.
-SIZES = (576, 1000, 1280, 1300, 1350, 1400, 1420, 1450, 1480, 1492, 1500, 2044, 4082, 4470, 8900, 9000)
+PACKET_BYTES = (576, 1000, 1280, 1300, 1350, 1400, 1420, 1450, 1480, 1492, 1500, 2044, 4082, 4470, 8900, 9000)
 # (level, IP_MTU_DISCOVER, IP_PMTUDISC_PROBE) from linux/in.h and in6.h; the socket module does not name them all.
 PROBE_IPV4, PROBE_IPV6 = (socket.IPPROTO_IP, 10, 3), (socket.IPPROTO_IPV6, 23, 3)
 
@@ -79,7 +79,7 @@ class Probe(asyncio.DatagramProtocol):
     async def passes(self, size: int) -> tuple[bool, bool]:
         """Whether an IP packet of `size` bytes gets (there, back)."""
         there, back = self.passed.get(size, (False, False))
-        for _ in range(0 if size in self.passed else TRIES):
+        for _ in range(0 if size in self.passed else PACKET_TRIES):
             self.tries += 1
             mark = self.tries.to_bytes(4, "big") + size.to_bytes(4, "big")
             self.transport.sendto(mark + bytes(max(0, size - self.header - 8)), self.peer)
@@ -118,11 +118,11 @@ async def path_mtus(own: str, theirs: str, port: int, nic_mtu: int, rtt_ms: floa
         made = udp_socket(own, 0)
     except OSError:
         return None, None
-    wait = max(ANSWER_SECONDS, 4 * rtt_ms / 1000)
+    wait = max(PACKET_SECONDS, 4 * rtt_ms / 1000)
     transport, probe = await asyncio.get_running_loop().create_datagram_endpoint(
         lambda: Probe(theirs, port, wait), sock=made
     )
-    sizes = [size for size in SIZES if size < nic_mtu] + [nic_mtu]
+    sizes = [size for size in PACKET_BYTES if size < nic_mtu] + [nic_mtu]
     try:
         if not all(await probe.passes(sizes[0])):
             return None, None

@@ -39,12 +39,12 @@ ROOT = "/var/lib/muster"
 IMAGE_PREFIX = "localhost/muster/"
 STORAGE_CONF, STORAGE = "/etc/containers/storage.conf", "/var/lib/containers/storage"
 PODMAN_SECONDS = 20.0
-#: What lets a CPU kernel of torch or oneDNN take another path, and round otherwise.
+#: With these, kernels of torch and oneDNN compute in another order, so that their results are rounded differently.
 NUMERIC_FLAGS = {
     *("avx", "avx2", "fma", "avx512f", "avx512_bf16", "avx512_fp16", "avx512_vnni", "avx_vnni", "amx_bf16", "amx_int8"),
     *("asimd", "sve", "sve2", "bf16", "i8mm"),
 }
-#: Over which the processors are watched.
+#: How long the use of the processors is measured.
 BUSY_SECONDS = 0.3
 #: Of a data set: how long it may take, how many files are looked into, and how much at each end.
 DATA_SECONDS, SAMPLED_FILES, END_BYTES = 8.0, 2000, 65536

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
+from tests.clone import ROOT, copy_clone, make
 from tests.lab.conftest import HOSTS, Lab, summary_of
 
 pytestmark = pytest.mark.lab
@@ -81,3 +83,19 @@ def test_a_dry_run_prints_every_hosts_command_and_starts_nothing(lab: Lab) -> No
     for host in lab.cluster["hosts"][:2]:
         assert f"GLOO_SOCKET_IFNAME={host['interface']}" in done.stdout
     assert done.stdout.count("$ sudo mkdir -p") == 2 and "--node-rank 1" in done.stdout
+
+
+def test_a_clone_in_a_path_with_blanks_trusts_deploys_and_trains(lab: Lab, tmp_path: Path) -> None:
+    clone, inventory = copy_clone(tmp_path), f"inventory/{lab.name}"
+    shutil.copytree(ROOT / inventory, clone / inventory)
+    (clone / inventory / "known_hosts").unlink()
+    (clone / "build").mkdir()
+    for made in (ROOT / "build").iterdir():  # what is built once, but not what is known of the lab
+        if made.name != lab.name:
+            (clone / "build" / made.name).symlink_to(made)
+    for words in (("trust", "YES=1"), ("deploy",), ("train", "NODES=2", "ARGS=--epochs 1")):
+        done = make(clone, *words, f"INVENTORY={inventory}", seconds=540)
+        assert done.returncode == 0, done.stdout + done.stderr
+    (run,) = (clone / "runs").iterdir()
+    assert json.loads((run / "summary.json").read_text())["status"] == "succeeded"
+    assert (run / "logs" / "h2").is_dir() and list((run / "checkpoints").glob("*.pt"))

@@ -1,36 +1,19 @@
-"""Promise: a clone works whole in a folder whose path has blanks, from any working directory."""
+"""Promise: commands find their files in a folder whose path has blanks, from any working directory."""
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("Makefile", "ansible.cfg", "fabfile.py", "pyproject.toml", "launch", "train", "containers", "inventory")
+from tests.clone import copy_clone, make
 
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """What of this clone the commands need, in a folder with blanks, with this clone's .venv."""
-    folder = tmp_path / "my own" / "clone of it"
-    for part in PARTS:
-        if (ROOT / part).is_dir():
-            shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__", "lab*"))
-        else:
-            folder.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / part, folder)
-    (folder / ".venv").symlink_to(sys.prefix)
-    return folder
-
-
-def make(clone: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """`make -C clone`, typed elsewhere; nothing is installed."""
-    command = ["make", "-s", "-C", str(clone), "PYTHON=true", *words]
-    return subprocess.run(command, cwd=clone.parent, capture_output=True, text=True, timeout=120, check=False)
+    return copy_clone(tmp_path)
 
 
 def test_commands_find_their_files(clone: Path) -> None:

@@ -26,7 +26,7 @@ from train.checkpoints.files import CheckpointError  # noqa: E402
 from train.datasets.base import Dataset  # noqa: E402
 from train.datasets.loader import Loader  # noqa: E402
 from train.inference import classify, export, predict, recipe, weights  # noqa: E402
-from train.settings import Settings  # noqa: E402
+from train.settings import EXIT_REFUSED, Settings  # noqa: E402
 from train.start import devices  # noqa: E402
 from train.start.group import Place  # noqa: E402
 
@@ -85,7 +85,7 @@ def test_export_takes_the_averaged_weights_and_the_networks_own_buffers(tmp_path
 
 
 def test_without_averaged_weights_ema_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert export.main([str(run), "--ema"]) == export.EXIT_REFUSED
+    assert export.main([str(run), "--ema"]) == EXIT_REFUSED
     assert "was trained without --ema" in capsys.readouterr().err
 
 
@@ -118,7 +118,7 @@ def test_a_file_that_could_run_code_is_refused_and_does_not_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("evil.pt").write_bytes(pickle.dumps(Payload()) if content == "pickle" else b"not weights")
-    assert export.main(["evil.pt"]) == export.EXIT_REFUSED
+    assert export.main(["evil.pt"]) == EXIT_REFUSED
     assert "refused" in capsys.readouterr().err and not Path("ran").exists() and not Path("export").exists()
 
 
@@ -250,7 +250,7 @@ def test_exported_files_predict_the_same(
 def test_a_pt_without_its_metadata_is_refused(run: Path, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save(network(0).state_dict(), run / "bare.pt")
     status, _, said = predictions(capsys, "--checkpoint", run / "bare.pt", images / "0.png")
-    assert status == predict.EXIT_REFUSED and "bare.json" in said and "export it anew" in said
+    assert status == EXIT_REFUSED and "bare.json" in said and "export it anew" in said
 
 
 def test_a_device_that_does_not_exist_gets_one_clear_line(
@@ -259,7 +259,7 @@ def test_a_device_that_does_not_exist_gets_one_clear_line(
     monkeypatch.setattr(devices, "gpus_here", lambda: 1)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     status, lines, said = predictions(capsys, "--checkpoint", run, "--device", "cuda:3", images)
-    assert (status, lines) == (predict.EXIT_REFUSED, [])
+    assert (status, lines) == (EXIT_REFUSED, [])
     assert said == (
         "predict: --device cuda:3: there is no such device. There is cuda:0 (GPU 3 of this machine, "
         "CUDA_VISIBLE_DEVICES=3), and cpu. CUDA_VISIBLE_DEVICES numbers the GPUs that it leaves visible from 0.\n"

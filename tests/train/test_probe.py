@@ -15,7 +15,7 @@ from tests.train.parallel_ranks import ROOT, environment
 from tests.train.test_group import free_port
 from train.forecast import probe, step_times
 from train.model.build import build
-from train.settings import EXIT_BAD_SETTINGS, SettingsError
+from train.settings import EXIT_REFUSED, SettingsError
 from train.start.group import Place
 
 CPU = torch.device("cpu")
@@ -77,7 +77,7 @@ def test_every_size_is_measured_once_however_few_seconds_there_are(tmp_path: Pat
     first = document["all_reduce"]["sizes"][0]
     assert first["bytes"] == probe.MIB
     assert first["bus_bytes_per_second"] == pytest.approx(first["bytes"] / first["seconds"])
-    assert [entry["bytes"] for entry in document["all_reduce"]["sizes"]] == list(probe.SIZES)
+    assert [entry["bytes"] for entry in document["all_reduce"]["sizes"]] == list(probe.SUM_BYTES)
     assert document["all_reduce"]["sizes"][-1]["repeats"] == 1  # no time is left for more
     assert document["all_reduce"]["notes"] == []
 
@@ -109,7 +109,7 @@ def test_a_size_is_left_out_only_where_one_sum_takes_too_long(
     monkeypatch.setattr(probe, "together", lambda value, place, device: value)
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     found = probe.all_reduce(Place(), CPU, limit)
-    assert [done.count(size) for size in probe.SIZES if size in done] == sums
+    assert [done.count(size) for size in probe.SUM_BYTES if size in done] == sums
     assert [entry["repeats"] for entry in found["sizes"]] == [max(1, count - 1) for count in sums]
     assert found["notes"] == notes
 
@@ -126,7 +126,7 @@ def test_wrong_arguments_are_refused_once_before_anything_is_measured(
     tmp_path: Path, arguments: tuple[str, ...], complaint: str
 ) -> None:
     statuses, said, document = two_ranks(tmp_path, *arguments)
-    assert statuses == [EXIT_BAD_SETTINGS, EXIT_BAD_SETTINGS]
+    assert statuses == [EXIT_REFUSED, EXIT_REFUSED]
     assert said.count(complaint) == 1
     assert not document
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.train.resume_ranks import CRASH, SETTINGS, STEPS, crash_in_step, end_of, train
-from train.settings import EXIT_BAD_SETTINGS, EXIT_STOPPED, Settings
+from train.settings import EXIT_REFUSED, EXIT_STOPPED, Settings
 
 RICH = {
     "optimizer": "sgd",
@@ -110,7 +110,7 @@ def test_a_stop_asked_of_one_rank_ends_all_after_a_checkpoint(tmp_path: Path) ->
 
 def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
     assert train(1, settings_in(tmp_path, epochs=1)) == [0]
-    assert train(1, settings_in(tmp_path, seed=1)) == [EXIT_BAD_SETTINGS]
+    assert train(1, settings_in(tmp_path, seed=1)) == [EXIT_REFUSED]
     assert train(1, settings_in(tmp_path, seed=1, epochs=1, resume="none")) == [0]
 
 

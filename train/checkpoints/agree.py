@@ -128,8 +128,8 @@ def give(choice: Choice, source: Path, folder: Path, place: Place) -> list[str]:
         return []
     hand_out(source, folder, giver.manifest, choice.giver, choice.takers, place)
     names = [copy.host for rank, copy in enumerate(choice.copies) if copy and rank in choice.takers]
-    size = giver.manifest["bytes"] / 1e6
-    return [f"{name}: was given step-{choice.step}.pt ({size:.1f} MB) by {giver.host}" for name in names]
+    size = giver.manifest["bytes"] / 2**20
+    return [f"{name}: was given step-{choice.step}.pt ({size:.1f} MiB) by {giver.host}" for name in names]
 
 
 def try_set_aside(folder: Path, after: int) -> str:

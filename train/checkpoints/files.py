@@ -88,7 +88,7 @@ def write_manifest(path: Path, step: int, size: int, sha256: str, metric: float 
 
 def cannot_write(path: Path, error: Exception) -> CheckpointError:
     try:
-        free = f"{shutil.disk_usage(path.parent).free / 1e6:.0f} MB are free there"
+        free = f"{shutil.disk_usage(path.parent).free / 2**20:.0f} MiB are free there"
     except OSError:
         free = "its folder cannot be read"
     reason = getattr(error, "strerror", None) or error

@@ -89,7 +89,7 @@ def home_of(size: int, memory: str, device: torch.device) -> torch.device:
     free = torch.cuda.mem_get_info(device)[0]
     if memory == "gpu" and size > free:
         raise DataError(
-            f"--memory gpu: the dataset has {size >> 20} MB, {device} only {free >> 20} MB free. Use --memory ram"
+            f"--memory gpu: the dataset has {size >> 20} MiB, {device} only {free >> 20} MiB free. Use --memory ram"
         )
     return device if memory == "gpu" or size <= GPU_PART * free else torch.device("cpu")
 

@@ -50,7 +50,7 @@ def slots_for(image_bytes: int, chunk: int, batch: int, workers: int, local_worl
     fit = min(free, MOST_SHARED_BYTES) // (chunk * image_bytes)
     if fit < 2:
         raise DataError(
-            f"{SHARED} is too small for workers that decode images: half of its free {free >> 20} MB per rank holds "
+            f"{SHARED} is too small for workers that decode images: half of its free {free >> 20} MiB per rank holds "
             f"{fit} chunks of {chunk} images. Enlarge it on the host (mount -o remount,size=50% /dev/shm), or "
             "set --workers 0"
         )

@@ -39,7 +39,7 @@ from train.whole_files import write_json
 PROBE_SCHEMA = "muster.probe/1"
 PROBE_FILE = "probe.json"
 MIB = 1 << 20
-SIZES = (1 * MIB, 16 * MIB, 128 * MIB)  # bytes
+SUM_BYTES = (1 * MIB, 16 * MIB, 128 * MIB)  # bytes
 REPEATS = 5  # timed ones of each size, where there is time
 LONGEST_SECONDS = 10.0  # of one sum; a size that is expected to take longer is left out
 PERIOD = 251  # of the pattern; a prime, so that a piece in the wrong place shows
@@ -98,7 +98,7 @@ def together(value: float, place: Place, device: torch.device) -> float:
     return float(shared.item())
 
 
-def all_reduce(place: Place, device: torch.device, limit: float, sizes: tuple[int, ...] = SIZES) -> dict[str, Any]:
+def all_reduce(place: Place, device: torch.device, limit: float, sizes: tuple[int, ...] = SUM_BYTES) -> dict[str, Any]:
     """The document's all_reduce (collective). Repeats of a size end when `limit` seconds are over.
 
     Each size is summed at least once, except those whose sum would take more than LONGEST_SECONDS: they get a note.

@@ -98,7 +98,7 @@ def measure(settings: Settings, arguments: list[str], place: Place, device: torc
         speeds = [speed(steps, batch / place.world_size) for steps in every]
         return {
             "arguments": arguments,
-            "settings": {name: getattr(settings, name) for name in KEPT},
+            "settings": {name: getattr(settings, name) for name in KEPT_SETTINGS},
             "samples": made.samples,
             "gradient_bytes": sum(sizes),
             "buckets": sizes,
@@ -111,7 +111,7 @@ def measure(settings: Settings, arguments: list[str], place: Place, device: torc
         made.close()
 
 
-KEPT = ("model", "dataset", "batch_size", "parallel", "shares", "amp", "micro_batch")
+KEPT_SETTINGS = ("model", "dataset", "batch_size", "parallel", "shares", "amp", "micro_batch")
 
 
 def build(settings: Settings, place: Place, device: torch.device) -> tuple[Session, "TimedDdp"]:

@@ -24,7 +24,7 @@ from train.settings import Settings
 from train.start.group import Place
 
 Answer = list[tuple[int, float]]  # (class number, probability), the likeliest first
-AT_ONCE = 4  # batches that a device may be ahead of the printing
+BATCHES_AHEAD = 4  # batches that a device may be ahead of the printing
 FIRST = np.zeros(1, dtype=np.int64)
 
 
@@ -47,7 +47,7 @@ class Classifier:
     def classify(self, paths: Sequence[Path]) -> Iterator[Answer | str]:
         """For each file in turn all classes, the likeliest first; or why it is no image."""
         batches = [paths[start : start + self.batch_size] for start in range(0, len(paths), self.batch_size)]
-        ahead = AT_ONCE * self.devices
+        ahead = BATCHES_AHEAD * self.devices
         with ThreadPoolExecutor(self.devices) as drivers, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as decoders:
             coming = [drivers.submit(self._batch, batch, decoders) for batch in batches[:ahead]]
             for place in range(len(batches)):

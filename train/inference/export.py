@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
+from train.settings import EXIT_REFUSED
+
 if TYPE_CHECKING:  # it imports torch
     from train.inference.weights import Trained
-
-EXIT_REFUSED = 2
 
 
 def parser() -> argparse.ArgumentParser:

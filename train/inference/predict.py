@@ -14,12 +14,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from train.settings import EXIT_REFUSED
+
 if TYPE_CHECKING:  # they import torch
     from train.inference.classify import Answer
     from train.inference.weights import Trained
 
 EXIT_SKIPPED = 1
-EXIT_REFUSED = 2
 
 
 def parser() -> argparse.ArgumentParser:

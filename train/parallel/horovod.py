@@ -51,10 +51,10 @@ class Horovod(Single):
     """Raises SettingsError, on all ranks, where one has no Horovod (see train.parallel.horovod_start)."""
 
     def __init__(
-        self, network: nn.Module, place: Place, device: torch.device, timeout: float = Settings.timeout
+        self, network: nn.Module, place: Place, device: torch.device, timeout_seconds: float = Settings.timeout
     ) -> None:
-        self.hvd = start(place, timeout)
-        self.timeout = timeout
+        self.hvd = start(place, timeout_seconds)
+        self.timeout = timeout_seconds
         self.hvd.broadcast_parameters(network.state_dict(), root_rank=0)  # still on the CPU
         super().__init__(network, device)
         self.distributed: Any = None  # the optimizer, once there is one
@@ -119,7 +119,7 @@ class Horovod(Single):
 
     @contextmanager
     def limited(self) -> Iterator[None]:
-        """Ends a wait for the other ranks' gradients with an error after `timeout` s.
+        """Ends a wait for the other ranks' gradients with an error after `timeout_seconds`.
 
         Horovod 0.28.1 by itself waits for ever for a rank that is merely busy: HOROVOD_STALL_SHUTDOWN_TIME_SECONDS did
         nothing when tried. shutdown() drops what is waited for, but may then wait for that rank as well, also when

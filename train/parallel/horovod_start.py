@@ -28,11 +28,11 @@ BEYOND = "192.0.2.1"  # of RFC 5737: what leads there is the default route
 ADDRESS_POLL_SECONDS = 0.05
 
 
-def start(place: Place, timeout: float) -> Any:
+def start(place: Place, timeout_seconds: float) -> Any:
     """Horovod's module horovod.torch, initialised (collective over torch.distributed, whose group must be there).
 
-    No wait of Horovod for a rank that does not answer is longer than `timeout` s. Raises SettingsError, on all ranks,
-    where one of them has no Horovod or no network interface for it.
+    No wait of Horovod for a rank that does not answer is longer than `timeout_seconds`. Raises SettingsError, on all
+    ranks, where one of them has no Horovod or no network interface for it.
     """
     complaint, hvd, here = "", None, ("", "")
     try:
@@ -45,7 +45,7 @@ def start(place: Place, timeout: float) -> Any:
     assert hvd is not None
     if hvd.is_initialized():
         return hvd
-    os.environ.update(limits(timeout))
+    os.environ.update(limits(timeout_seconds))
     if SERVER[0] in os.environ:  # horovodrun's
         hvd.init()
         return hvd
@@ -70,12 +70,12 @@ def module() -> Any:
     return horovod.torch
 
 
-def limits(timeout: float) -> dict[str, str]:
+def limits(timeout_seconds: float) -> dict[str, str]:
     """Horovod's settings that bound its waits for ranks that do not answer at all; for those that are merely busy,
     whose Horovod does answer, train.parallel.horovod has a limit of its own.
     """
     return {
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, math.ceil(timeout))),
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, math.ceil(timeout_seconds))),
         "HOROVOD_DISABLE_GROUP_FUSION": "1",  # see train.parallel.horovod
     }
 
@@ -175,7 +175,7 @@ def started_by_horovodrun() -> bool:
     return SERVER[0] in os.environ and "MASTER_ADDR" not in os.environ
 
 
-def horovodrun_store(place: Place, timeout: float) -> Store:
+def horovodrun_store(place: Place, timeout_seconds: float) -> Store:
     """torch's store where horovodrun started the ranks: rank 0 makes one and leaves its address at Horovod's server.
 
     Raises SettingsError without an interface, TimeoutError where rank 0 does not come.
@@ -185,14 +185,14 @@ def horovodrun_store(place: Place, timeout: float) -> Store:
     url = f"http://{os.environ[SERVER[0]]}:{os.environ[SERVER[1]]}/muster/store"
     listener = socket.create_server((address, 0)) if place.rank == 0 else None
     if listener:
-        put(url, f"{address}:{listener.getsockname()[1]}", timeout)
-    host, port = wait_for(url, timeout).split(":")
+        put(url, f"{address}:{listener.getsockname()[1]}", timeout_seconds)
+    host, port = wait_for(url, timeout_seconds).split(":")
     return TCPStore(
         host,
         int(port),
         place.world_size,
         is_master=place.rank == 0,
-        timeout=timedelta(seconds=timeout),
+        timeout=timedelta(seconds=timeout_seconds),
         wait_for_workers=True,
         master_listen_fd=listener.detach() if listener else None,
     )
@@ -202,18 +202,18 @@ def horovodrun_store(place: Place, timeout: float) -> Store:
 WITHOUT_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def put(url: str, text: str, timeout: float) -> None:
-    WITHOUT_PROXY.open(urllib.request.Request(url, text.encode(), method="PUT"), timeout=timeout).close()
+def put(url: str, text: str, timeout_seconds: float) -> None:
+    WITHOUT_PROXY.open(urllib.request.Request(url, text.encode(), method="PUT"), timeout=timeout_seconds).close()
 
 
-def wait_for(url: str, timeout: float) -> str:
-    limit = time.monotonic() + timeout
+def wait_for(url: str, timeout_seconds: float) -> str:
+    limit = time.monotonic() + timeout_seconds
     while True:
         try:
-            with WITHOUT_PROXY.open(url, timeout=timeout) as answer:
+            with WITHOUT_PROXY.open(url, timeout=timeout_seconds) as answer:
                 return str(answer.read().decode())
         except urllib.error.HTTPError as error:  # 404: not there yet
             error.close()
         if time.monotonic() > limit:
-            raise TimeoutError(f"rank 0 left no address at {url} within {timeout:.0f} s")
+            raise TimeoutError(f"rank 0 left no address at {url} within {timeout_seconds:.0f} s")
         time.sleep(ADDRESS_POLL_SECONDS)

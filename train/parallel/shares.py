@@ -16,7 +16,7 @@ from train.model.running_statistics import unchanged_buffers
 from train.order import Cut
 from train.settings import SettingsError
 
-ALIKE = 0.05  # speeds this near to each other are one speed: the difference is the measurement's
+ALIKE = 0.05  # speeds that differ by less than this part count as equal: measurements vary as much
 ROUNDS, WARM_UP_ROUNDS = 5, 2
 
 

@@ -39,7 +39,7 @@ class RendezvousError(Exception):
     """The ranks did not find each other in time."""
 
 
-def meet(init: str, rank: int, world_size: int, timeout: float) -> Store:
+def meet(init: str, rank: int, world_size: int, timeout_seconds: float) -> Store:
     """The store that all ranks of this run share. Raises SettingsError for a bad --init, RendezvousError."""
     url = checked(init)
     if world_size == 1:
@@ -47,13 +47,13 @@ def meet(init: str, rank: int, world_size: int, timeout: float) -> Store:
     try:
         match url.scheme:
             case "env":
-                return environment_store(rank, world_size, timeout)
+                return environment_store(rank, world_size, timeout_seconds)
             case "tcp":
-                return tcp_store(str(url.hostname), int(url.port or 0), rank, world_size, timeout)
-        return file_store(Path(url.path), rank, world_size, timeout)
+                return tcp_store(str(url.hostname), int(url.port or 0), rank, world_size, timeout_seconds)
+        return file_store(Path(url.path), rank, world_size, timeout_seconds)
     except (DistError, TimeoutError) as error:
         raise RendezvousError(
-            f"rank {rank} waited {timeout:.0f} s at --init {init} for the {world_size} ranks to meet: are all of them "
+            f"rank {rank} waited {timeout_seconds:.0f} s at --init {init} for the {world_size} ranks to meet: are all "
             f"started, with the same --init and world size, and can they reach it? ({str(error).splitlines()[0]})"
         ) from error
 
@@ -71,17 +71,17 @@ def checked(init: str) -> SplitResult:
     return url
 
 
-def environment_store(rank: int, world_size: int, timeout: float) -> Store:
+def environment_store(rank: int, world_size: int, timeout_seconds: float) -> Store:
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
     if missing:
         raise SettingsError(
             f"--init env://: {' and '.join(missing)} not set: start the ranks with torchrun or --spawn, or give --init"
         )
-    store, _, _ = next(rendezvous("env://", rank, world_size, timeout=timedelta(seconds=timeout)))
+    store, _, _ = next(rendezvous("env://", rank, world_size, timeout=timedelta(seconds=timeout_seconds)))
     return PrefixStore("default_pg", store)
 
 
-def tcp_store(host: str, port: int, rank: int, world_size: int, timeout: float) -> Store:
+def tcp_store(host: str, port: int, rank: int, world_size: int, timeout_seconds: float) -> Store:
     """Not torch's handler, which under torchrun expects the agent's store there, and listens on all addresses."""
     listener = listen(host, port) if rank == 0 else None
     return TCPStore(
@@ -89,7 +89,7 @@ def tcp_store(host: str, port: int, rank: int, world_size: int, timeout: float) 
         port,
         world_size,
         is_master=rank == 0,
-        timeout=timedelta(seconds=timeout),
+        timeout=timedelta(seconds=timeout_seconds),
         wait_for_workers=True,
         master_listen_fd=listener.detach() if listener else None,
     )
@@ -109,8 +109,8 @@ def listen(host: str, port: int) -> socket.socket:
         raise SettingsError(f"--init tcp://{host}:{port}: {where}; {fix}") from error
 
 
-def file_store(path: Path, rank: int, world_size: int, timeout: float) -> Store:
-    word, limit = secrets.token_hex(8), time.monotonic() + timeout
+def file_store(path: Path, rank: int, world_size: int, timeout_seconds: float) -> Store:
+    word, limit = secrets.token_hex(8), time.monotonic() + timeout_seconds
     try:
         if rank == 0:
             return host_meeting(path, word, world_size, limit)

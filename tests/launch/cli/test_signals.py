@@ -79,7 +79,7 @@ def test_without_an_interrupt_the_handlers_are_as_before() -> None:
 WAITING = """
 import sys, time
 from launch.cli import signals
-signals.LATER_SECONDS = 3.0
+signals.LATER_SECONDS = 300.0
 with signals.interrupts_as_exceptions():
     try:
         print("ready", flush=True)
@@ -87,23 +87,28 @@ with signals.interrupts_as_exceptions():
     except KeyboardInterrupt:
         with signals.undisturbed("last words"):
             print("ending", flush=True)
+            sys.stdin.readline()
+            signals.LATER_SECONDS = 0.0  # whatever comes now comes later
+            print("later", flush=True)
             time.sleep(600)
 """
 
 
 def test_a_user_who_does_not_wait_for_the_end_hears_the_last_words() -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", WAITING], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([sys.executable, "-c", WAITING], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    assert process.stdin is not None and process.stdout is not None
     process.stdout.readline()
     process.send_signal(signal.SIGTERM)
     assert process.stdout.readline() == "ending\n"
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGINT)  # at once: the same request
-    time.sleep(3.1)
+    process.stdin.write("go on\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "later\n"
     process.send_signal(signal.SIGTERM)
-    assert process.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.2)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=300)
     assert (process.returncode, err) == (exits.INTERRUPTED, "last words\n")
@@ -112,10 +117,11 @@ def test_a_user_who_does_not_wait_for_the_end_hears_the_last_words() -> None:
 def test_leaving_waits_for_no_thread() -> None:
     script = (
         "import time, threading; from launch.cli import signals\n"
-        "threading.Thread(target=time.sleep, args=(60,)).start()\nsignals.exit_now('gone')"
+        "threading.Thread(target=time.sleep, args=(600,)).start()\n"
+        "import atexit; atexit.register(print, 'cleared away', flush=True)\nsignals.exit_now('gone')"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=False)
-    assert (done.returncode, done.stderr) == (exits.INTERRUPTED, "gone\n")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (exits.INTERRUPTED, "cleared away\n", "gone\n")
 
 
 PRINTING = """

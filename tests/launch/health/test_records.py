@@ -73,15 +73,15 @@ def test_names_are_in_utc_whatever_the_zone(tmp_path: Path) -> None:
 
 def test_the_last_fifty_are_kept_and_nothing_else_is_left(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    for second in range(records.KEPT + 7):
+    for second in range(records.KEPT_RECORDS + 7):
         records.save(tmp_path, record(at(second)))
     kept = sorted(path.name for path in tmp_path.glob("*.json"))
-    assert len(kept) == records.KEPT and kept[0] == "20260801T120007.000000Z.json"
-    assert len(list(tmp_path.iterdir())) == records.KEPT + 1
+    assert len(kept) == records.KEPT_RECORDS and kept[0] == "20260801T120007.000000Z.json"
+    assert len(list(tmp_path.iterdir())) == records.KEPT_RECORDS + 1
 
 
 def test_a_clock_set_back_does_not_lose_the_record_just_made(tmp_path: Path) -> None:
-    for second in range(records.KEPT):
+    for second in range(records.KEPT_RECORDS):
         records.save(tmp_path, record(at(second)))
     assert records.save(tmp_path, record(at(-100))).exists()
 

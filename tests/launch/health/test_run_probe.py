@@ -56,6 +56,11 @@ def test_a_host_that_does_not_end_in_time_is_named() -> None:
         probe.document_of({"h1": left(), "h2": left()}, {"h1": 0}, 60)
 
 
+def test_a_probe_that_ends_without_a_word_is_no_timeout() -> None:
+    with pytest.raises(Refusal, match=r"the first host: the probe ended without its document"):
+        probe.document_of({"h1": left(), "h2": left()}, {"h1": 0, "h2": 0}, 60)
+
+
 def test_a_host_that_is_gone_is_named() -> None:
     with pytest.raises(Refusal, match=r"host h2: .*no answer over SSH"):
         probe.document_of({"h1": left()}, {"h1": 0, "h2": -1}, 60)
@@ -87,10 +92,11 @@ def test_a_probe_that_is_interrupted_twice_is_cleared_away_on_every_host() -> No
         def __init__(self, name: str) -> None:
             self.name = name
 
+        def answer(self, command: str) -> str:
+            done.append(f"{self.name} cleared")
+            return ""
+
         def root(self, command: str, timeout: float | None = None) -> Any:
-            if "podman run" not in command:
-                done.append(f"{self.name} cleared")
-                return SimpleNamespace(stdout="", exited=0)
             for _ in range(2 if self.name == "h1" else 0):
                 os.kill(os.getpid(), signal.SIGTERM)
                 time.sleep(0.05)

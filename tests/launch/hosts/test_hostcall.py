@@ -9,8 +9,9 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,14 @@ from launch.hosts.hostcall import Answer
 from launch.hosts.inventory import Target
 from launch.network import measure
 from launch.network.measure import NetworkAddresses
+
+SECONDS = 300.0  # for the hosts to meet, and for their answers: more than a busy machine needs
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine fails no start of Python."""
+    monkeypatch.setattr(hostcall, "MEET_SECONDS", SECONDS)
 
 
 class Host:
@@ -56,7 +65,7 @@ def ask(hosts: Sequence[Host], net: str, say: Any = lambda text: None, **more: A
         for name in names
     }
     machines: Any = list(hosts)
-    return hostcall.ask_all(machines, options, 60, say)
+    return hostcall.call_hosts(machines, options, SECONDS, say)
 
 
 def listening(net: str) -> list[str]:
@@ -70,7 +79,7 @@ def test_hosts_say_what_they_are_and_whom_they_reach_and_leave() -> None:
         assert isinstance(answer, Answer) and answer.reach is not None and answer.survey is not None
         assert [result["ok"] for result in answer.reach] == [True, True], name
         assert answer.survey["cpus"] >= 1 and answer.links is None
-        assert abs(answer.clock_offset) <= answer.clock_error < 60
+        assert abs(answer.clock_offset) <= answer.clock_error < SECONDS
     assert listening("1") == []
 
 
@@ -87,7 +96,7 @@ def test_a_host_that_fails_is_named_and_the_others_do_not_wait_for_it(tmp_path: 
     broken = Host("h2", script(tmp_path / "python", "echo 'no python here' >&2; exit 1"))
     begun = time.monotonic()
     answers = ask([Host("h1"), broken, Host("h3")], "3")
-    assert time.monotonic() - begun < hostcall.MEET_SECONDS
+    assert time.monotonic() - begun < SECONDS
     assert isinstance(answers["h2"], RuntimeError) and str(answers["h2"]) == "no python here"
     by_peer = {result["peer"]: result for result in answers["h1"].reach}
     assert by_peer["h3"]["ok"] and by_peer["h2"]["error"] == "h2 did not take part"
@@ -96,18 +105,33 @@ def test_a_host_that_fails_is_named_and_the_others_do_not_wait_for_it(tmp_path: 
 def test_hosts_that_start_late_are_waited_for_and_the_user_sees_for_whom(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """h2 starts when it has been named as the only one that is missing."""
     monkeypatch.setattr(hostcall, "PROGRESS_SECONDS", 0.2)
-    said: list[str] = []
-    late = Host("h2", script(tmp_path / "python", f'sleep 2.5; exec {sys.executable} "$@"'))
-    answers = ask([Host("h1"), late], "4", said.append)
-    assert all(answer.reach[0]["ok"] for answer in answers.values())
-    assert any("waiting for h2 (" in text for text in said)
+    named = tmp_path / "named"
+    wait_and_start = f"while [ ! -e '{named}' ]; do sleep 0.05; done; exec {sys.executable} \"$@\""
+    answers = ask(
+        [Host("h1"), Host("h2", script(tmp_path / "python", wait_and_start))],
+        "4",
+        lambda text: named.touch() if "waiting for h2 (" in text else None,
+    )
+    assert all(answer.reach[0]["ok"] for answer in answers.values()) and named.exists()
 
 
-@pytest.mark.slow
 def test_a_host_that_never_starts_costs_the_wait_for_it_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hostcall, "MEET_SECONDS", 4)
-    answers = ask([Host("h1"), Host("h2"), Host("h3", script(tmp_path / "python", "sleep 8; echo up late"))], "5")
+    """The time to meet is over when the two others have come. h3 reads until it is given up."""
+    calls: list[hostcall._Call] = []
+
+    class Call(hostcall._Call):
+        def __init__(self, names: Iterable[str]) -> None:
+            super().__init__(names)
+            calls.append(self)
+
+    def monotonic() -> float:
+        return time.monotonic() + (SECONDS + 1 if len(calls[0].listening) == 2 else 0)
+
+    monkeypatch.setattr(hostcall, "_Call", Call)
+    monkeypatch.setattr(hostcall, "time", SimpleNamespace(monotonic=monotonic, time=time.time))
+    answers = ask([Host("h1"), Host("h2"), Host("h3", script(tmp_path / "python", "cat > /dev/null; exit 1"))], "5")
     by_peer = {result["peer"]: result for result in answers["h1"].reach}
     assert by_peer["h2"]["ok"] and not by_peer["h3"]["ok"]
     assert isinstance(answers["h3"], RuntimeError)
@@ -119,7 +143,7 @@ def test_sudos_password_and_a_call_larger_than_an_argument_may_be_go_through() -
     host: Any = Host("h1", first="a password\n")
     options = {"meeting": hostcall.meetings({"h1": ["127.45.6.1"]})["h1"], "reach": many, "survey": None}
     assert len(hostcall.program(options)) > 150_000 and len(hostcall.command("python3")) < 2_000
-    answer = hostcall.ask_all([host], {"h1": options}, 60)["h1"]
+    answer = hostcall.call_hosts([host], {"h1": options}, SECONDS)["h1"]
     assert isinstance(answer, Answer) and answer.reach is not None and len(answer.reach) == len(many)
 
 
@@ -153,7 +177,7 @@ def test_hosts_end_when_the_control_machine_has_gone() -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(1)
     process.stdin.close()
-    assert process.wait(20) == 0 and process.stdout.read() == ""
+    assert process.wait(100) == 0 and process.stdout.read() == ""
     process.stdout.close()
 
 
@@ -179,6 +203,5 @@ def test_sudo_is_not_left_waiting_for_another_password(tmp_path: Path, monkeypat
     refuses = Host(
         "h2", script(tmp_path / "python", "cat > /dev/null; echo 'sudo: no password was provided' >&2; exit 1")
     )
-    begun = time.monotonic()
     answers = ask([Host("h1"), refuses], "10")
-    assert str(answers["h2"]) == "sudo: no password was provided" and time.monotonic() - begun < 30
+    assert str(answers["h2"]) == "sudo: no password was provided"

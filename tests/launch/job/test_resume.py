@@ -46,6 +46,13 @@ def test_last_is_the_newest_run_of_this_inventory() -> None:
     assert resume.select("last", "other", PLANS).run == "05"
 
 
+def test_the_working_directory_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = files.stored(Path("inventory/lab"))
+    monkeypatch.chdir("/")
+    assert files.stored(files.ROOT / "inventory/lab") == held == "inventory/lab"
+    assert resume.select("last", "lab", {"01": plan("01", held)}).run == "01"
+
+
 def test_a_run_is_found_by_its_id() -> None:
     assert resume.select("01", "lab", PLANS).run == "01"
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.hosts.ssh import LineSink
-from launch.job.plan import Options, make_plan
+from launch.job import container
+from launch.job.plan import HostPlan, Options, make_plan
 from launch.run.follow import DRAIN_SECONDS, Follower, Labeller, split_label
 from tests.launch.samples import cluster
 
@@ -47,6 +50,29 @@ def test_a_dropped_connection_neither_loses_nor_repeats_a_line(total: int, cut: 
     sink.write(text)
     sink.finish()
     assert got == lines
+
+
+def test_a_log_that_cannot_be_written_is_no_lost_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Host:
+        """Its connection holds: what is done over it is done once."""
+
+        def through_drops(self, work: Callable[[], object]) -> None:
+            work()
+
+    def stream(machine: Host, host_plan: HostPlan, sink: LineSink) -> None:
+        (tmp_path / "h1.log").mkdir()  # as a full disk: no line can be written there
+        sink.write("[rank0]:one\n[rank0]:two\n")
+
+    monkeypatch.setattr(container, "stream_output", stream)
+    host_plan = make_plan(cluster(1), Options(), "r", 29500, "me", "now").hosts[0]
+    follower = Follower.__new__(Follower)
+    follower._labeller = Labeller([host_plan], colour=False)
+    follower._read(Host(), host_plan, tmp_path)  # type: ignore[arg-type]
+    out, err = capsys.readouterr()
+    assert err.count("lacks lines from here on") == 1
+    assert out == "h1 rank 0 | one\nh1 rank 0 | two\n"
 
 
 def test_the_last_lines_of_many_hosts_are_waited_for_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ class Host:
     """h1 runs some-run; on h2 sudo was lost."""
 
     commands: list[str] = []  # noqa: RUF012
+    exit_status = 0  # -1: the SSH connection was lost
 
     def __init__(self, target: Any, known_hosts: Path, connection: Any) -> None:
         self.name = target.name
@@ -39,6 +41,7 @@ class Host:
 
     def root(self, command: str, timeout: float | None = None, out: Any = None) -> Any:
         out.write("muster-pid=4242\n[rank0]:a step\n")
+        return SimpleNamespace(exited=self.exit_status)
 
     def close(self) -> None:
         pass
@@ -88,6 +91,15 @@ def test_logs(capsys: pytest.CaptureFixture[str]) -> None:
     assert logs.logs(INVENTORY, "some-run", Console()) == exits.UNREACHABLE
     out, err = capsys.readouterr()
     assert out == "h1 rank 0 | a step\n" and named(err)
+
+
+def test_a_live_view_whose_connection_is_lost_is_no_success(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Host, "exit_status", -1)
+    assert logs.logs(INVENTORY, "some-run", Console()) == exits.UNREACHABLE
+    out, err = capsys.readouterr()
+    assert out == "h1 rank 0 | a step\n" and "host h1: the SSH connection was lost" in err
 
 
 def test_readiness() -> None:
