@@ -1,4 +1,4 @@
-"""What all tests share: what a lab test needs is made first, nothing hangs, and failures are told at once.
+"""What all tests share: what a lab test needs is made first, nothing hangs, and failures are printed at once.
 
 With CI=true a test that cannot run fails instead of being skipped.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from hypothesis import HealthCheck, settings
 from rich.console import Console
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,6 +24,9 @@ sys.path.insert(0, str(ROOT))
 from launch.cli.make_variables import KNOWN  # noqa: E402
 from tests import sweep  # noqa: E402
 
+# On a busy machine an example may take longer than Hypothesis allows by itself.
+settings.register_profile("muster", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("muster")
 os.environ.pop("MAKEFLAGS", None)  # of the `make test` that runs us: not meant for the commands that the tests start
 
 

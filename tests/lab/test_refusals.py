@@ -80,7 +80,7 @@ def test_changed_host_key_is_shown_with_both_fingerprints_and_yes_does_not_accep
     assert (copy / "known_hosts").read_text() == before
 
 
-def test_trust_asks_and_writes_nothing_unless_told_yes(lab: Lab, copy: Path) -> None:
+def test_trust_asks_and_writes_nothing_without_a_yes(lab: Lab, copy: Path) -> None:
     (copy / "known_hosts").unlink()
     refused(lab, copy, 2, "not confirmed", task="trust")
     assert not (copy / "known_hosts").exists()

@@ -22,7 +22,7 @@ def test_a_stopped_run_goes_on_from_where_it_was_saved(lab: Lab) -> None:
         assert line, f"it ended early:\n{printed}"
         printed += line
     os.killpg(process.pid, signal.SIGINT)
-    rest, _ = process.communicate(timeout=120)
+    rest, _ = process.communicate(timeout=300)
     printed += rest
     folder, summary = summary_of(printed)
     assert (process.returncode, summary["status"], summary["reason"]) == (130, "stopped", "Ctrl-C"), printed

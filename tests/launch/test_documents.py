@@ -83,7 +83,7 @@ def test_gpus_that_are_not_there_and_broken_drivers_are_refused_together() -> No
     detect.check_facts([host("h1"), host("h2", gpus=[])], known)
 
 
-def test_ranks_follow_gpus_unless_told() -> None:
+def test_ranks_follow_gpus_unless_their_number_is_set() -> None:
     assert deploy.ranks_and_gpus(host("h1"), facts()) == (1, [])
     assert deploy.ranks_and_gpus(host("h1"), facts(gpus=4)) == (4, [0, 1, 2, 3])
     assert deploy.ranks_and_gpus(host("h1", gpus=[1, 3]), facts(gpus=4)) == (2, [1, 3])

@@ -27,10 +27,10 @@ def start(runs: Path, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def finish(process: subprocess.Popen[str], runs: Path, timeout: float = 300) -> Run:
+def finish(process: subprocess.Popen[str], runs: Path) -> Run:
     """(exit status, output, the run's folder, its summary). The time is a guard, not a measurement."""
     try:
-        output, _ = process.communicate(timeout=timeout)
+        output, _ = process.communicate(timeout=300)
     except BaseException:  # nothing that a test started may go on and slow down the next ones
         stop(process)
         raise
@@ -108,7 +108,7 @@ def test_ctrl_c_stops_all_ranks(tmp_path: Path) -> None:
     while "first optimizer step" not in (line := process.stdout.readline()):
         assert line, "it ended early"
     process.send_signal(signal.SIGINT)
-    status, output, folder, summary = finish(process, tmp_path, timeout=60)
+    status, output, folder, summary = finish(process, tmp_path)
     assert status == exits.INTERRUPTED, output
     assert (summary["status"], summary["exit_status"], summary["test_accuracy"]) == ("stopped", 130, None)
     assert processes_of(folder.name) == []
@@ -167,10 +167,13 @@ def test_two_runs_of_one_second_have_two_ids(tmp_path: Path) -> None:
     assert len(names) == 2 and all(name.endswith("-local") for name in names)
 
 
+RUN = "20261121-143005-3fa2-local"
+
+
 def sleeper(run_dir: Path, user: int | None = None) -> subprocess.Popen[bytes]:
     """A process that looks like a rank of a run."""
-    environment = {"MUSTER_RUN_ID": "20261121-143005-3fa2-local", "MUSTER_RUN_DIR": str(run_dir)}
-    return subprocess.Popen(["/bin/sleep", "60"], env=environment, user=user)
+    environment = {"MUSTER_RUN_ID": RUN, "MUSTER_RUN_DIR": str(run_dir)}
+    return subprocess.Popen(["/bin/sleep", "600"], env=environment, user=user)
 
 
 def test_only_processes_of_this_run_are_killed(tmp_path: Path) -> None:
@@ -178,9 +181,10 @@ def test_only_processes_of_this_run_are_killed(tmp_path: Path) -> None:
     other, ours = sleeper(tmp_path / "other"), sleeper(tmp_path / "ours")
     foreign = sleeper(tmp_path / "ours", user=65534) if os.getuid() == 0 else None
     try:
-        time.sleep(0.2)  # until exec has put the environment in place
+        while len(processes_of(RUN)) < (2 if foreign is None else 3):  # until exec has put the environment in place
+            time.sleep(0.02)
         local.kill_what_is_left(tmp_path / "ours")
-        assert ours.wait(10) == -signal.SIGKILL
+        assert ours.wait(300) == -signal.SIGKILL
         assert other.poll() is None and (foreign is None or foreign.poll() is None)
     finally:
         for process in filter(None, (other, ours, foreign)):
@@ -188,7 +192,7 @@ def test_only_processes_of_this_run_are_killed(tmp_path: Path) -> None:
             process.wait()
 
 
-SLOW_AGENT = "import pathlib, sys, time\npathlib.Path('started').touch()\ntime.sleep(60)\n"
+SLOW_AGENT = "import pathlib, sys, time\npathlib.Path('started').touch()\ntime.sleep(600)\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -207,7 +211,7 @@ def test_a_signal_during_the_start_ends_the_run(number: signal.Signals, tmp_path
             assert process.poll() is None
             time.sleep(0.02)
         process.send_signal(number)
-        assert process.wait(20) == exits.INTERRUPTED
+        assert process.wait(300) == exits.INTERRUPTED
         (folder,) = (tmp_path / "runs").iterdir()
         assert json.loads((folder / "summary.json").read_text())["status"] == "stopped"
         assert processes_of(folder.name) == []

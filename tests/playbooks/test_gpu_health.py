@@ -33,7 +33,7 @@ def test_reasons_for_throttling_in_words(text: str | None, words: list[str] | No
     assert muster_gpu_health.parse_throttle(text) == words
 
 
-def test_processes_are_told_with_their_owner_whatever_their_name() -> None:
+def test_processes_are_reported_with_their_owner_whatever_their_name() -> None:
     text = f"{UUID}, 12345, python3, train, 8192\n{UUID}, 77, [Insufficient Permissions], [N/A]\nNo running processes\n"
     found = muster_gpu_health.parse_processes(text, {12345: "ann"}.get)
     assert found == {
@@ -140,7 +140,7 @@ def answering(dmesg: Result, journal: Result) -> Any:
 FORBIDDEN = Result(1, "", "dmesg: read kernel buffer failed: Operation not permitted\n")
 
 
-def test_no_xid_line_is_told_apart_from_a_log_that_cannot_be_read() -> None:
+def test_no_xid_line_is_distinguished_from_a_log_that_cannot_be_read() -> None:
     none = Result(127, "", "journalctl: not installed")
     assert muster_gpu_health.read_xid(answering(Result(0, "[    1.0] Linux\n", ""), none)) == ([], None)
     found, why = muster_gpu_health.read_xid(answering(FORBIDDEN, none))

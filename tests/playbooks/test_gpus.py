@@ -278,7 +278,7 @@ def test_rocm_smi_answers_where_amd_smi_does_not() -> None:
         ({"amd-smi": Result(0, "no JSON here", "")}, True, "by hand"),
     ],
 )
-def test_amd_gpus_that_cannot_be_told_apart_are_a_problem_of_their_own(
+def test_amd_gpus_that_cannot_be_distinguished_are_a_problem_of_their_own(
     answers: dict[str, Result], loaded: bool, fix: str
 ) -> None:
     gpus, problem = muster_gpus._find_amd(["0000:83:00.0"], loaded, machine(answers))

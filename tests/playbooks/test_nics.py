@@ -14,7 +14,7 @@ LINK_LOCAL = {"family": "inet6", "local": "fe80::1", "prefixlen": 64, "scope": "
 
 
 def link(name: str, kind: str | None = None, *, index: int = 2, addresses: list[Any] | None = None, **more: Any) -> Any:
-    """One link as iproute2 prints it: up, with carrier and with 10.1.0.5/24, where not told otherwise."""
+    """One link as iproute2 prints it: up, with carrier and with 10.1.0.5/24, where nothing else is given."""
     described = {
         "ifindex": index,
         "ifname": name,

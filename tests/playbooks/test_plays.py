@@ -29,7 +29,7 @@ def test_host_keys_are_checked_by_every_way_to_a_host() -> None:
         for play in yaml.safe_load(path.read_text()):
             for task in tasks_of(play.get("tasks", [])):
                 sent = task.get("ansible.posix.synchronize")
-                # synchronize turns host-key checking off unless told otherwise.
+                # synchronize turns host-key checking off unless it is set otherwise.
                 assert sent is None or (sent["verify_host"] is True and sent["use_ssh_args"] is True), path
 
 

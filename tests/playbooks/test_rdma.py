@@ -36,7 +36,7 @@ def nic(device: Path, name: str, dev_port: int = 0) -> None:
     (folder / "dev_id").write_text("0x0\n")
 
 
-def test_ports_are_told_with_state_rate_layer_and_nics(tmp_path: Path) -> None:
+def test_ports_are_reported_with_state_rate_layer_and_nics(tmp_path: Path) -> None:
     nic(port(tmp_path, "mlx5_0", rate="400 Gb/sec (4X NDR)"), "ibp12s0")
     port(tmp_path, "mlx5_1", state="1: DOWN", rate="10 Gb/sec (4X SDR)")
     port(tmp_path, "mlx5_bond_0", rate="25 Gb/sec (1X EDR)", layer="Ethernet", gids=("bond0", "bond0", "bond0.20"))
@@ -83,7 +83,7 @@ def test_each_port_of_a_device_has_its_own_nic(tmp_path: Path) -> None:
     ]
 
 
-def test_rdma_in_software_is_told_apart(tmp_path: Path) -> None:
+def test_rdma_in_software_is_marked_as_such(tmp_path: Path) -> None:
     device = port(tmp_path, "rxe0", layer="Ethernet", rate="2.5 Gb/sec (1X SDR)")
     (device / "parent").write_text("eth0\n")
     found = muster_nics.read_rdma(tmp_path)[0]

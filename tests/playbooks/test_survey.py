@@ -23,7 +23,7 @@ HANGS = Result(124, "", "podman ps: no answer within 20 s")
 MODULE_UTILS = Path(__file__).parents[2] / "playbooks" / "module_utils"
 
 
-def test_podmans_answers_are_read_and_only_musters_own_things_are_told() -> None:
+def test_podmans_answers_are_read_and_only_musters_own_things_are_reported() -> None:
     info = {
         "version": {"Version": "4.3.1"},
         "host": {"ociRuntime": {"name": "runc"}},
@@ -37,7 +37,7 @@ def test_podmans_answers_are_read_and_only_musters_own_things_are_told() -> None
     assert found == {"localhost/muster/train:latest": "ab" * 32}
 
 
-def test_runs_are_told_with_owner_and_age_the_ended_ones_too() -> None:
+def test_runs_are_reported_with_owner_and_age_the_ended_ones_too() -> None:
     labels = {"muster.run": "x", "muster.owner": "ann"}
     answer = [
         {"Names": ["muster-x-0"], "State": "exited", "Labels": labels, "Created": 1795280000, "Exited": True},
@@ -117,7 +117,7 @@ def _python(code: str, text: str = "") -> str:
         f"sys.modules['ansible.module_utils'].__path__ = [{str(MODULE_UTILS)!r}]\n"
     )
     words = [sys.executable, "-I", "-c", prefix + code]
-    return subprocess.run(words, input=text, capture_output=True, text=True, check=True, timeout=60).stdout
+    return subprocess.run(words, input=text, capture_output=True, text=True, check=True, timeout=300).stdout
 
 
 def data_set(folder: Path, changed: str = "") -> Path:
@@ -156,8 +156,8 @@ def test_links_are_followed_once_and_links_to_nowhere_do_no_harm(tmp_path: Path)
 
 
 def test_data_that_takes_too_long_or_is_not_there_has_no_fingerprint(tmp_path: Path) -> None:
-    late = muster_survey.fingerprint(data_set(tmp_path), seconds=-1.0)
-    assert late["present"] and not late["complete"] and late["sha256"] is None
+    unfinished = muster_survey.fingerprint(data_set(tmp_path), seconds=-1.0)
+    assert unfinished["present"] and not unfinished["complete"] and unfinished["sha256"] is None
     absent = muster_survey.fingerprint(tmp_path / "nowhere")
     assert not absent["present"] and not absent["complete"] and absent["files"] == 0
 
@@ -178,7 +178,7 @@ def test_this_machine_is_surveyed_in_one_command_without_ansible(tmp_path: Path)
         _python(code + "print(json.dumps(survey(json.load(sys.stdin))))", json.dumps(options))
     )
     assert set(found) == KEYS and found["busy"] is None
-    assert 0 <= time.time() - found["ended"] < 60
+    assert 0 <= time.time() - found["ended"] < 300
     assert 0 < found["memory_free_bytes"] <= found["memory_bytes"]
     assert found["shm_free_bytes"] <= found["shm_bytes"]
     assert found["data"] == {"path": str(tmp_path), "present": True}

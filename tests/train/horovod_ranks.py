@@ -25,7 +25,7 @@ from train.settings import Settings
 from train.start.group import Place, leave_process_group
 
 SAMPLES, BATCH = 31, 15
-TIMEOUT, SHORT = 60.0, 3.0  # s
+TIMEOUT, SHORT = 60.0, 10.0  # s
 CPU = torch.device("cpu")
 
 

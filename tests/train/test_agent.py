@@ -114,7 +114,7 @@ signal.signal(signal.SIGTERM, stop)
 """
 
 
-def test_ranks_have_time_to_save_when_the_agent_is_told_to_stop(tmp_path: Path) -> None:
+def test_ranks_have_time_to_save_when_the_agent_is_asked_to_stop(tmp_path: Path) -> None:
     process = start(tmp_path, SAVES + "print('ready', flush=True)\n" + WAIT)
     assert process.stdout
     ready = 0
@@ -192,7 +192,7 @@ def direct(folder: Path, module: str, *arguments: str, ranks: int = 2) -> list[t
         )
     found = []
     for rank, process in enumerate(processes):
-        process.wait(90)
+        process.wait(GUARD_SECONDS)
         document = folder / str(rank) / "failure.json"
         found.append((process.returncode, json.loads(document.read_text()) if document.exists() else {}))
     return found
@@ -217,7 +217,7 @@ def test_a_rank_without_torchrun_says_why_it_failed(tmp_path: Path) -> None:
     assert (failure["rank"], bad[1]["host"], failure["consequence"]) == (1, "h1", False)
 
 
-def test_wrong_settings_are_told_without_torchrun_too(tmp_path: Path) -> None:
+def test_wrong_settings_are_reported_without_torchrun_too(tmp_path: Path) -> None:
     ((status, document),) = direct(tmp_path, "train.forecast.probe", "--forecast", "--lr", "fast", ranks=1)
     assert status == 1
     assert "--lr" in document["failures"][0]["exception"] and document["failures"][0]["exitcode"] == 2

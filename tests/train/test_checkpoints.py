@@ -38,7 +38,7 @@ def test_the_file_is_one_that_torch_load_reads(tmp_path: Path) -> None:
     assert torch.load(path, weights_only=True)["model"]["w"].equal(STATE["model"]["w"])
 
 
-def test_manifest_tells_size_hash_and_metric(tmp_path: Path) -> None:
+def test_the_manifest_holds_size_hash_and_metric(tmp_path: Path) -> None:
     path = files.write(tmp_path, 7, STATE, 0.5)
     manifest = json.loads((tmp_path / "step-7.json").read_text())
     assert manifest["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
@@ -115,7 +115,7 @@ def test_pickled_code_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not (tmp_path / "owned").exists()
 
 
-def test_a_full_disk_is_told_and_leaves_the_older_one(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_leaves_the_older_one(tmp_path: Path) -> None:
     files.write(tmp_path, 7, STATE)
     before = names(tmp_path)
     with largest_file(1000), pytest.raises(CheckpointError, match=r"cannot write.*step-8.*make room"):

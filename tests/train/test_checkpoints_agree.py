@@ -123,6 +123,6 @@ def test_one_process_needs_no_process_group(tmp_path: Path) -> None:
     assert resolve("auto", tmp_path, Place()) == StartPoint(tmp_path / "step-10.pt", 10, [])
 
 
-def test_a_file_of_another_name_is_told_what_it_is_for(tmp_path: Path) -> None:
+def test_a_file_of_another_name_is_refused_with_the_option_that_loads_it(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="--init-from"):
         resolve(str(tmp_path / "resnet50.pt"), tmp_path, Place())

@@ -84,7 +84,7 @@ def test_code_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zipp
 
 @pytest.mark.parametrize("name", ["w.pth", "w.safetensors"])
 @pytest.mark.parametrize("content", [None, b"", b"<html>not found</html>"])
-def test_what_is_no_file_of_weights_is_told(tmp_path: Path, name: str, content: bytes | None) -> None:
+def test_what_is_no_file_of_weights_is_named(tmp_path: Path, name: str, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(CheckpointError, match=name):
@@ -92,7 +92,7 @@ def test_what_is_no_file_of_weights_is_told(tmp_path: Path, name: str, content: 
 
 
 @pytest.mark.parametrize("content", [{}, {"epoch": 3}, [torch.zeros(1)], {"state_dict": {}}])
-def test_a_file_without_weights_is_told(tmp_path: Path, content: Any) -> None:
+def test_a_file_without_weights_is_reported(tmp_path: Path, content: Any) -> None:
     torch.save(content, tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match="holds no weights"):
         load_weights(tmp_path / "w.pth")

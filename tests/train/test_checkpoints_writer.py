@@ -91,7 +91,7 @@ def test_a_guarded_optimizer_waits_for_the_copy(tmp_path: Path) -> None:
         assert one.read_bytes() == other.read_bytes()
 
 
-def test_a_guarded_weight_that_changes_nevertheless_is_told(tmp_path: Path) -> None:
+def test_a_guarded_weight_that_changes_nevertheless_is_reported(tmp_path: Path) -> None:
     network, optimizer = training()
     writer = Writer(tmp_path)
     writer.guard(optimizer)
@@ -147,7 +147,7 @@ def test_the_newest_and_the_best_stay(writer: Writer) -> None:
     assert saved_steps(writer.folder) == [2, 4, 5]
 
 
-def test_an_error_of_the_background_is_told_at_the_next_call_and_once(tmp_path: Path) -> None:
+def test_an_error_of_the_background_is_reported_at_the_next_call_and_once(tmp_path: Path) -> None:
     state = {"model": {"w": torch.zeros(100_000)}}
     writer = Writer(tmp_path)
     writer.save(1, state)

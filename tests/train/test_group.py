@@ -85,7 +85,7 @@ def test_a_wrong_init_is_refused(init: str) -> None:
         checked(init)
 
 
-def test_what_cannot_be_listened_at_is_told() -> None:
+def test_what_cannot_be_listened_at_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(SettingsError, match="take another port"):
@@ -94,12 +94,12 @@ def test_what_cannot_be_listened_at_is_told() -> None:
         meet("tcp://192.0.2.1:2000", 0, 2, 5)
 
 
-def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_is_reported(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="a folder that all ranks can write to"):
         meet(f"file://{tmp_path}/none/store", 1, 2, 5)
 
 
-def test_env_without_a_master_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_env_without_a_master_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     monkeypatch.setenv("MASTER_PORT", "2000")
     with pytest.raises(SettingsError, match="MASTER_ADDR not set: start the ranks with torchrun or --spawn"):

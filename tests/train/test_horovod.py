@@ -159,11 +159,11 @@ def test_horovodrun_starts_it_too(environment: dict[str, str], results: Results,
 def test_a_step_that_a_rank_stays_away_from_ends_in_an_error(
     environment: dict[str, str], tmp_path: Path, how: str
 ) -> None:
-    """Within --timeout, here 3 s: Horovod by itself waits for a busy one for ever. The process then ends, too."""
+    """Within --timeout, here 10 s: Horovod by itself waits for a busy one for ever. The process then ends, too."""
     command = [*torchrun(2), RANKS, str(tmp_path), "horovod", "0", how]
     subprocess.run(command, cwd=ROOT, env=environment, timeout=SECONDS, capture_output=True, check=False)
     end = torch.load(tmp_path / "horovod-2-0-0.pt")
-    assert "did not come to this step within 3 s" in end["error"] and end["seconds"] > 2
+    assert "did not come to this step within 10 s" in end["error"] and end["seconds"] > 5
 
 
 def same(ours: Any, theirs: Any) -> None:

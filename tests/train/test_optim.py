@@ -111,7 +111,7 @@ def test_setting_a_step_gives_all_groups_a_float() -> None:
     assert type(optimizer.param_groups[0]["lr"]) is float
 
 
-def test_the_state_tells_all_that_decides_the_rate() -> None:
+def test_the_state_holds_all_that_decides_the_rate() -> None:
     assert Schedule(Settings(), 12, 108).state() == {
         "peak": 0.002,
         "schedule": "cosine",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -12,8 +13,9 @@ from launch.cli.output import Phases
 
 
 class Waited(threading.Event):
-    """An event whose waits end at once; it records for how many seconds each was to last."""
+    """An event whose waits move the clock and end at once; it records for how many seconds each was to last."""
 
+    now: float
     intervals: list[float]
     reported = threading.Event()
 
@@ -22,6 +24,7 @@ class Waited(threading.Event):
         if len(self.intervals) > 3:
             self.reported.set()
             return super().wait()
+        Waited.now += timeout or 0.0
         return False
 
 
@@ -30,17 +33,21 @@ def test_a_long_phase_shows_its_progress_in_few_lines(
     monkeypatch: pytest.MonkeyPatch, expected_seconds: float, interval_seconds: float
 ) -> None:
     console = Console(file=io.StringIO(), width=100)
+    monkeypatch.setattr(Waited, "now", 100.0, raising=False)
     monkeypatch.setattr(Waited, "intervals", [], raising=False)
     monkeypatch.setattr(Waited, "reported", threading.Event())
     monkeypatch.setattr("launch.cli.output.Event", Waited)
+    monkeypatch.setattr("launch.cli.output.time", SimpleNamespace(monotonic=lambda: Waited.now))
     phases = Phases(console)
     with phases.phase("sum", "Summing", expected_seconds):
-        Waited.reported.wait(10)
+        assert Waited.reported.wait(300)
     assert isinstance(console.file, io.StringIO)
     first, *progress, last = console.file.getvalue().splitlines()
     assert first == f"==> Summing (about {expected_seconds:.0f} s)"
-    assert progress == [f"    0 s of about {expected_seconds:.0f} s"] * 3 and last == "    took 0 s"
-    assert set(Waited.intervals) == {interval_seconds} and "sum" in phases.seconds
+    lasted = [interval_seconds * count for count in (1, 2, 3)]
+    assert progress == [f"    {seconds:.0f} s of about {expected_seconds:.0f} s" for seconds in lasted]
+    assert last == f"    took {lasted[-1]:.0f} s" and phases.seconds == {"sum": lasted[-1]}
+    assert set(Waited.intervals) == {interval_seconds}
 
 
 def test_a_phase_without_an_estimate_is_one_line() -> None:

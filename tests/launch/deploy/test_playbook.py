@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -15,15 +16,26 @@ from launch.deploy import playbook
 
 
 def test_a_playbook_that_hangs_is_ended_and_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(playbook, "PLAYBOOK_SECONDS", 0.5)
     pid = tmp_path / "pid"
+
+    class Popen(subprocess.Popen[bytes]):
+        """Is waited for when its child has begun."""
+
+        def wait(self, timeout: float | None = None) -> int:
+            while not (pid.exists() and pid.read_text()):
+                time.sleep(0.01)
+            return super().wait(timeout)
+
+    monkeypatch.setattr(playbook, "PLAYBOOK_SECONDS", 0.5)
+    monkeypatch.setattr(subprocess, "Popen", Popen)
     with pytest.raises(Refusal, match=r"had not ended after 0\.5 s") as refused:
-        playbook.run_bounded(["sh", "-c", f"sleep 60 & echo $! > '{pid}'; wait"], os.environ)
+        playbook.run_bounded(["sh", "-c", f"sleep 600 & echo $! > '{pid}'; wait"], os.environ)
     assert refused.value.status == exits.DEPLOY_FAILED
     child = Path("/proc") / pid.read_text().strip() / "status"
-    for _ in range(100):  # the kernel takes a moment to clear it away
+    deadline = time.monotonic() + 60  # the kernel takes a moment to clear it away
+    while time.monotonic() < deadline:
         if not child.exists() or "State:\tZ" in child.read_text():
             return
         time.sleep(0.05)
-    subprocess.run(["kill", child.parent.name], check=False)
+    os.kill(int(child.parent.name), signal.SIGKILL)
     pytest.fail("a process of the playbook is left")

@@ -12,8 +12,10 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import paramiko
 import pytest
@@ -71,21 +73,54 @@ def relay(tmp_path: Path) -> str:
     return f"{sys.executable} {tmp_path}/relay.py %p"
 
 
-@pytest.mark.slow  # ten seconds, in which a silent host has to be borne and a dead one to be noticed
+def once(there: Path, act: Callable[[], object]) -> str:
+    """A command that makes the file `there` and goes on without a word. Starts a thread that acts when it has begun."""
+
+    def wait_and_act() -> None:
+        while not there.exists():
+            time.sleep(0.01)
+        act()
+
+    threading.Thread(target=wait_and_act, daemon=True).start()
+    return f"touch '{there}'; sleep 500"
+
+
+@pytest.mark.slow
 def test_a_host_that_is_gone_behind_a_proxy_is_noticed(
     folder: Path, servers: tuple[Sshd, Sshd], relay: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ssh, "DEAD_LINK_SECONDS", 4)
-    monkeypatch.setattr(ssh, "ASK_SECONDS", 0.5)
+    enough, stopped, answers = folder / "enough", threading.Event(), list[bool]()
+
+    class Answered(threading.Event):
+        """An answer to the question whether the host is there; it may take its time until the relay is stopped."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            while not (came := super().wait(timeout)) and not stopped.is_set():
+                pass
+            if came:
+                answers.append(came)
+            if len(answers) > 2 * ssh.DEAD_LINK_SECONDS:
+                enough.touch()
+            return came
+
+    monkeypatch.setattr(ssh, "threading", SimpleNamespace(Event=Answered, Thread=threading.Thread))
+    monkeypatch.setattr(ssh, "DEAD_LINK_SECONDS", 3)
+    monkeypatch.setattr(ssh, "ASK_SECONDS", 0.1)
     host = servers[1]
     connection = ssh.connect(target(folder, host, proxy_command=relay), trusted(folder, host))
+    process = connection.transport.sock._process
+
+    def stop_relay() -> None:
+        process.send_signal(signal.SIGSTOP)
+        stopped.set()
+
     try:
-        assert ssh.run(connection, "sleep 6; echo alive", 60).stdout == "alive\n"  # a silent host is not a dead one
+        # A silent host is not a dead one.
+        silent = f"while [ ! -e '{enough}' ]; do sleep 0.05; done; echo alive"
+        assert ssh.run(connection, silent, 300).stdout == "alive\n"
         # A stopped relay is what a host without power looks like: the connection stands, and nothing comes.
-        process = connection.transport.sock._process
-        threading.Timer(1, process.send_signal, (signal.SIGSTOP,)).start()
-        assert ssh.run(connection, "sleep 100", None).exited == -1
-        assert process.returncode is not None
+        assert ssh.run(connection, once(folder / "begun", stop_relay), None).exited == -1
+        assert process.wait(300) == -signal.SIGKILL
         with pytest.raises(paramiko.SSHException):
             connection.transport.open_session()
     finally:
@@ -102,8 +137,8 @@ def test_a_session_that_a_host_does_not_open_is_not_waited_for_without_end(
 
 def test_a_proxy_that_ends_takes_its_connection_along(folder: Path, servers: tuple[Sshd, Sshd], relay: str) -> None:
     connection = ssh.connect(target(folder, servers[1], proxy_command=relay), trusted(folder, servers[1]))
-    threading.Timer(1, connection.transport.sock._process.kill).start()
-    assert ssh.run(connection, "sleep 100", None).exited == -1
+    kill = connection.transport.sock._process.kill
+    assert ssh.run(connection, once(folder / "begun", kill), None).exited == -1
     connection.close()
 
 
@@ -111,8 +146,7 @@ def test_a_host_that_dies_while_it_answers_is_unreachable_and_does_not_lack_pyth
     folder: Path, servers: tuple[Sshd, Sshd], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = servers[1]
-    monkeypatch.setattr(preflight, "_SCRIPT", "sleep 100")
-    threading.Timer(2, host.close).start()
+    monkeypatch.setattr(preflight, "_SCRIPT", once(folder / "begun", host.close))
     with pytest.raises(ssh.Unreachable, match="the SSH connection was lost"):
         preflight.check_host(target(folder, host), trusted(folder, host))
 

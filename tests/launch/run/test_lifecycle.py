@@ -41,11 +41,13 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     signals._received.first, signals._received.raised = None, False
 
 
-def come_twice() -> None:
-    """SIGTERM to this process, twice, as `timeout make train` has it."""
+def come_twice(sent: threading.Event | None = None) -> None:
+    """SIGTERM to this process, twice, as `timeout make train` has it. In another thread: sets `sent` at its end."""
     for _ in range(2):
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.05)
+    if sent:
+        sent.set()
 
 
 def on_host(name: str, host: Host, *arguments: Any, **words: Any) -> Any:
@@ -104,12 +106,7 @@ def test_a_signal_that_comes_again_does_not_leave_the_run_behind(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sent = threading.Event()
-
-    def come() -> None:
-        come_twice()
-        sent.set()
-
-    hosts, say = [Host("h1", while_running=come), Host("h2")], output.say
+    hosts, say = [Host("h1", while_running=partial(come_twice, sent)), Host("h2")], output.say
 
     def say_and_come_again(text: str) -> None:
         say(text)
@@ -127,8 +124,12 @@ def test_a_signal_that_comes_again_does_not_leave_the_run_behind(
 
 
 def test_a_container_that_is_being_made_when_the_signal_comes_is_stopped_too() -> None:
-    late = Host("h2", while_starting=lambda: time.sleep(0.5))
-    hosts = [Host("h1", while_starting=come_twice), late]
+    sent = threading.Event()
+
+    def last_until_it_has_come() -> None:
+        assert sent.wait(300)
+
+    hosts = [Host("h1", while_starting=partial(come_twice, sent)), Host("h2", while_starting=last_until_it_has_come)]
     with signals.interrupts_as_exceptions():
         assert job(*hosts).run() == exits.INTERRUPTED
     assert [host.steps for host in hosts] == [["started", "stopped", "gathered"]] * 2
@@ -137,7 +138,8 @@ def test_a_container_that_is_being_made_when_the_signal_comes_is_stopped_too() -
 def test_what_is_said_of_a_host_that_could_not_be_stopped_can_be_typed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    host = Host("h1", while_running=come_twice)
+    sent = threading.Event()
+    host = Host("h1", while_running=partial(come_twice, sent))
 
     def stop(run: str, why: str, seconds: int) -> None:
         host._over.set()
@@ -146,5 +148,6 @@ def test_what_is_said_of_a_host_that_could_not_be_stopped_can_be_typed(
     monkeypatch.setattr(host, "stop", stop)
     with signals.interrupts_as_exceptions():
         job(host).run()
+        assert sent.wait(300)
     said = "h1: could not stop: sudo: a password is required; `make stop RUN=some-run INVENTORY=inventory/lab` when it"
     assert said in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Promise: a bad `make train` is refused before any SSH, in one message; key changes are told from new keys."""
+"""Promise: a bad `make train` is refused before any SSH, in one message; changed keys are not taken for new ones."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 43
 OTHER = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "B" * 43
 
 
-def test_new_known_and_changed_keys_are_told_apart() -> None:
+def test_new_known_and_changed_keys_are_distinguished() -> None:
     known = [f"10.0.0.1 {KEY}", f"10.0.0.2 {KEY}"]
     offered = {"a": f"10.0.0.1 {KEY}", "b": f"10.0.0.2 {OTHER}", "c": f"10.0.0.3 {KEY}"}
     new, changed = trust.sort_keys(known, offered)
