@@ -94,7 +94,6 @@ def outlook(
     counts = [count * times for count in (share["auto"] if "--shares auto" in option else share["equal"])]
     ranks = [compute(document, rank, count) for rank, count in enumerate(counts)]
     sums = reduces(document, share["nodes"], share["world_size"])
-    own = max(rank.seconds for rank in ranks)
     step = fsdp_step_seconds(ranks, sums) if "fsdp" in option and sums else ddp_step_seconds(ranks, sums)
     speed = sum(counts) / step
     speed_up = speed / alone.images_per_second if alone else 1.0
@@ -106,7 +105,7 @@ def outlook(
         images_per_second=speed,
         speed_up=speed_up,
         efficiency=speed_up / relative_power(document, share["world_size"]),
-        waiting=max(0.0, 1 - own / step),
+        waiting=max(0.0, 1 - max(rank.seconds for rank in ranks) / step),
         verified=option in ("--parallel ddp", "--parallel none") or not sums,
     )
 
@@ -151,7 +150,6 @@ def reduces(document: Document, nodes: int, world: int) -> list[Reduce]:
     measured = document["communication"]
     if world == 1 or not measured:
         return []
-
     exact = [entry for entry in measured if entry["nodes"] == nodes][:1] or measured
     worlds = [entry["world_size"] for entry in exact]
     names = ("seconds", "busy_seconds", "cpu_seconds")
@@ -176,8 +174,7 @@ def ddp_step_seconds(ranks: Sequence[Compute], sums: Sequence[Reduce]) -> float:
         busy = [rank.backward_ends - place > tiny for rank, place in zip(ranks, at, strict=True)]
         if bucket == len(sums) and not any(busy):
             return now + max(rank.update for rank in ranks)
-        going = bucket < len(sums)
-        going = going and all(place >= rank.ready[bucket] - tiny for rank, place in zip(ranks, at, strict=True))
+        going = bucket < len(sums) and all(p >= r.ready[bucket] - tiny for r, p in zip(ranks, at, strict=True))
         rate = 1 / (sums[bucket].busy_seconds if any(busy) else sums[bucket].seconds) if going else 0.0
         speeds = [backward_speed(rank, rate * sums[bucket].cpu_seconds if going else 0.0) for rank in ranks]
         events = [left / rate] if going else []
@@ -207,8 +204,7 @@ def fsdp_step_seconds(ranks: Sequence[Compute], sums: Sequence[Reduce]) -> float
     optimizer's work.
     """
     gather = sum(one.seconds for one in sums) * (FSDP_VOLUME - 1)
-    forward = min(rank.ready[0] for rank in ranks)
-    waiting = max(0.0, gather - forward)
+    waiting = max(0.0, gather - min(rank.ready[0] for rank in ranks))
     divided = [replace(rank, update=rank.update / len(ranks)) for rank in ranks]
     return waiting + ddp_step_seconds(divided, sums)
 

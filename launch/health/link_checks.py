@@ -48,15 +48,9 @@ def verdicts(
     speeds, mtus = speeds or {}, mtus or {}
     bandwidth, latency, mtu = _bandwidth(links, speeds), _latency(links), _mtu(links, mtus)
     figures = _figures(links, not bandwidth, not latency, not mtu)
-    return [
-        *shortened(_reach(links)),
-        *_unable(links),
-        *_missing(links),
-        *shortened(bandwidth),
-        *shortened(latency),
-        *shortened(mtu),
-        *([Verdict("links", "cluster", HEALTHY, figures)] if figures else []),
-    ]
+    healthy = [Verdict("links", "cluster", HEALTHY, figures)] if figures else []
+    shown = [*shortened(bandwidth), *shortened(latency), *shortened(mtu)]
+    return [*shortened(_reach(links)), *_unable(links), *_missing(links), *shown, *healthy]
 
 
 def shortened(verdicts: Sequence[Verdict]) -> list[Verdict]:
@@ -194,11 +188,10 @@ def _host_fix(host: str, direction: str, values: Sequence[float], label: int | N
     if step:
         return f"{step} Check {host}'s cable, its switch port and `ethtool <interface>`"
     if direction == "both":
-        seen = "cable, switch port, NIC, its speed and duplex (`ethtool <interface>`), and other traffic"
-    else:
-        limit = "a traffic limit (`tc qdisc show`), errors (`ip -s link`)"
-        seen = f"duplex (`ethtool <interface>`), {limit}, and its switch port"
-    return f"check {host}'s {seen}"
+        nic = "NIC, its speed and duplex (`ethtool <interface>`), and other traffic"
+        return f"check {host}'s cable, switch port, {nic}"
+    limit = "a traffic limit (`tc qdisc show`), errors (`ip -s link`)"
+    return f"check {host}'s duplex (`ethtool <interface>`), {limit}, and its switch port"
 
 
 def negotiated(mbits: float, label: int | None) -> str:
@@ -250,9 +243,7 @@ def _latency(links: Sequence[Link]) -> list[Verdict]:
 
 def _by_mtu(mtus: Mapping[str, int]) -> str:
     """`9000 bytes on h1, h2; 1500 bytes on h3`, what most hosts have first."""
-    hosts: dict[int, list[str]] = {}
-    for host, mtu in mtus.items():
-        hosts.setdefault(mtu, []).append(host)
+    hosts = stats.grouped((mtu, host) for host, mtu in mtus.items())
     sizes = sorted(hosts, key=lambda size: (-len(hosts[size]), -size))
     return "; ".join(f"{size} bytes on {some(hosts[size])}" for size in sizes)
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_high, median_low
+from typing import TypeVar
 
 from launch.network.links import Link
 
 #: (source, target): one direction between two hosts.
 Pair = tuple[str, str]
+K = TypeVar("K")
+V = TypeVar("V")
 
 #: A pair is slow below this part of the typical bandwidth, or of the bandwidth of its other direction.
 SLOW = 0.5
@@ -57,6 +60,14 @@ def other(pair: Pair, host: str) -> str:
     return pair[1] if pair[0] == host else pair[0]
 
 
+def grouped(entries: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """Values by their key, both in the order in which they come."""
+    groups: dict[K, list[V]] = {}
+    for key, value in entries:
+        groups.setdefault(key, []).append(value)
+    return groups
+
+
 def bandwidths(links: Iterable[Link]) -> dict[Pair, float]:
     """Mbit/s of the pairs that work and were measured."""
     return {ends(k): k.mbits for k in links if k.error is None and k.mbits is not None}
@@ -78,10 +89,7 @@ def typical(values: Mapping[Pair, float], middle: Callable[[Iterable[float]], fl
     `middle` chooses between two middle values: median_high for bandwidths and median_low for round trips, so that with
     two hosts each direction is compared with the better one.
     """
-    hosts: dict[str, list[float]] = {}
-    for pair, value in values.items():
-        for host in pair:
-            hosts.setdefault(host, []).append(value)
+    hosts = grouped((host, value) for pair, value in values.items() for host in pair)
     return middle([middle(own) for own in hosts.values()]) if hosts else None
 
 
@@ -172,10 +180,7 @@ def high_latency_pairs(links: Iterable[Link]) -> list[Pair]:
 
 def both_ways(pairs: Iterable[Pair]) -> list[list[Pair]]:
     """The pairs, each together with its other direction where that is among them."""
-    ways: dict[frozenset[str], list[Pair]] = {}
-    for pair in pairs:
-        ways.setdefault(frozenset(pair), []).append(pair)
-    return list(ways.values())
+    return list(grouped((frozenset(pair), pair) for pair in pairs).values())
 
 
 def places(changed: Collection[Pair], tested: Sequence[Pair]) -> list[tuple[str, list[Pair]]]:

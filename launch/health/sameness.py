@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launch.health.verdicts import ERROR, HEALTHY, INCOMPLETE, WARNING, Facts, Verdict
+from launch.health.verdicts import ERROR, HEALTHY, INCOMPLETE, WARNING, Facts, Verdict, of_host
 
 #: None: not known. No value is an empty text: what a host does not have is "none".
 Value = str | None
@@ -41,7 +41,7 @@ class Row:
 
     property: Property
     values: dict[str, Value]
-    majority: Value
+    majority: str
     odd: tuple[str, ...]  # hosts with another known value
     unknown: tuple[str, ...]  # hosts whose value is not known
 
@@ -130,8 +130,11 @@ def compare(
     for entry in PROPERTIES:
         source: Mapping[str, Facts | None] = inside if entry.inside else compared
         values = {host: _value_of(entry, source.get(host) or {}) for host in hosts}
-        if any(values.values()) and set(values.values()) != {"none"}:
-            rows.append(_row(entry, values))
+        known = {host: value for host, value in values.items() if value is not None}
+        if known and set(values.values()) != {"none"}:
+            majority = Counter(known.values()).most_common(1)[0][0]  # the first of equals
+            odd = tuple(host for host, value in known.items() if value != majority)
+            rows.append(Row(entry, values, majority, odd, tuple(host for host in hosts if host not in known)))
     return rows
 
 
@@ -149,14 +152,6 @@ def _value_of(entry: Property, source: Facts) -> Value:
         return None
 
 
-def _row(entry: Property, values: dict[str, Value]) -> Row:
-    known = {host: value for host, value in values.items() if value is not None}
-    counts = Counter(known.values())
-    majority = max(counts, key=lambda value: counts[value], default=None)  # the first of equals: Counter keeps order
-    odd = tuple(host for host, value in known.items() if value != majority)
-    return Row(entry, values, majority, odd, tuple(host for host in values if host not in known))
-
-
 def verdicts(rows: Sequence[Row], on_gpus: bool = False) -> list[Verdict]:
     """What differs, host by host; what is not known; and in one line what is the same on all hosts.
 
@@ -169,7 +164,7 @@ def verdicts(rows: Sequence[Row], on_gpus: bool = False) -> list[Verdict]:
             others = [name for name, value in line.values.items() if value == line.majority]
             what = f"{entry.label} {shown(line.values[host])}; {_names(others)} {shown(line.majority)}: {entry.why}"
             level = HEALTHY if on_gpus and entry.key == "cpu_flags" else entry.level
-            result.append(Verdict(entry.key, f"host {host}", level, what, "" if level == HEALTHY else entry.fix))
+            result.append(of_host(entry.key, host, level, what, entry.fix))
         if line.unknown and entry.level == ERROR:
             fix = "see why those hosts do not report it; the ranks compare it again before the first step"
             what = f"{entry.label} of {', '.join(line.unknown)} is not known"
@@ -193,7 +188,7 @@ def old_drivers(hosts: Mapping[str, Facts], inside: Mapping[str, Mapping[str, Va
             if branch.isdigit() and int(branch) < need:
                 what = f"driver {driver} is too old for the image's CUDA {cuda}"
                 fix = f"install driver {need} or newer there and reboot"
-                result.append(Verdict("driver", f"host {host}", ERROR, what, fix))
+                result.append(of_host("driver", host, ERROR, what, fix))
     return result
 
 

@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from launch.cli.units import gbits, rate
-from launch.health.link_statistics import bandwidths, ends, slow
+from launch.health.link_statistics import bandwidths, ends, grouped, slow
 from launch.health.records import links_of, moment_of
 from launch.health.report.contents import Document, brief, describe, figure
 
@@ -106,9 +106,7 @@ def forecast_svg(rows: Iterable[Mapping[str, Any]]) -> str:
 
     The ideal line is the best speed of the fewest hosts, in proportion to the number of hosts.
     """
-    lines: dict[str, list[tuple[int, float]]] = {}
-    for row in rows:  # in order of hosts
-        lines.setdefault(row["option"], []).append((row["nodes"], row["images_per_second"]))
+    lines = grouped((row["option"], (row["nodes"], row["images_per_second"])) for row in rows)  # in order of hosts
     points = [point for line in lines.values() for point in line]
     counts = sorted({nodes for nodes, _ in points})
     top = max((speed for _, speed in points), default=0.0)

@@ -34,15 +34,15 @@ def level_of(document: Document) -> str:
 
 
 def by_gravity(document: Document) -> list[dict[str, Any]]:
-    """The document's verdicts, the gravest first."""
-    return sorted(document["verdicts"], key=lambda entry: -LEVELS.index(entry["level"]))
+    """The document's verdicts that are not healthy, the gravest first."""
+    wrong = (entry for entry in document["verdicts"] if entry["level"] != HEALTHY)
+    return sorted(wrong, key=lambda entry: -LEVELS.index(entry["level"]))
 
 
 def about(document: Document, separator: str) -> str:
     """When the check was made, on which network and of how many hosts."""
-    return separator.join(
-        (moment_of(document["when"]), f"network {document['network']}", f"{len(document['hosts'])} hosts")
-    )
+    network, count = document["network"], len(document["hosts"])
+    return separator.join((moment_of(document["when"]), f"network {network}", f"{count} hosts"))
 
 
 def describe(link: Link) -> str:

@@ -15,7 +15,8 @@ from typing import Any
 
 from launch.cli.units import gbits, milliseconds, number, rate
 from launch.files import write_whole
-from launch.health.link_statistics import Pair, arrow, bandwidths, ends, high_latency_pairs, round_trips, slow, typical
+from launch.health import link_statistics as stats
+from launch.health.link_statistics import Pair
 from launch.health.records import links_of
 from launch.health.report import contents
 from launch.health.report.charts import BANDWIDTH_WORDS, LINES, SCALE, bandwidth_class, forecast_svg, heatmap_svg
@@ -33,16 +34,13 @@ def write_html(path: Path, document: Document) -> list[Path]:
 
     Returns the files written, the page first. Raises OSError when they cannot be written.
     """
-    written = [path]
-    picture = heatmap_svg(document)
-    beside = path.with_name("heatmap.svg")
+    beside, picture = path.with_name("heatmap.svg"), heatmap_svg(document)
     if picture:
         write_whole(beside, picture)
-        written.append(beside)
     else:
         beside.unlink(missing_ok=True)  # that of an older check would be mistaken for this one's
     write_whole(path, page(document))
-    return written
+    return [path, beside] if picture else [path]
 
 
 def page(document: Document) -> str:
@@ -152,11 +150,10 @@ def _note(part: Mapping[str, Any]) -> str:
 def _problems_html(document: Document) -> str:
     rows = []
     for entry in contents.by_gravity(document):
-        if entry["level"] != HEALTHY:
-            where = escape(entry["where"]).replace(", ", "<br>")
-            cells = f'<td>{escape(entry["check"])}</td><td class="where">{where}</td>'
-            fix = f'<span class="fix">fix: {_with_code(entry["fix"])}</span>' if entry["fix"] else ""
-            rows.append(f"<tr><td>{_badge(entry['level'])}</td>{cells}<td>{escape(entry['what'])}{fix}</td></tr>")
+        where = escape(entry["where"]).replace(", ", "<br>")
+        cells = f'<td>{escape(entry["check"])}</td><td class="where">{where}</td>'
+        fix = f'<span class="fix">fix: {_with_code(entry["fix"])}</span>' if entry["fix"] else ""
+        rows.append(f"<tr><td>{_badge(entry['level'])}</td>{cells}<td>{escape(entry['what'])}{fix}</td></tr>")
     if not rows:
         return f'<p class="quiet">{"Nothing." if document["verdicts"] else "Nothing was checked."}</p>'
     return _table(("level", "check", "where", "what, and what to do"), rows)
@@ -164,17 +161,12 @@ def _problems_html(document: Document) -> str:
 
 def _healthy_html(document: Document) -> str:
     """What is said of the cluster, then one row for each check with what it says of every host."""
-    checks: dict[str, list[dict[str, Any]]] = {}
-    for entry in document["verdicts"]:
-        if entry["level"] == HEALTHY:
-            checks.setdefault(entry["check"], []).append(entry)
+    checks = stats.grouped((entry["check"], entry) for entry in document["verdicts"] if entry["level"] == HEALTHY)
     if not checks:
         return '<p class="quiet">Nothing.</p>'
     rows = []
     for check, entries in sorted(checks.items(), key=lambda item: item[1][0]["where"] != "cluster"):
-        hosts: dict[str, list[str]] = {}
-        for entry in entries:
-            hosts.setdefault(entry["what"], []).append(entry["where"].removeprefix("host "))
+        hosts = stats.grouped((entry["what"], entry["where"].removeprefix("host ")) for entry in entries)
         lines = "<br>".join(
             escape(what) + (f' <span class="quiet">({escape(", ".join(where))})</span>' if where != ["cluster"] else "")
             for what, where in hosts.items()
@@ -200,7 +192,7 @@ def latency_class(ms: float, usual: float) -> str:
 
 def _bandwidth_html(document: Document) -> str:
     links, hosts = links_of(document), document["hosts"]
-    values, found = bandwidths(links), slow(links)
+    values, found = stats.bandwidths(links), stats.slow(links)
     if found.typical is None:
         return _left_out("bandwidth" if links else "links")
     cells = {pair: (gbits(mbits), bandwidth_class(mbits, found.typical)) for pair, mbits in values.items()}
@@ -211,13 +203,13 @@ def _bandwidth_html(document: Document) -> str:
 
 def _latency_html(document: Document) -> str:
     links, hosts = links_of(document), document["hosts"]
-    values = round_trips(links)
-    usual = typical(values, median_low)
+    values = stats.round_trips(links)
+    usual = stats.typical(values, median_low)
     if usual is None:
         return '<p class="quiet">No pair answered.</p>' + _heat(links, hosts, {}, ()) if links else _left_out("links")
     cells = {pair: (number(ms), latency_class(ms, usual)) for pair, ms in values.items()}
     words = f"Milliseconds there and back, on a connection that the row's host opened; median {milliseconds(usual)}."
-    heat = _heat(links, hosts, cells, set(high_latency_pairs(links)))
+    heat = _heat(links, hosts, cells, set(stats.high_latency_pairs(links)))
     return f"<p>{escape(words)} Underlined: high latency.</p>{_legend(LATENCY_WORDS)}{heat}"
 
 
@@ -230,13 +222,13 @@ def _heat(
     links: Sequence[Link], hosts: Sequence[str], cells: Mapping[Pair, tuple[str, str]], bad: Collection[Pair]
 ) -> str:
     """A heat map as a table whose headers stay in sight; `cells`: figure and colour class of the pairs that work."""
-    known = {ends(link): link for link in links}
+    known = {stats.ends(link): link for link in links}
 
     def cell(pair: Pair) -> str:
         if pair[0] == pair[1]:
             return "<td>-</td>"
         if pair not in known:
-            return f'<td title="{escape(arrow(pair))}: not measured">?</td>'
+            return f'<td title="{escape(stats.arrow(pair))}: not measured">?</td>'
         text, colour = cells.get(pair, ("broken", "qx") if known[pair].error is not None else ("?", ""))
         classes = f"{colour} bad" if pair in bad else colour
         return f'<td class="{classes}" title="{escape(contents.describe(known[pair]))}">{escape(text)}</td>'

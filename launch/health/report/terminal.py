@@ -56,10 +56,8 @@ def show(document: Document, console: Console) -> None:
 
 def _problems(document: Document) -> Table:
     """Errors, incomplete checks and warnings. Those of several hosts, or pairs, with the same fix stand together."""
-    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for entry in contents.by_gravity(document):
-        if entry["level"] != HEALTHY:
-            groups.setdefault((entry["level"], entry["check"], _fix_of_anyone(entry)), []).append(entry)
+    wrong = contents.by_gravity(document)
+    groups = stats.grouped(((entry["level"], entry["check"], _fix_of_anyone(entry)), entry) for entry in wrong)
     table = Table.grid(padding=(0, 2, 0, 0), expand=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold", ratio=1)
@@ -111,10 +109,8 @@ def _healthy(document: Document) -> Iterator[str]:
 def _differences(sameness: Mapping[str, Any]) -> Iterator[str]:
     """A line for each property in which hosts differ."""
     for row in sameness["rows"]:
-        values: dict[str, list[str]] = {}
-        for host, value in zip(sameness["hosts"], row["values"], strict=True):
-            if host in row["odd"]:
-                values.setdefault(contents.brief(value), []).append(host)
+        of_hosts = zip(sameness["hosts"], row["values"], strict=True)
+        values = stats.grouped((contents.brief(value), host) for host, value in of_hosts if host in row["odd"])
         if values:
             odd = "; ".join(f"{value} on {some(hosts, SHOWN)}" for value, hosts in values.items())
             yield f"differs: {row['property']}: {odd}; {contents.brief(row['majority'])} on the other hosts"
@@ -179,14 +175,12 @@ def _link_table(
 
 def _forecast_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The option asked for on 1, 2, 4, ... and all hosts, and the other options on all hosts."""
-    most, asked = max(row["nodes"] for row in rows), rows[0]["option"].removesuffix(" *")
+    counts, asked = {row["nodes"] for row in rows}, rows[0]["option"].removesuffix(" *")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in contents.FORECAST_COLUMNS:
         table.add_column(name, justify="left" if name == "option" else "right")
-    counts = sorted({row["nodes"] for row in rows})
-    if len(counts) > SHOWN:
-        counts = [n for n in counts if n & (n - 1) == 0 or n == most]
     for row in rows:
-        if row["nodes"] == most or (row["nodes"] in counts and row["option"].removesuffix(" *") == asked):
+        listed = len(counts) <= SHOWN or row["nodes"].bit_count() == 1
+        if row["nodes"] == max(counts) or (listed and row["option"].removesuffix(" *") == asked):
             table.add_row(*map(Text, contents.forecast_cells(row)))
     return table
