@@ -68,7 +68,7 @@ stop:  ## stop a run on every host  [RUN=<id>]
 	$(need) control
 	@$(BIN)/fab stop
 
-teardown:  ## remove Muster's containers, images and settings from the hosts (packages stay)
+teardown:  ## remove Muster's containers, images, runs and settings from the hosts (packages stay)  [YES=1]
 	$(need) control
 	@$(BIN)/fab teardown
 

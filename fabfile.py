@@ -161,13 +161,13 @@ def stop(context: Context, inventory: str = "", run: str = "") -> None:
     _end(lambda: stopping.stop(_inventory(inventory), _given(run, "RUN"), CONSOLE), _inventory(inventory))
 
 
-@task
-def teardown(context: Context, inventory: str = "") -> None:
+@task(help={"yes": "end runs in progress, too, and lose what they have on the hosts"})
+def teardown(context: Context, inventory: str = "", yes: bool = False) -> None:
     """Remove Muster's containers, images and settings from every host; packages stay."""
     from launch.deploy import deploy as deploying
 
     _end(
-        lambda: deploying.teardown(_inventory(inventory), CONSOLE),
+        lambda: deploying.teardown(_inventory(inventory), CONSOLE, _truth(yes, "YES")),
         _inventory(inventory),
         HOSTS_HALF_DONE.format("teardown"),
     )

@@ -147,6 +147,7 @@ def down(name: str, progress: Progress = lambda line: None) -> bool:
             podman("volume", "rm", "--force", *volumes)
         if networks:
             podman("network", "rm", *networks)
+        (BUILD / name / "cluster.json").unlink(missing_ok=True)  # what a deploy knew of these hosts
         written = _is_ours(folder)
         if written:
             shutil.rmtree(folder)

@@ -16,7 +16,7 @@ STARTED = time.monotonic()
 INTERRUPTED = "train: interrupted before the first step: nothing was trained"
 
 # Only what reads the command line is imported here; torch, which takes a second, after that.
-from train.settings import Settings, SettingsError, parse, problems, refuse, unknown_model  # noqa: E402
+from train.settings import EXIT_REFUSED, Settings, SettingsError, parse, problems, refuse, unknown_model  # noqa: E402
 
 
 def main() -> int:
@@ -76,6 +76,11 @@ def ranks_here() -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
+    except ModuleNotFoundError as missing:
+        if missing.name not in ("numpy", "torch", "torchvision"):
+            raise
+        print(f"train: {missing.name} is not installed in this environment; `make local` installs it", file=sys.stderr)
+        sys.exit(EXIT_REFUSED)
     except KeyboardInterrupt:  # before the loop, which ends its step and writes a checkpoint
         if "TORCHELASTIC_RUN_ID" in os.environ:
             raise

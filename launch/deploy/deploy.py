@@ -11,7 +11,7 @@ import dataclasses
 import datetime
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,7 +30,9 @@ from launch.cli.units import size
 from launch.deploy import control, detect, distribution, playbook
 from launch.files import stored, write_json
 from launch.health import gpu_checks
-from launch.hosts import clustermap, inventory, preflight
+from launch.hosts import clustermap, inventory, preflight, ssh
+from launch.hosts.connection import connected
+from launch.job import container
 from launch.network import choose
 
 ABORT_SECONDS = 30  # for Podman to clear away a build that is ended before its time
@@ -113,13 +115,17 @@ def deploy(path: Path, console: Console, horovod: bool = False, remeasure: bool 
     return exits.SUCCEEDED
 
 
-def teardown(path: Path, console: Console) -> int:
-    """Remove what Muster left on the hosts, runs in progress included, and workloads' images here; packages stay.
+def teardown(path: Path, console: Console, also_running: bool = False) -> int:
+    """Remove what Muster left on the hosts, and workloads' images here; packages stay.
 
-    Raises Refusal if that fails.
+    Raises Refusal if that fails, and when a run is in progress, unless it is to be ended (`also_running`).
     """
-    inv = inventory.read(path)
-    preflight.check([host.target for host in inv.hosts], inventory.known_hosts_path(path))
+    inv, known_hosts = inventory.read(path), inventory.known_hosts_path(path)
+    targets = [host.target for host in inv.hosts]
+    preflight.check(targets, known_hosts)
+    if not also_running:
+        with connected(targets, known_hosts) as machines:
+            refuse_running(ssh.in_parallel(container.listed, machines))
     words = ["ansible-playbook", str(playbook.path("teardown")), "-i", str(path)]
     if playbook.run_bounded(words, playbook.environment(inv)) != 0:
         fix = "fix what it names and run `make teardown` again"
@@ -129,6 +135,16 @@ def teardown(path: Path, console: Console) -> int:
     clustermap.path_of(path).unlink(missing_ok=True)
     console.print(f"Removed Muster from {len(inv.hosts)} hosts; `make deploy {naming(path)}` brings it back.")
     return exits.SUCCEEDED
+
+
+def refuse_running(answers: Sequence[Any]) -> None:
+    """Raises Refusal for runs in progress. `answers`: what container.listed returns on each host, or its exception."""
+    entries = [entry for answer in answers if isinstance(answer, list) for entry in answer]  # none: no Podman there
+    runs = {e["Labels"]["muster.run"]: e["Labels"].get("muster.owner", "?") for e in entries if e["State"] == "running"}
+    if runs:
+        what = f"{', '.join(f'run {run} of {owner}' for run, owner in runs.items())} is in progress"
+        fix = "`make stop RUN=<id>` first, or end it and lose what it has on the hosts: `make teardown YES=1`"
+        raise refuse("the hosts", what, fix)
 
 
 def ranks_and_gpus(host: inventory.Host, facts: Mapping[str, Any]) -> tuple[int, list[int]]:

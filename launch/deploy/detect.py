@@ -18,6 +18,7 @@ from launch.cli.output import detail
 from launch.cli.refusal import Problem, Refusal
 from launch.files import read_json
 from launch.health import gpu_checks
+from launch.health.host_checks import RUNNING
 from launch.hosts import hostcall
 from launch.hosts.connection import Machine, connected
 from launch.hosts.inventory import Host, Inventory, known_hosts_path
@@ -111,6 +112,11 @@ def choose_network(
 
     Raises Refusal when every network has a link that failed in all measurements.
     """
+    running = ", ".join(
+        h for h, known in facts.hosts.items() if any(r["state"] in RUNNING for r in known.get("runs") or [])
+    )
+    if running:
+        console.print(f"    a run is in progress on {running}: the links may be faster than what is measured now")
     measured = measure_links(inv, facts.networks.working, last_map, console)
     addresses = {host.name: host.target.address for host in inv.hosts}
     kept = _chosen_before(last_map, facts.networks.working) if last_map else ""
@@ -151,7 +157,10 @@ def measure_links(
         )
         for one in working
     ]
-    key = hashlib.sha256(json.dumps([dataclasses.asdict(network) for network in networks]).encode()).hexdigest()
+    file = known_hosts_path(inv.path)  # other machines may come to have the same names and addresses
+    known_hosts = sorted(file.read_text().splitlines()) if file.exists() else []
+    described = [dataclasses.asdict(network) for network in networks]
+    key = hashlib.sha256(json.dumps([described, known_hosts]).encode()).hexdigest()
     now = datetime.datetime.now(datetime.UTC)
     if len(inv.hosts) == 1:
         return Measured(choose.Measurements(), now.isoformat(timespec="seconds"), key)

@@ -14,7 +14,7 @@ from typing import Any
 
 from launch.cli.make_variables import naming
 from launch.cli.refusal import refuse
-from launch.files import build_dir, write_json
+from launch.files import ROOT, build_dir, read_json, write_json
 from launch.hosts import inventory
 
 SCHEMA = "muster.cluster/4"
@@ -109,6 +109,9 @@ def read(inventory_path: Path, current: bool = True) -> ClusterMap:
     if not inventory_path.exists():
         raise refuse(str(inventory_path), "there is no such inventory", "name one with INVENTORY=...")
     if not path.exists():
+        known = (read_json(file).get("inventory") for file in build_dir().glob("*/cluster.json"))
+        others = sorted(naming(Path(name)) for name in known if name and (ROOT / name).exists())
+        again += f", or name one that is deployed: {', '.join(others)}" if others else ""
         raise refuse(str(path), "there is no cluster map of this inventory yet", again)
     try:
         raw = json.loads(path.read_text())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import collections
 import contextlib
+import getpass
 import hashlib
 import io
 import logging
@@ -319,5 +320,4 @@ def connections(targets: Sequence[Target], known_hosts: Path) -> Iterator[list[C
 
 def local_user() -> str:
     """user@machine, for labels: who started a run."""
-    user = os.environ.get("SUDO_USER") or os.environ.get("USER") or str(os.getuid())
-    return f"{user}@{socket.gethostname()}"
+    return f"{os.environ.get('SUDO_USER') or getpass.getuser()}@{socket.gethostname()}"

@@ -253,6 +253,7 @@ def _environment(host: MapHost, run: str, options: Options, image: str, sha256: 
         "NCCL_SOCKET_FAMILY": "AF_INET6" if ":" in host.address else "AF_INET",
         "OMP_NUM_THREADS": str(max(1, host.cpus // host.nproc_per_node)),
         "PYTHONUNBUFFERED": "1",
+        "TQDM_MININTERVAL": "5",  # seconds between two refreshes of a bar, each of which is a line in the logs
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(options.grace),
         "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": LINE_PREFIX,
     }

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from launch.cli import exits
 from launch.cli.refusal import Refusal, refuse
 from launch.files import ROOT, read_json, runs_dir
 from launch.hosts.inventory import build_name
@@ -34,8 +35,14 @@ class Earlier:
 
 def find(word: str, inventory: Path) -> Earlier:
     """The run that RESUME names, from the plans in runs/. Raises Refusal where there is none that can be continued."""
-    plans = {folder.name: read_json(folder / "plan.json") for folder in runs_dir().glob("*/")}
+    folders = [folder for folder in runs_dir().glob("*/") if word != LAST or not _refused(folder)]
+    plans = {folder.name: read_json(folder / "plan.json") for folder in folders}
     return select(word, build_name(inventory), plans)
+
+
+def _refused(folder: Path) -> bool:
+    """Whether a run ended before its first step, as its settings were refused."""
+    return read_json(folder / "summary.json").get("exit_status") == exits.REFUSED
 
 
 def select(word: str, inventory: str, plans: Plans) -> Earlier:
@@ -64,15 +71,17 @@ def select(word: str, inventory: str, plans: Plans) -> Earlier:
 
 
 def continued(options: Options, earlier: Earlier) -> Options:
-    """The options of the run that continues `earlier`: without ARGS, with the arguments of that one.
+    """The options of the run that continues `earlier`, with the arguments of that one.
 
+    Settings in ARGS come behind these and win; a script's own arguments replace those of the earlier run.
     Raises Refusal when the earlier run ran something else.
     """
     if options.script != earlier.script:
         then, now = (script or "Muster's own trainer" for script in (earlier.script, options.script))
         fix = "give the same WORKLOAD and SCRIPT" if earlier.script else "leave out WORKLOAD and SCRIPT"
         raise refuse("RESUME", f"run {earlier.run} ran {then}, not {now}", fix)
-    return replace(options, resume=earlier.run, args=options.args or earlier.args)
+    args = options.args or earlier.args if options.script else (*earlier.args, *options.args)
+    return replace(options, resume=earlier.run, args=args)
 
 
 def has_checkpoint_command(earlier: Earlier) -> str:

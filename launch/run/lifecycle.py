@@ -55,7 +55,7 @@ class Run:
             f"master {plan.master_addr}:{plan.master_port}; {files.shown(self.folder)}"
         )
         if plan.resume:
-            say(f"continuing run {plan.resume}: {shlex.join([plan.script or 'python -m train', *plan.args])}")
+            say(f"continuing run {plan.resume}: {plan.script or 'python -m train'} {shlex.join(plan.args)}")
         status = "failed"
         follower = None
         try:

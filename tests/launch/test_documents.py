@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from launch import files
 from launch.cli.refusal import Refusal
 from launch.deploy import deploy, detect
 from launch.hosts import clustermap, inventory
@@ -35,6 +36,17 @@ def test_missing_map(deployed: Path) -> None:
     clustermap.path_of(deployed).unlink()
     with pytest.raises(Refusal, match="make deploy INVENTORY=inventory/lab"):
         clustermap.read(deployed)
+
+
+def test_who_has_deployed_another_inventory_is_shown_its_name(
+    deployed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "ROOT", tmp_path)
+    monkeypatch.setattr(clustermap, "ROOT", tmp_path)
+    clustermap.write(tmp_path / "build" / "lab" / "cluster.json", replace(cluster(1), inventory="inventory/lab"))
+    Path("inventory/hosts.yml").write_text("all: {hosts: {h1: {ansible_host: 192.0.2.1}}}\n")
+    with pytest.raises(Refusal, match="or name one that is deployed: INVENTORY=inventory/lab"):
+        clustermap.read(Path("inventory/hosts.yml"))
 
 
 def test_inventory_changed_since(deployed: Path) -> None:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,10 @@ GUARD_SECONDS = 300  # no promise: what hangs fails the test
 WAIT = "time.sleep(600)\n"  # longer than that: who waits so has to be ended
 
 
-def start(folder: Path, script: str, **environment: str) -> subprocess.Popen[str]:
+def start(folder: Path, script: str, arguments: Sequence[str] = (), **environment: str) -> subprocess.Popen[str]:
     (folder / "train.py").write_text(RANK + script)  # a user's file of that name must not stand in our way
     command = [sys.executable, "-P", "-m", "train.start.agent", "--standalone", "--local-addr=127.0.0.1"]
-    command += ["--nproc-per-node=2", f"--log-dir={folder / 'logs'}", "--tee=3", "train.py"]
+    command += ["--nproc-per-node=2", f"--log-dir={folder / 'logs'}", "--tee=3", "train.py", *arguments]
     ours = {"PYTHONPATH": str(ROOT), "MUSTER_RUN_DIR": str(folder), "MUSTER_HOST": "h7", "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         command,
@@ -50,6 +51,12 @@ def run(folder: Path, script: str) -> tuple[int, str, dict[str, Any]]:
 def test_success_leaves_no_document(tmp_path: Path) -> None:
     assert run(tmp_path, "print('hello')\n")[0] == 0
     assert not (tmp_path / "failure.json").exists()
+
+
+def test_arguments_arrive_as_they_were_given(tmp_path: Path) -> None:
+    given = ["$HOME", "$$", "${local_rank}", "a b", "100%"]
+    process = start(tmp_path, f"import sys\nsys.exit(sys.argv[1:] != {given})\n", given)
+    assert process.wait(GUARD_SECONDS) == 0, process.communicate()
 
 
 def test_an_exception_of_a_recorded_script(tmp_path: Path) -> None:

@@ -182,3 +182,18 @@ def test_ctrl_c_during_the_imports_ends_the_process_whatever_a_library_does(tmp_
     )
     assert done.returncode == 130
     assert done.stderr == "train: interrupted before the first step: nothing was trained\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["export", "a.pt"], ["predict", "--checkpoint", "a.pt", "a.png"], ["--epochs", "1"]]
+)
+def test_where_torch_is_not_installed_one_line_says_how_to_get_it(arguments: list[str], tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('No module', name='torch')\n")
+    root = Path(__file__).resolve().parents[2]
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{root}"}
+    command = [sys.executable, "-P", "-m", "train", *arguments]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr == "train: torch is not installed in this environment; `make local` installs it\n"

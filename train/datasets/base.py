@@ -125,7 +125,8 @@ class Files:
     def missing(self, folder: Path, names: Sequence[str]) -> DataError:
         return DataError(
             f"dataset {self.dataset}: {folder} has no {', '.join(names)}. "
-            "Run once with --download, or name the folder that holds the datasets with --data-dir"
+            "Run once with --download, or name the folder that holds the datasets: with --data-dir, on hosts with "
+            "data_dir in the inventory"
         )
 
     def wrong(self, path: Path, what: str) -> DataError:

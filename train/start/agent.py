@@ -220,6 +220,8 @@ def main(arguments: list[str]) -> int:
             logging.getLogger(name).setLevel(logging.CRITICAL)  # the same is reported below, in one line
     note_time_of_failures()
     options = torchrun.parse_args(arguments)
+    # torchrun fills in templates ("$$", "${local_rank}"): arguments shall arrive as they were given.
+    options.training_script_args = [word.replace("$", "$$") for word in options.training_script_args]
     since = time.time()
     try:
         torchrun.run(options)

@@ -10,7 +10,18 @@ import pytest
 from containers import engine
 from containers import image as images
 from containers.engine import CommandFailed, ContainersError
+from launch.cli.refusal import Refusal
 from launch.deploy import deploy
+
+
+def entry(run: str, state: str) -> dict[str, Any]:
+    return {"Labels": {"muster.run": run, "muster.owner": "ann@desk"}, "State": state}
+
+
+def test_a_run_in_progress_is_not_torn_down() -> None:
+    deploy.refuse_running([[], [entry("old", "exited")], RuntimeError("no Podman there")])
+    with pytest.raises(Refusal, match=r"run new of ann@desk is in progress\n.*make stop RUN=<id>.*YES=1"):
+        deploy.refuse_running([[entry("new", "running")], [entry("new", "running"), entry("old", "exited")]])
 
 
 def test_a_build_ends_with_the_deploy_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:

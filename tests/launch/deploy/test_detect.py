@@ -125,3 +125,18 @@ def test_an_earlier_choice_is_found_again_among_two_nics_of_a_host_in_one_subnet
     assert kept(known | {"h3": facts(nic("ens3", "10.0.0.13/24"))}, h3="ens3") == "10.0.0.0/24 (eno2, ens3)"
     path.unlink()
     assert detect._chosen_before(path, works(known)) == ""
+
+
+def test_figures_of_machines_that_had_the_same_addresses_are_not_used(tmp_path: Path) -> None:
+    known = {"h1": facts(nic("d", "10.78.0.1/24"))}
+    inv = Inventory(tmp_path / "hosts.yml", (host("h1"),), "")
+
+    def key() -> str:
+        return detect.measure_links(inv, works(known), None, Console()).key
+
+    (tmp_path / "known_hosts").write_text("h1 ssh-ed25519 AAAA\nh2 ssh-ed25519 BBBB\n")
+    before = key()
+    (tmp_path / "known_hosts").write_text("h2 ssh-ed25519 BBBB\nh1 ssh-ed25519 AAAA\n")
+    assert key() == before
+    (tmp_path / "known_hosts").write_text("h2 ssh-ed25519 BBBB\nh1 ssh-ed25519 CCCC\n")
+    assert key() != before

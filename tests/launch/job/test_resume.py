@@ -89,7 +89,13 @@ EARLIER = Earlier("03", None, ("--epochs", "90"), ("h1", "h2"))
 
 def test_without_args_the_earlier_runs_arguments_count() -> None:
     assert resume.continued(Options(nodes=1), EARLIER) == Options(nodes=1, args=("--epochs", "90"), resume="03")
-    assert resume.continued(Options(args=("--epochs", "99")), EARLIER).args == ("--epochs", "99")
+
+
+def test_new_settings_win_over_the_earlier_runs_and_a_scripts_arguments_replace_them() -> None:
+    assert resume.continued(Options(args=("--seed", "2")), EARLIER).args == ("--epochs", "90", "--seed", "2")
+    script = replace(EARLIER, script="main.py")
+    assert resume.continued(Options(args=("5",), script="main.py"), script).args == ("5",)
+    assert resume.continued(Options(script="main.py"), script).args == ("--epochs", "90")
 
 
 @pytest.mark.parametrize(
