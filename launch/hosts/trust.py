@@ -135,6 +135,7 @@ def _ask(question: str) -> str:
     try:
         return input(question).strip().lower()
     except EOFError:
+        print()  # the question stands alone in its line
         return ""
 
 

@@ -186,7 +186,8 @@ class Run:
         if (self.folder / "curves.png").exists():
             say(f"curves: {files.shown(self.folder / 'curves.png')}")
         if self.plan.script is None:
-            say(f"logs, metrics and checkpoint: {files.shown(self.folder)}")
+            more = ", metrics and checkpoint" if (self.folder / "metrics.jsonl").exists() else ""
+            say(f"logs{more}: {files.shown(self.folder)}")
         else:
             logs, written = self.folder / "logs", self.folder / "workload"
             wrote = f"; what the script wrote: {files.shown(written)}" if written.exists() else ""
