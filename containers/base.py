@@ -56,10 +56,9 @@ def ensure_base(progress: Progress) -> str:
     sources = own_sources()
     recipe = recipe_hash(sources)
     with locked(BUILD / "images" / "base.lock"):
-        if image_label(REFERENCE, RECIPE_LABEL) == recipe:
-            return REFERENCE
-        progress(f"base image: assembling Debian {SUITE} from packages (only once; about half a minute)")
-        _build(sources, recipe)
+        if image_label(REFERENCE, RECIPE_LABEL) != recipe:
+            progress(f"base image: assembling Debian {SUITE} from packages (only once; about half a minute)")
+            _build(sources, recipe)
     return REFERENCE
 
 
@@ -81,10 +80,10 @@ def bookworm_sources(files: Mapping[str, str]) -> dict[str, str]:
     lines, stanzas = list[str](), list[str]()
     for name in sorted(files):
         if name.endswith(".sources"):
-            stanzas += [stanza for stanza in _stanzas(files[name]) if _is_ours(_field(stanza, "Suites"), stanza)]
+            stanzas += filter(_is_ours, _stanzas(files[name]))
         else:
-            entries = [line.strip() for line in files[name].splitlines() if line.strip().startswith("deb ")]
-            lines += [line for line in entries if _is_ours(_suite_of(line), line)]
+            entries = (line.strip() for line in files[name].splitlines())
+            lines += [line for line in entries if line.startswith("deb ") and _is_ours(line)]
     result = {"muster.list": "\n".join(lines), "muster.sources": "\n\n".join(stanzas)}
     return {name: f"{text}\n" for name, text in result.items() if text}
 
@@ -146,16 +145,13 @@ def _stanzas(text: str) -> list[str]:
     return [stanza.strip() for stanza in re.split(r"\n\s*\n", lines) if stanza.strip()]
 
 
-def _field(stanza: str, name: str) -> list[str]:
-    match = re.search(rf"^{name}:((?:.*)(?:\n[ \t].*)*)", stanza, re.MULTILINE | re.IGNORECASE)
-    return match.group(1).split() if match else []
-
-
-def _suite_of(line: str) -> list[str]:
-    return re.sub(r"\[.*?\]", "", line).split()[2:3]
-
-
-def _is_ours(suites: list[str], entry: str) -> bool:
+def _is_ours(entry: str) -> bool:
+    """Whether a line or a stanza is of the suite alone, enabled, and under no key but Debian's."""
+    if entry.startswith("deb "):
+        suites = re.sub(r"\[.*?\]", "", entry).split()[2:3]
+    else:
+        field = re.search(r"^Suites:(.*(?:\n[ \t].*)*)", entry, re.MULTILINE | re.IGNORECASE)
+        suites = field.group(1).split() if field else []
     key = re.search(r"signed-by[:=]\s*(\S+?)(?:\]|\s|$)", entry, re.IGNORECASE)
     known_key = key is None or "debian-archive" in key.group(1)
     disabled = re.search(r"^Enabled:\s*no\b", entry, re.MULTILINE | re.IGNORECASE)

@@ -136,7 +136,8 @@ def build_workload_image(train: Image, workload: Path, progress: Progress) -> Im
     IMAGES.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="workload-", dir=IMAGES) as name:
         ignore = Path(name) / "ignore"
-        ignore.write_text(_ignore_text(workload))
+        own = [workload / name for name in (".containerignore", ".dockerignore") if (workload / name).is_file()]
+        ignore.write_text("".join(path.read_text() for path in (ROOM / "workload" / "ignore", *own[:1])))
         empty = Path(name) / "wheels"
         empty.mkdir()
         return _build(
@@ -178,7 +179,7 @@ def export_oci(image: Image, progress: Progress) -> OciExport:
                 what = f"the image could not be exported. The last lines of Podman:\n{failure.tail}"
                 raise ContainersError(what, str(POOL), fix_of(failure)) from failure
             progress(f"{_short(image)}: exported {added / 2**20:.1f} MiB in {time.monotonic() - started:.1f} s")
-        others = [other for other in _current_entries() if other["annotations"][REF_NAME] != image.ref]
+        others = [other for other in _entries() if other["annotations"][REF_NAME] != image.ref and _is_current(other)]
         entries = _without_old_workloads([entry, *others])
         write_whole(POOL / "oci-layout", json.dumps({"imageLayoutVersion": "1.0.0"}))
         write_whole(POOL / "index.json", _index(entries))
@@ -223,7 +224,7 @@ def _build(
             progress(f"{reference}: step {match.group(1)} of {match.group(2)}")
 
     with locked(IMAGES / "build.lock"), scratch(IMAGES, "build-") as folder:
-        before = _image_id(reference)
+        before = inspect_image(reference, "{{.Id}}")
         build_image(
             reference, containerfile, context, "--network=none", f"--iidfile={folder / 'id'}", *options,
             *(f"--build-arg={name}={value}" for name, value in arguments.items()),
@@ -239,10 +240,6 @@ def _build(
     return image
 
 
-def _image_id(reference: str) -> str | None:
-    return inspect_image(reference, "{{.Id}}")
-
-
 def _remove(identity: str) -> None:
     """Remove an image, by its id or name, unless a container or a workload's image still uses it."""
     with contextlib.suppress(CommandFailed):
@@ -251,15 +248,9 @@ def _remove(identity: str) -> None:
 
 def remove_workloads() -> None:
     """Remove the images of all workloads from this machine. Raises ContainersError without Podman or root."""
-    for reference in podman(
-        "images", "--filter", f"reference={WORKLOAD_REPOSITORY}*", "--format", "{{.Repository}}"
-    ).split():
+    named = ("--filter", f"reference={WORKLOAD_REPOSITORY}*", "--format", "{{.Repository}}")
+    for reference in podman("images", *named).split():
         _remove(reference)
-
-
-def _ignore_text(workload: Path) -> str:
-    own = next((workload / name for name in (".containerignore", ".dockerignore") if (workload / name).is_file()), None)
-    return (ROOM / "workload" / "ignore").read_text() + (own.read_text() if own else "")
 
 
 def _export(image: Image) -> tuple[dict[str, Any], int]:
@@ -316,8 +307,8 @@ def _torn(entry: Mapping[str, Any]) -> list[Path]:
     return [path for path, size in sizes.items() if path.stat().st_size != size]
 
 
-def _current_entries() -> list[dict[str, Any]]:
-    return [entry for entry in _entries() if _image_id(entry["annotations"][REF_NAME]) == _config_id(entry)]
+def _is_current(entry: Mapping[str, Any]) -> bool:
+    return inspect_image(entry["annotations"][REF_NAME], "{{.Id}}") == _config_id(entry)
 
 
 def _without_old_workloads(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

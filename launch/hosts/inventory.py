@@ -185,9 +185,8 @@ def _decrypt(where: str, variables: dict[str, Any], known: dict[str, str]) -> di
     known: decrypted texts by their vaulted form; what is new comes in here, as several hosts may share it.
     Raises Refusal, naming the first variable that cannot be decrypted.
     """
-    clear = {}
+    clear = dict(variables)
     for key, value in variables.items():
-        clear[key] = value
         if isinstance(value, dict) and "__ansible_vault" in value:
             text = value["__ansible_vault"]
             if text not in known:

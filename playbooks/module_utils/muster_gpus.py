@@ -325,21 +325,20 @@ def _find_nvidia(
     result, fields = ask_nvidia(FIELDS, command)
     rows, others = parse_table(result.out, fields)
     if not rows:
-        reason = explain(result, devices)
-        return [], [_whole(*reason)] if reason else [], []
+        return [], _of_all(explain(result, devices)), []
     mig = any(yes_or_no(row.get("mig.mode.current")) for row in rows)
     gpus = nvidia_gpus(rows, parse_mig(command(["nvidia-smi", "-L"]).out) if mig else {})
     complaints = [line for line in others + result.err.splitlines() if re.search(r"\bgpu", line, re.IGNORECASE)]
     problems = [explain_line(line, len(rows)) for line in complaints]
     if result.rc != 0 and not problems:
-        reason = explain(result, devices)
-        problems += [_whole(*reason)] if reason else []
+        problems = _of_all(explain(result, devices))
     missing = cdi_problem(gpus, [str(path) for folder in CDI_FOLDERS for path in Path(folder).glob("nvidia*")])
-    return gpus, problems + ([_whole(*missing)] if missing else []), rows
+    return gpus, problems + _of_all(missing), rows
 
 
-def _whole(what: str, fix: str) -> dict[str, Any]:
-    return {"vendor": "nvidia", "gpu": None, "fatal": True, "what": what, "fix": fix}
+def _of_all(reason: tuple[str, str] | None) -> list[dict[str, Any]]:
+    """(what, fix) of all NVIDIA GPUs as entries of gpu_problems."""
+    return [{"vendor": "nvidia", "gpu": None, "fatal": True, "what": reason[0], "fix": reason[1]}] if reason else []
 
 
 def _find_amd(

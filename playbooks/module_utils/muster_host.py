@@ -81,24 +81,16 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def parse_os_release(text: str) -> dict[str, str]:
-    """/etc/os-release as {"id", "version"}; empty strings for what it does not say."""
-    values = {}
-    for line in text.splitlines():
-        key, separator, value = line.partition("=")
-        if separator:
-            values[key.strip()] = value.strip().strip("\"'")
+    """/etc/os-release as {"id", "version", "like"}; empty strings for what it does not say."""
+    pairs = (line.partition("=") for line in text.splitlines())
+    values = {key.strip(): value.strip().strip("\"'") for key, _, value in pairs}
     return {"id": values.get("ID", ""), "version": values.get("VERSION_ID", ""), "like": values.get("ID_LIKE", "")}
 
 
 def parse_cgroup_paths(text: str) -> dict[str, str]:
     """/proc/self/cgroup as {controller: path}; the unified hierarchy has the key ""."""
-    paths = {}
-    for line in text.splitlines():
-        parts = line.split(":", 2)
-        if len(parts) == 3:
-            for controller in parts[1].split(","):
-                paths[controller] = parts[2]
-    return paths
+    lines = (line.split(":", 2) for line in text.splitlines() if line.count(":") >= 2)
+    return {controller: path for _, controllers, path in lines for controller in controllers.split(",")}
 
 
 def parse_cpu_quota(cpu_max: str | None, cfs_quota: str | None, cfs_period: str | None) -> float | None:
@@ -128,7 +120,8 @@ def _cgroup_folders(mount: str, path: str) -> list[Path]:
     return [folder for folder in folders if folder.is_dir()]
 
 
-def _limits(controller: str, version_1: str, version_2: str) -> list[Path]:
+def _cgroups(controller: str, version_1: str) -> list[Path]:
+    """Folders of the cgroups that limit this process. version_1: a file by which that version's mount is known."""
     paths = parse_cgroup_paths(read("/proc/self/cgroup") or "")
     unified = Path("/sys/fs/cgroup/cgroup.controllers").exists()
     folders = _cgroup_folders("/sys/fs/cgroup", paths.get("", "/")) if unified else []
@@ -137,26 +130,23 @@ def _limits(controller: str, version_1: str, version_2: str) -> list[Path]:
             if Path(mount, version_1).exists():
                 folders += _cgroup_folders(mount, paths[controller])
                 break
-    return [folder / name for folder in folders for name in (version_1, version_2) if (folder / name).exists()]
+    return folders
 
 
 def usable_cores() -> int:
     """Cores that a process started here may use: by CPU affinity and by quotas of cgroups; whole, at least 1."""
-    quotas = []
-    for path in _limits("cpu", "cpu.cfs_quota_us", "cpu.max"):
-        text = read(path)
-        if path.name == "cpu.max":
-            quotas.append(parse_cpu_quota(text, None, None))
-        else:
-            quotas.append(parse_cpu_quota(None, text, read(path.with_name("cpu.cfs_period_us"))))
-    cores = [float(len(os.sched_getaffinity(0)))] + [quota for quota in quotas if quota is not None]
-    return max(1, int(min(cores)))
+    names = ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")
+    folders = _cgroups("cpu", "cpu.cfs_quota_us")
+    quotas = (parse_cpu_quota(*(read(folder / name) for name in names)) for folder in folders)
+    return max(1, int(min([len(os.sched_getaffinity(0)), *(quota for quota in quotas if quota is not None)])))
 
 
 def usable_memory() -> int:
     """Bytes of memory: what the machine has, or what its cgroups allow if that is less."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limits = [parse_memory_limit(read(path)) for path in _limits("memory", "memory.limit_in_bytes", "memory.max")]
+    folders = _cgroups("memory", "memory.limit_in_bytes")
+    texts = (read(folder / name) for folder in folders for name in ("memory.limit_in_bytes", "memory.max"))
+    limits = map(parse_memory_limit, texts)
     return min([total, *(limit for limit in limits if limit is not None)])
 
 

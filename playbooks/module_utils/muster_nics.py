@@ -172,16 +172,13 @@ def describe_nics(
 def _speeds(links: list[dict[str, Any]], kinds: dict[str, str], texts: dict[str, str | None]) -> dict[str, int | None]:
     """Mbit/s by name. What sysfs does not know of a bond comes from its members, and of a VLAN from what it is on."""
     known = {name: parse_speed(texts.get(name), kind) for name, kind in kinds.items()}
-    members: dict[str, list[dict[str, Any]]] = {}
-    for link in links:
-        if link.get("master"):
-            members.setdefault(link["master"], []).append(link)
-    for link in links:
-        if kinds[link["ifname"]] == "bond" and known[link["ifname"]] is None:
-            known[link["ifname"]] = bond_speed(link, members.get(link["ifname"], []), known)
-    for link in links:
-        if kinds[link["ifname"]] == "vlan" and known[link["ifname"]] is None:
-            known[link["ifname"]] = known.get(link.get("link", ""))
+    unknown = {link["ifname"]: link for link in links if known[link["ifname"]] is None}
+    for name, link in unknown.items():
+        if kinds[name] == "bond":
+            known[name] = bond_speed(link, [member for member in links if member.get("master") == name], known)
+    for name, link in unknown.items():
+        if kinds[name] == "vlan":
+            known[name] = known.get(link.get("link", ""))
     return known
 
 
@@ -194,10 +191,9 @@ def bond_speed(bond: dict[str, Any], members: list[dict[str, Any]], known: dict[
     mode, active = data.get("mode", ""), data.get("active_slave")
     up = [member["ifname"] for member in members if "LOWER_UP" in member.get("flags", [])]
     speeds = [known.get(name) for name in ([active] if mode == "active-backup" and active else up)]
-    if not speeds or any(speed is None for speed in speeds):
+    if not speeds or None in speeds:
         return None
-    numbers = [speed for speed in speeds if speed is not None]
-    return min(numbers) if mode in ("active-backup", "broadcast") else sum(numbers)
+    return min(speeds) if mode in ("active-backup", "broadcast") else sum(speeds)
 
 
 def _address(entry: dict[str, Any]) -> dict[str, Any]:
@@ -217,13 +213,9 @@ def _lasting(entry: dict[str, Any]) -> bool:
 
 
 def _chosen(nic: dict[str, Any], train_interface: str | None, train_network: str | None) -> bool:
-    if not nic["addresses"]:
-        return False
-    if train_interface and nic["name"] == train_interface:
+    if nic["addresses"] and nic["name"] == train_interface:
         return True
-    if not train_network:
-        return False
-    network = ipaddress.ip_network(train_network, strict=False)
+    network = ipaddress.ip_network(train_network, strict=False) if train_network else ()
     return any(ipaddress.ip_address(entry["address"]) in network for entry in nic["addresses"])
 
 
