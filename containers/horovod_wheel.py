@@ -121,19 +121,18 @@ def refuse_other_platform(image_torch: str) -> None:
         raise ContainersError(f"{what}: pip's settings have changed", "the control machine", fix)
 
 
-def missing_packages(include: Path) -> list[str]:
-    """Debian's names of the packages that a build needs and this machine lacks. `include`: of this Python's headers."""
+def missing_packages() -> list[str]:
+    """Debian's names of the packages that a build needs and this machine lacks."""
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
-    headers = f"python3.{sys.version_info.minor}-dev"
-    return missing if (include / "Python.h").is_file() else [*missing, headers]
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    return missing if header.is_file() else [*missing, f"python3.{sys.version_info.minor}-dev"]
 
 
 def _ensure_build_tools(progress: Progress) -> None:
-    include = Path(sysconfig.get_path("include"))
-    missing = missing_packages(include)
+    missing = missing_packages()
     if missing and shutil.which("apt-get"):
         _install(missing, progress)
-        missing = missing_packages(include)
+        missing = missing_packages()
     if missing:
         what = f"Horovod is compiled on this machine, which lacks {', '.join(missing)} (Debian's package names)"
         raise ContainersError(what, "the control machine", f"as root: apt-get install {' '.join(missing)}")

@@ -5,6 +5,7 @@ From then on Ansible, rsync and Fabric refuse unknown and changed keys. Nothing 
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -46,13 +47,11 @@ def collect_keys(target: inventory.Target) -> list[str]:
         words += [*openssh.login_words(target), target.address, "true"]
         limit = 2 * openssh.CONNECT_SECONDS
         reason = f"no answer within {limit} s"
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             done = subprocess.run(
                 words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit, check=False
             )
             reason = openssh.reason(done.stderr) or f"ssh ended with {done.returncode}"
-        except subprocess.TimeoutExpired:
-            pass
         if not file.exists():
             where = f"host {target.name} ({target.address}:{target.port})"
             if openssh.through_jump_host(target):
@@ -75,19 +74,17 @@ def name_keys(keys: Mapping[str, Sequence[str]]) -> dict[str, str]:
 
 def entry_fingerprint(line: str) -> str:
     """The SHA-256 fingerprint of a known_hosts line."""
-    try:
-        entry = HostKeyEntry.from_line(line)
-    except InvalidHostKey:
-        entry = None
-    return ssh.fingerprint(entry.key) if entry is not None and entry.key is not None else "(an unreadable line)"
+    with contextlib.suppress(InvalidHostKey):
+        if (entry := HostKeyEntry.from_line(line)) and entry.key is not None:
+            return ssh.fingerprint(entry.key)
+    return "(an unreadable line)"
 
 
 def sort_keys(known: list[str], offered: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """Split offered keys (host name -> known_hosts line) into new ones and changed ones (name -> old line). Pure."""
     new, changed = {}, {}
     for name, line in offered.items():
-        place = line.split()[0]
-        old = [k for k in known if k.split() and k.split()[0] == place]
+        old = [k for k in known if k.split()[:1] == line.split()[:1]]
         if not old:
             new[name] = line
         elif not any(k.split()[1:3] == line.split()[1:3] for k in old):

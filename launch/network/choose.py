@@ -115,19 +115,18 @@ def working(facts: ByHost, settings: ByHost, reach: Reach) -> WorkingNetworks:
         raise Refusal(_no_candidate(host, facts[host], settings[host]) for host in bare)
     answered = {(host, result["peer"], result["address"]): result for host in hosts for result in reach.get(host, [])}
     networks, failures = [], dict[str, str]()
-    shared = {end.network: None for own in ends.values() for end in own}
-    everywhere = [n for n in shared if all(any(e.network == n for e in own) for own in ends.values())]
-    for network in shared:
+    shared = False
+    for network in dict.fromkeys(end.network for own in ends.values() for end in own):
         on_it = {host: [end for end in ends[host] if end.network == network] for host in hosts}
-        if network not in everywhere:
-            missing = [host for host in hosts if not on_it[host]]
+        if missing := [host for host in hosts if not on_it[host]]:
             failures[network] = f"{_listed(missing)} {'has' if len(missing) == 1 else 'have'} no address on it"
             continue
+        shared = True
         variants, reason = _variants(network, on_it, answered)
         networks += variants
         if not variants:
             failures[network] = reason
-    if not everywhere:
+    if not shared:
         picked, reason = _pick(ends, answered)
         if not reason:
             networks.append(Working("routed", picked))
@@ -216,10 +215,9 @@ def choose(
         if network is not best
     ]
     links = list(measured.get(best.label, []))
-    reason = _why(best, links, carriers) + _failed(
-        best.label, measurements, "; check its cables and switch ports, as it "
-    )
-    return Choice(Network(best.name, reason, refused + _refused_nics(facts)), best.endpoints, links)
+    failed = _failed(best.label, measurements, "; check its cables and switch ports, as it ")
+    network = Network(best.name, _why(best, links, carriers) + failed, refused + _refused_nics(facts))
+    return Choice(network, best.endpoints, links)
 
 
 def _usable(labels: Sequence[str], measurements: Measurements) -> list[str]:

@@ -157,17 +157,14 @@ def missing_packages(packages: dict[str, str]) -> list[str]:
 def make_folders(root: Path, owner: str, check_mode: bool) -> bool:
     """Makes Muster's folders for the SSH user, who then sends files without sudo. Returns whether it changed any."""
     user = pwd.getpwnam(owner)
-    changed = False
-    for name in ("", "images", "images/oci", "images/oci/blobs", "images/oci/blobs/sha256", "runs"):
-        folder = root / name
-        state = folder.stat() if folder.exists() else None
-        if state is not None and (state.st_uid, state.st_gid) == (user.pw_uid, user.pw_gid):
-            continue
-        changed = True
-        if not check_mode:
-            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-            os.chown(folder, user.pw_uid, user.pw_gid)
-    return changed
+    wanted = (user.pw_uid, user.pw_gid)
+    names = ("", "images", "images/oci", "images/oci/blobs", "images/oci/blobs/sha256", "runs")
+    states = {root / name: (root / name).stat() if (root / name).exists() else None for name in names}
+    wrong = [folder for folder, state in states.items() if state is None or (state.st_uid, state.st_gid) != wanted]
+    for folder in [] if check_mode else wrong:
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        os.chown(folder, *wanted)
+    return bool(wrong)
 
 
 def make_cdi(check_mode: bool) -> bool:

@@ -344,14 +344,13 @@ def _of_all(reason: tuple[str, str] | None) -> list[dict[str, Any]]:
 def _find_amd(
     devices: list[str], driver_loaded: bool, command: Callable[[list[str]], Result]
 ) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
-    static = command(["amd-smi", "static", "--asic", "--bus", "--vram", "--driver", "--json"])
-    results = [static]
-    if static.rc == 0:
+    newer = command(["amd-smi", "static", "--asic", "--bus", "--vram", "--driver", "--json"])
+    if newer.rc == 0:
         listed = command(["amd-smi", "list", "--json"])
         try:
-            return parse_amd_smi(static.out, listed.out if listed.rc == 0 else ""), None
+            return parse_amd_smi(newer.out, listed.out if listed.rc == 0 else ""), None
         except ValueError as error:
-            results = [Result(1, "", f"amd-smi: {error}")]
+            newer = Result(1, "", f"amd-smi: {error}")
     words = ["--showproductname", "--showmeminfo", "vram", "--showuniqueid", "--showdriverversion", "--json"]
     older = command(["rocm-smi", *words])
     if older.rc == 0:
@@ -359,7 +358,7 @@ def _find_amd(
             return parse_rocm_smi(older.out), None
         except ValueError as error:
             older = Result(1, "", f"rocm-smi: {error}")
-    return [], explain_amd([*results, older], devices, driver_loaded)
+    return [], explain_amd([newer, older], devices, driver_loaded)
 
 
 def in_words(problems: list[dict[str, Any]]) -> str | None:

@@ -6,6 +6,7 @@ Runs on bare hosts: standard library alone, Python 3.8 and later. NICs are in mu
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -83,7 +84,7 @@ def write_atomically(path: Path, text: str) -> None:
 def parse_os_release(text: str) -> dict[str, str]:
     """/etc/os-release as {"id", "version", "like"}; empty strings for what it does not say."""
     pairs = (line.partition("=") for line in text.splitlines())
-    values = {key.strip(): value.strip().strip("\"'") for key, _, value in pairs}
+    values = {key.strip(): value.strip().strip("\"'") for key, equals, value in pairs if equals}
     return {"id": values.get("ID", ""), "version": values.get("VERSION_ID", ""), "like": values.get("ID_LIKE", "")}
 
 
@@ -152,11 +153,8 @@ def usable_memory() -> int:
 
 def available_memory() -> int | None:
     """Bytes that programs can still get without swapping: MemAvailable, within what the cgroups allow."""
-    for line in (read("/proc/meminfo") or "").splitlines():
-        key, _, value = line.partition(":")
-        if key == "MemAvailable" and value.split()[0].isdigit():
-            return min(usable_memory(), 1024 * int(value.split()[0]))
-    return None
+    found = re.search(r"^MemAvailable:\s*(\d+)", read("/proc/meminfo") or "", re.MULTILINE)
+    return min(usable_memory(), 1024 * int(found.group(1))) if found else None
 
 
 def existing(path: str | Path) -> str:

@@ -270,5 +270,5 @@ def test_a_failing_build_gives_its_last_lines_and_leaves_nothing(
         image.build_training_image(QUIET)
     assert "about to fail" in caught.value.what
     assert "Containerfile" in caught.value.where
-    assert image._image_id(image.TRAIN_REFERENCE) is None
+    assert engine.inspect_image(image.TRAIN_REFERENCE, "{{.Id}}") is None
     assert not list(image.IMAGES.glob("build-*"))
