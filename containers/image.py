@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -291,14 +291,13 @@ def _verify(path: Path) -> None:
         raise ContainersError("an exported layer does not match its digest", str(path), "run it again; check the disk")
 
 
-def _entries() -> list[dict[str, Any]]:
+def _entries() -> Iterator[dict[str, Any]]:
     """Entries of the pool's index whose blobs are all there in full size."""
-    found = []
     with contextlib.suppress(FileNotFoundError, ValueError):
         for entry in json.loads((POOL / "index.json").read_text())["manifests"]:
             with contextlib.suppress(FileNotFoundError, ValueError):
-                found += [] if _torn(entry) else [entry]
-    return found
+                if not _torn(entry):
+                    yield entry
 
 
 def _torn(entry: Mapping[str, Any]) -> list[Path]:

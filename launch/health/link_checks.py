@@ -6,7 +6,7 @@ is typical, and which pairs deviate from it, is decided in link_statistics.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from statistics import median, median_high, median_low
 
 from launch.cli.units import milliseconds, number, rate
@@ -120,18 +120,16 @@ def _reach_fix(*reasons: str | None) -> str:
     return _MTU_FIX if about_size else _REACH_FIX
 
 
-def _unable(links: Sequence[Link]) -> list[Verdict]:
+def _unable(links: Sequence[Link]) -> Iterator[Verdict]:
     """The hosts that could not measure bandwidth, those with the same reason in one line."""
     working = [link for link in links if link.error is None]
-    result = []
     for why in dict.fromkeys(why for link in working for why in link.problems.values()):
         lost = [link for link in working if why in link.problems.values()]
         own = list(dict.fromkeys(host for link in lost for host, reason in link.problems.items() if reason == why))
         what = f"{why} on {some(own)}: the bandwidth of {len(lost)} of {len(links)} pairs was not measured"
         where = f"host {own[0]}" if len(own) == 1 else "cluster"
         fix = _IPERF_FIX if "missing" in why else _IPERF_FAILS_FIX
-        result.append(Verdict("bandwidth", where, INCOMPLETE, what, fix))
-    return result
+        yield Verdict("bandwidth", where, INCOMPLETE, what, fix)
 
 
 def _missing(links: Sequence[Link]) -> list[Verdict]:

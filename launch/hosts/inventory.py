@@ -15,6 +15,7 @@ import shlex
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -236,9 +237,8 @@ def _names_in_order(raw: dict[str, Any], group: str = "all") -> list[str]:
     return list(dict.fromkeys([*entry.get("hosts", []), *below]))
 
 
-def _twice_in_ini(path: Path) -> list[Problem]:
+def _twice_in_ini(path: Path) -> Iterator[Problem]:
     """An INI inventory that lists a host twice in one section; Ansible itself merges the two without a word."""
-    problems = []
     for file in source_files(path):
         if file.suffix in (".yml", ".yaml", ".json") or "_vars" in str(file.parent) or os.access(file, os.X_OK):
             continue
@@ -251,8 +251,7 @@ def _twice_in_ini(path: Path) -> list[Problem]:
                 seen[section, words[0]] += 1
                 if seen[section, words[0]] == 2:
                     where, what = f"{file}, line {number}", f"host `{words[0]}` stands in this group twice"
-                    problems.append(Problem(where, what, "keep one of the two lines"))
-    return problems
+                    yield Problem(where, what, "keep one of the two lines")
 
 
 def _did_you_mean(word: str, known: list[str]) -> str:
@@ -307,17 +306,15 @@ def _good_value(key: str, value: Any) -> bool:
     raise KeyError(key)  # a variable of VARIABLES that nobody checks
 
 
-def check_distinct(path: str, targets: list[Target]) -> list[Problem]:
+def check_distinct(path: str, targets: list[Target]) -> Iterator[Problem]:
     """Two names for one machine: the same address and port under two names. Pure."""
     first: dict[tuple[str, int], str] = {}
-    problems = []
     for target in targets:
         place = (target.address, target.port)
         if place in first:
             what = f"`{first[place]}` and `{target.name}` are the same machine ({target.address})"
-            problems.append(Problem(path, what, "list each machine once; for more ranks use nproc_per_node"))
+            yield Problem(path, what, "list each machine once; for more ranks use nproc_per_node")
         first.setdefault(place, target.name)
-    return problems
 
 
 def _host(path: Path, name: str, variables: dict[str, Any]) -> Host:

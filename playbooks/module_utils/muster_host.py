@@ -96,14 +96,10 @@ def parse_cgroup_paths(text: str) -> dict[str, str]:
 
 def parse_cpu_quota(cpu_max: str | None, cfs_quota: str | None, cfs_period: str | None) -> float | None:
     """Cores that one cgroup allows, from cpu.max (version 2) or cpu.cfs_* (version 1); None is no limit."""
-    if cpu_max:
-        parts = cpu_max.split()
-        if len(parts) == 2 and parts[0] != "max":
-            return int(parts[0]) / int(parts[1])
-        return None
-    if cfs_quota and cfs_period and int(cfs_quota) > 0 and int(cfs_period) > 0:
-        return int(cfs_quota) / int(cfs_period)
-    return None
+    figures = cpu_max.split() if cpu_max else [cfs_quota or "", cfs_period or ""]
+    if len(figures) != 2 or not all(figure.isdigit() and int(figure) > 0 for figure in figures):
+        return None  # "max", -1
+    return int(figures[0]) / int(figures[1])
 
 
 def parse_memory_limit(text: str | None) -> int | None:

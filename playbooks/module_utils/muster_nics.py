@@ -44,7 +44,7 @@ class Others:
     """What a link's verdict needs to know of the other links, gathered once: hosts may have hundreds of veths."""
 
     kinds: dict[str, str]  # by name
-    member_kinds: dict[str, set[str]]  # by the master's name
+    leading_out: set[str]  # names of those with a physical member
     indexes: set[int]
 
 
@@ -79,44 +79,32 @@ def parse_speed(text: str | None, kind: str) -> int | None:
 
 def why_refused(nic: dict[str, Any], link: dict[str, Any], others: Others) -> str | None:
     """Why a NIC can never be a candidate for training traffic; None if it can."""
-    kind, master = nic["kind"], nic["master"]
-    if kind == "loopback":
-        return "loopback: it reaches this host alone"
-    if kind == "vpn":
-        tunnel = link.get("linkinfo", {}).get("info_kind") or "by its name"
-        return f"a VPN or tunnel ({tunnel}): slow, and its other end is often elsewhere"
-    if kind == "dummy":
-        return "a dummy link: it reaches nobody"
-    if kind == "bridge" and CONTAINER_BRIDGE.match(nic["name"]):
-        return "a bridge for containers or virtual machines: the same address is on many hosts"
-    if kind == "bridge" and not others.member_kinds.get(nic["name"], set()).intersection(PHYSICAL):
-        return "a bridge without a physical member: it does not leave this host"
-    reason = _why_veth_refused(link, others) if kind == "veth" else None
-    if reason:
-        return reason
-    if not nic["up"]:
-        return "the link is down"
-    if not nic["carrier"]:
-        return "no carrier: the cable or the other end is missing"
+    name, kind, master = nic["name"], nic["kind"], nic["master"]
+    bridge, veth = kind == "bridge", kind == "veth"
+    tunnel = link.get("linkinfo", {}).get("info_kind") or "by its name"
+    ends_here = "link_netnsid" not in link and ("link" in link or link.get("link_index") in others.indexes)
     # A VRF is of the kind other, and its members keep their own addresses.
-    if master and others.kinds.get(master, "other") != "other":
-        return f"a member of {master}: its traffic goes by {master}"
-    if not nic["addresses"]:
-        return "no address"
-    if all(address["scope"] != "global" for address in nic["addresses"]):
-        return "link-local addresses only"
-    return None
-
-
-def _why_veth_refused(link: dict[str, Any], others: Others) -> str | None:
-    """A veth is a container's end on its host (of no use), or the NIC of a host that is itself a container."""
-    if CONTAINER_VETH.match(link["ifname"]):
-        return "a veth: the host's end of a container"
-    if link.get("master"):
-        return f"a veth in the bridge {link['master']}: the host's end of a container"
-    if "link_netnsid" not in link and ("link" in link or link.get("link_index") in others.indexes):
-        return "a veth whose other end is on this host too"
-    return None
+    member = master and others.kinds.get(master, "other") != "other"
+    reasons = (
+        (kind == "loopback", "loopback: it reaches this host alone"),
+        (kind == "vpn", f"a VPN or tunnel ({tunnel}): slow, and its other end is often elsewhere"),
+        (kind == "dummy", "a dummy link: it reaches nobody"),
+        (
+            bridge and CONTAINER_BRIDGE.match(name),
+            "a bridge for containers or virtual machines: the same address is on many hosts",
+        ),
+        (bridge and name not in others.leading_out, "a bridge without a physical member: it does not leave this host"),
+        # A veth is a container's end on its host (of no use), or the NIC of a host that is itself a container.
+        (veth and CONTAINER_VETH.match(name), "a veth: the host's end of a container"),
+        (veth and master, f"a veth in the bridge {master}: the host's end of a container"),
+        (veth and ends_here, "a veth whose other end is on this host too"),
+        (not nic["up"], "the link is down"),
+        (not nic["carrier"], "no carrier: the cable or the other end is missing"),
+        (member, f"a member of {master}: its traffic goes by {master}"),
+        (not nic["addresses"], "no address"),
+        (all(address["scope"] != "global" for address in nic["addresses"]), "link-local addresses only"),
+    )
+    return next((reason for applies, reason in reasons if applies), None)
 
 
 def parse_links(ip_json: str) -> list[dict[str, Any]]:
@@ -140,16 +128,13 @@ def describe_nics(
     kind, since the user knows better; one without link or address stays refused, since nothing could be tried.
     Raises ValueError for a network that is none.
     """
-    others = Others({}, {}, set())
-    for link in links:
-        kind = others.kinds[link["ifname"]] = kind_of(link)
-        others.indexes.add(link.get("ifindex", 0))
-        if link.get("master"):
-            others.member_kinds.setdefault(link["master"], set()).add(kind)
-    known = _speeds(links, others.kinds, speeds)
+    kinds = {link["ifname"]: kind_of(link) for link in links}
+    leading_out = {link["master"] for link in links if link.get("master") and kinds[link["ifname"]] in PHYSICAL}
+    others = Others(kinds, leading_out, {link.get("ifindex", 0) for link in links})
+    known = _speeds(links, kinds, speeds)
     nics = []
     for link in links:
-        flags, kind = link.get("flags", []), others.kinds[link["ifname"]]
+        flags, kind = link.get("flags", []), kinds[link["ifname"]]
         nic: dict[str, Any] = {
             "name": link["ifname"],
             "kind": kind,
