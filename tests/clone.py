@@ -8,18 +8,18 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PARTS = ("Makefile", "ansible.cfg", "fabfile.py", "pyproject.toml")
-FOLDERS = ("launch", "train", "containers", "playbooks", "inventory")
+PARTS = ("Makefile", "ansible.cfg", "fabfile.py", "pyproject.toml", "inventory/hosts.yml")
+FOLDERS = ("launch", "train", "containers", "playbooks")
 
 
 def copy_clone(parent: Path) -> Path:
     """What of this clone the commands need, with this clone's .venv; `parent` gets the copy."""
     folder = parent / "my own" / "clone of it"
     for part in FOLDERS:
-        labs = ("lab*",) if part == "inventory" else ()
-        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__", *labs))
+        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "inventory").mkdir()
     for part in PARTS:
-        shutil.copy(ROOT / part, folder)
+        shutil.copy(ROOT / part, folder / part)
     (folder / ".venv").symlink_to(sys.prefix)
     return folder
 
