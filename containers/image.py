@@ -324,8 +324,7 @@ def _config_id(entry: Mapping[str, Any]) -> str:
 
 
 def _manifest(entry: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((BLOBS / _hex(entry["digest"])).read_bytes())
-    return found
+    return json.loads((BLOBS / _hex(entry["digest"])).read_bytes())
 
 
 def _hex(digest: str) -> str:

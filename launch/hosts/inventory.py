@@ -176,8 +176,7 @@ def _list_inventory(path: Path) -> dict[str, Any]:
         )
     if done.returncode != 0:
         raise Refusal([_syntax_problem(path, done.stderr)])
-    loaded: dict[str, Any] = json.loads(done.stdout)
-    return loaded
+    return json.loads(done.stdout)
 
 
 def _decrypt(where: str, variables: dict[str, Any], known: dict[str, str]) -> dict[str, Any]:
@@ -214,7 +213,7 @@ def _ansible(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
 
 def _syntax_problem(path: Path, stderr: str) -> Problem:
     """What Ansible prints about an inventory that it cannot read, as one problem."""
-    where, what = str(path), "Ansible cannot read this inventory"
+    where = str(path)
     origin = re.search(r"Origin: (/[^\n]+?):(\d+)(?::(\d+))?\n", stderr)
     if origin:
         where = f"{path if path.is_file() else origin[1]}, line {origin[2]}"
@@ -227,7 +226,7 @@ def _syntax_problem(path: Path, stderr: str) -> Problem:
         return Problem(where, f"not valid YAML: {what}", "correct this line")
     reason = _last_line(stderr)
     fix = VAULT_FIX if "vault" in reason or "Decryption" in reason else "correct the file"
-    return Problem(where, f"{what}: {reason}", fix)
+    return Problem(where, f"Ansible cannot read this inventory: {reason}", fix)
 
 
 def _names_in_order(raw: dict[str, Any], group: str = "all") -> list[str]:

@@ -378,16 +378,15 @@ def _why_not(
 
 def _refused_nics(facts: ByHost) -> list[dict[str, str]]:
     """Decoys and dead NICs, grouped by reason: their names and the hosts on which they stand."""
-    names: dict[str, dict[str, None]] = {}
-    hosts: dict[str, dict[str, None]] = {}
+    found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
     for host, known in facts.items():
         for nic in known["nics"]:
             if nic["refused"] and nic["kind"] != "loopback":
-                names.setdefault(nic["refused"], {}).setdefault(nic["name"])
-                hosts.setdefault(nic["refused"], {}).setdefault(host)
+                names, hosts = found.setdefault(nic["refused"], ({}, {}))
+                names[nic["name"]] = hosts[host] = None
     return [
-        {"network": f"{_listed(list(nics))} ({_listed(list(hosts[reason]))})", "reason": reason}
-        for reason, nics in names.items()
+        {"network": f"{_listed(list(names))} ({_listed(list(hosts))})", "reason": reason}
+        for reason, (names, hosts) in found.items()
     ]
 
 

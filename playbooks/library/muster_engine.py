@@ -144,9 +144,8 @@ def put_drop_in(text: str | None) -> None:
     """Writes the drop-in, or removes it."""
     if text is None:
         DROP_IN.unlink(missing_ok=True)
-        return
-    DROP_IN.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(DROP_IN, text)
+    else:
+        write_atomically(DROP_IN, text)
 
 
 def missing_packages(packages: dict[str, str]) -> list[str]:
@@ -176,7 +175,6 @@ def make_cdi(check_mode: bool) -> bool:
     if result.rc != 0 or CDI_HEADER + result.out == before:
         return False
     if not check_mode:
-        CDI.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(CDI, CDI_HEADER + result.out)
     return True
 

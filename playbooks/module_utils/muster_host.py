@@ -74,7 +74,8 @@ def head(path: str | Path, count: int) -> str:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Writes through a temporary name, so that a reader sees the old text or the new one."""
+    """Writes through a temporary name, so that a reader sees the old text or the new one. Makes the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.muster-{os.getpid()}")
     temporary.write_text(text, encoding="utf-8")
     temporary.chmod(0o644)

@@ -68,13 +68,9 @@ def kind_of(link: dict[str, Any]) -> str:
 
 def parse_speed(text: str | None, kind: str) -> int | None:
     """Mbit/s from sysfs; None where the driver does not know, and for links that make a number up."""
-    if text is None or kind not in KINDS_WITH_SPEED:
+    if text is None or kind not in KINDS_WITH_SPEED or not re.fullmatch(r"-?\d+", text):
         return None
-    try:
-        speed = int(text)
-    except ValueError:
-        return None
-    return None if speed in UNKNOWN_SPEEDS else speed
+    return None if int(text) in UNKNOWN_SPEEDS else int(text)
 
 
 def why_refused(nic: dict[str, Any], link: dict[str, Any], others: Others) -> str | None:

@@ -92,17 +92,15 @@ def _fix_of_anyone(entry: Mapping[str, Any]) -> str:
 def _healthy(document: Document) -> Iterator[str]:
     """One line with the checks that are healthy on all hosts, and a line for each healthy check of the cluster."""
     hosts = document["hosts"]
-    healthy: dict[str, set[str]] = {}
-    for entry in document["verdicts"]:
-        if entry["level"] == HEALTHY and entry["where"].startswith("host "):
-            healthy.setdefault(entry["check"], set()).add(entry["where"])
-    wrong = {entry["check"] for entry in document["verdicts"] if entry["level"] != HEALTHY}
-    checks = [check for check, places in healthy.items() if len(places) == len(hosts) and check not in wrong]
+    healthy = [entry for entry in document["verdicts"] if entry["level"] == HEALTHY]
+    places = stats.grouped((e["check"], e["where"]) for e in healthy if e["where"].startswith("host "))
+    wrong = {entry["check"] for entry in contents.by_gravity(document)}
+    checks = [check for check, own in places.items() if len(set(own)) == len(hosts) and check not in wrong]
     if checks:
         where = f"on all {len(hosts)} hosts" if len(hosts) > 1 else f"on {hosts[0]}"
         yield f"healthy {where}: {', '.join(checks)}"
-    for entry in document["verdicts"]:
-        if entry["level"] == HEALTHY and entry["where"] == "cluster":
+    for entry in healthy:
+        if entry["where"] == "cluster":
             yield f"{entry['check']}: {entry['what']}"
 
 
