@@ -16,6 +16,7 @@ import torch
 from train.checkpoints import Writer, load, newest_common
 from train.start.group import Place
 
+DRAFTS = ".step-*.tmp"
 SIZE = 300_000  # numbers in a state; all are the step's own
 
 
@@ -39,8 +40,17 @@ def work(folder: Path, pipe: int) -> None:
         os.write(pipe, f"durable {step}\n".encode())
 
 
-def one_life(folder: Path, delay: float) -> list[tuple[str, int]]:
-    """Forks a worker and kills it `delay` seconds after it has resumed. Returns what it printed."""
+def stop(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    os.waitpid(pid, os.WUNTRACED)
+
+
+def one_life(folder: Path, delay: float, must_write: bool) -> tuple[list[tuple[str, int]], bool]:
+    """Forks a worker and kills it `delay` seconds after it has resumed, or the next time that it writes after that.
+
+    Returns what it printed, and whether it was writing.
+    """
+    left = set(folder.glob(DRAFTS))
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -57,12 +67,17 @@ def one_life(folder: Path, delay: float) -> list[tuple[str, int]]:
             raise SystemExit("the worker ended before it had resumed")
         printed += piece
     select.select([], [], [], delay)  # the moment of the kill is what is tried here
+    stop(pid)
+    while not (draft := set(folder.glob(DRAFTS)) - left) and must_write:
+        os.kill(pid, signal.SIGCONT)
+        select.select([], [], [], 0.002)
+        stop(pid)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     while piece := os.read(reading, 4096):
         printed += piece
     os.close(reading)
-    return [(line.split()[0], int(line.split()[1])) for line in printed.decode().splitlines()]
+    return [(line.split()[0], int(line.split()[1])) for line in printed.decode().splitlines()], bool(draft)
 
 
 def main() -> None:
@@ -70,14 +85,15 @@ def main() -> None:
     moments = random.Random(0)
     durable = 0
     report = {"resumes": 0, "torn": 0, "lost": 0, "killed_while_writing": 0, "drafts_left": 0}
-    for _ in range(times):
-        for what, step in one_life(folder, moments.uniform(0, 0.06)):
+    for number in range(times):
+        printed, was_writing = one_life(folder, moments.uniform(0, 0.06), must_write=number % 2 == 0)
+        for what, step in printed:
             report["torn"] += what == "torn"
             report["resumes"] += what == "resumed"
             report["lost"] += what == "resumed" and step < durable
             durable = max(durable, step) if what == "durable" else durable
-        report["killed_while_writing"] += any(folder.glob(".step-*.tmp"))
-    report["drafts_left"] = len(list(folder.glob(".step-*.tmp")))
+        report["killed_while_writing"] += was_writing
+    report["drafts_left"] = len(list(folder.glob(DRAFTS)))
     print(json.dumps(report | {"steps": durable}))
 
 

@@ -185,5 +185,5 @@ def test_a_writer_killed_at_random_moments_leaves_an_intact_checkpoint(tmp_path:
     report = json.loads(done.stdout.splitlines()[-1])
     assert report["resumes"] == 100
     assert report["torn"] == report["lost"] == 0
-    assert report["killed_while_writing"] > 10  # else the kills came at the wrong moments
+    assert report["killed_while_writing"] >= 50
     assert report["drafts_left"] <= 1
