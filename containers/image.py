@@ -236,7 +236,7 @@ def _build(
             _remove(before)
     size = int(podman("image", "inspect", "--format={{.Size}}", identity))
     image = Image(reference, identity, size)
-    progress(f"{_short(image)}: {size / 1e9:.2f} GB, ready after {time.monotonic() - started:.1f} s")
+    progress(f"{_short(image)}: {size / 2**30:.2f} GiB, ready after {time.monotonic() - started:.1f} s")
     return image
 
 

@@ -96,7 +96,7 @@ def deploy(path: Path, console: Console, horovod: bool = False, remeasure: bool 
     with phases.phase("measure", "Measuring the links between all hosts"):
         choice, measured = detect.choose_network(inv, facts, None if remeasure else clustermap.path_of(path), console)
     whole = size(sum(export.blobs.values()))
-    with phases.phase("distribute", f"Distributing the image ({whole}; a host is sent what it lacks)"):
+    with phases.phase("distribute", f"Distributing the image ({whole}, sent compressed; a host gets what it lacks)"):
         placed = distribution.distribute(inv, image, export, phases.say)
     cluster = _cluster_map(inv, facts, choice, image, export, measured)
     clustermap.write(clustermap.path_of(path), cluster)

@@ -70,7 +70,9 @@ def _progress(
                 answers = ssh.in_parallel(lambda machine: missing_bytes(machine.answer(_LIST), blobs), machines)
                 known = zip(targets, answers, strict=True)
                 now = {host.name: (time.monotonic(), lacks) for host, lacks in known if isinstance(lacks, int)}
-                if now and not ended.is_set():
+                if not any(lacks for _, lacks in now.values()):
+                    return
+                if not ended.is_set():
                     say("; ".join(_words(name, now[name], last.get(name)) for name in now))
                 last = now
                 ended.wait(PROGRESS_SECONDS)
@@ -100,6 +102,6 @@ def missing_bytes(listing: str, blobs: Mapping[str, int]) -> int:
 def _words(host: str, now: tuple[float, int], before: tuple[float, int] | None) -> str:
     """`h2: 210.0 MiB to send, about 40 s`. The pairs are (time.monotonic(), bytes that the host lacks)."""
     if not now[1]:
-        return f"{host}: all is sent"
+        return f"{host} has all"
     pace = (before[1] - now[1]) / (now[0] - before[0]) if before else 0.0  # bytes/s
     return f"{host}: {size(now[1])} to send" + (f", about {age(now[1] / pace)}" if pace > 0 else "")
