@@ -30,7 +30,10 @@ _COLOURS = (36, 33, 35, 32, 34, 91, 96, 93)  # ANSI; a host keeps its colour
 def split_label(host: str, line: str) -> tuple[str, str]:
     """The label of a line (`h2 rank 1`, or `h2` for torchrun's own) and its text. Pure."""
     found = _PREFIX.match(line)
-    return (f"{host} rank {found[1]}", line[found.end() :]) if found else (host, line)
+    if not found:
+        return host, line
+    # The prefix stands again where a line came in parts (progress bars); torch's own has a blank behind it.
+    return f"{host} rank {found[1]}", re.sub(rf"\[rank{found[1]}\]:(?! )", "", line[found.end() :])
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ def test_lines_carry_host_and_rank() -> None:
     assert labeller.label("h2", "[rank1]:loss 0.5") == "h2 rank 2 | loss 0.5".replace("rank 2", "rank 1")
     assert labeller.label("h2", "torchrun says") == "h2        | torchrun says"
     assert split_label("h1", "[rank12]:x") == ("h1 rank 12", "x")
+    assert split_label("h1", "[rank1]:[rank1]: Traceback") == ("h1 rank 1", "[rank1]: Traceback")
+    assert split_label("h1", "[rank1]: 9% [rank2]:[rank1]:done[rank1]:") == ("h1 rank 1", " 9% [rank2]:done")
 
 
 @given(
