@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -59,6 +60,8 @@ def container_engine() -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Mark what this session starts, so that the next one finds what a kill has left."""
     os.environ[sweep.SESSION] = str(os.getpid())
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of `make test &` in a script: tests would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
