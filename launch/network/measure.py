@@ -12,7 +12,7 @@ from launch.hosts.connection import Machine
 from launch.network.links import Link
 
 BANDWIDTH_SECONDS = 1  # of each pair, both directions at once
-PATIENCE_SECONDS = 10  # of a host for its partner in a pair
+PATIENCE_SECONDS = 20  # of a host for its partner in a pair, which may be busy in another one
 FULLY_BUSY_PART = 0.9  # of the processor time: in use while links were measured, it may limit them
 PAIR_SECONDS = 0.4  # what a pair takes beside its bandwidth, about
 

@@ -25,6 +25,7 @@ from ansible.module_utils.muster_meeting import ATTEMPT_SECONDS, ENDINGS, Meetin
 from ansible.module_utils.muster_mtu import open_echo, path_mtus
 
 PINGS = 11
+STILL_COMING_SECONDS = 1.0  # between two questions whether a caller may still come to its pair
 BULK_BYTES = 256 * 1024
 BULK_SECONDS = 4.0
 
@@ -59,8 +60,8 @@ async def answer(meeting: Meeting, known: dict[str, Any], options: dict[str, Any
     own, theirs, peer = known["own"], known["theirs"], known["peer"]
     try:
         meeting.port(meeting.name, own), meeting.port(peer, theirs)
-        reader, writer = await asyncio.wait_for(meeting.visitor(known["network"], peer), options["patience"])
-    except (Unreached, asyncio.TimeoutError):
+        reader, writer = await caller_of(meeting, known, options["patience"])
+    except Unreached:
         return
     echo, udp_port = await open_echo(own, meeting.ports)
     server = None
@@ -95,10 +96,25 @@ async def answer(meeting: Meeting, known: dict[str, Any], options: dict[str, Any
             await end(server)
 
 
-async def why_not_back(meeting: Meeting, known: dict[str, Any]) -> str | None:
-    """Why the callee does not reach the caller; None if it does."""
+async def caller_of(meeting: Meeting, known: dict[str, Any], patience: float) -> Any:
+    """The caller's connection (reader, writer), once it has come to this pair. Raises Unreached if it does not come.
+
+    Whether it still may is asked of the caller itself: nobody waits long for a host whose network is down or that does
+    not reach this one, as the hosts of later pairs would wait in turn.
+    """
+    visitor, failures = meeting.visitor(known["network"], known["peer"]), 0
+    deadline = time.monotonic() + patience
+    while not (await asyncio.wait([visitor], timeout=STILL_COMING_SECONDS))[0]:
+        failures = failures + 1 if await why_not_back(meeting, known, waits=known["network"]) else 0
+        if failures == 2 or time.monotonic() > deadline:
+            raise Unreached(f"{known['peer']} does not come")
+    return visitor.result()
+
+
+async def why_not_back(meeting: Meeting, known: dict[str, Any], **more: Any) -> str | None:
+    """Why the callee does not reach the caller; None if it does. more: as for Meeting.greet."""
     try:
-        _, writer, _ = await meeting.greet(known["peer"], known["theirs"], known["own"])
+        _, writer, _ = await meeting.greet(known["peer"], known["theirs"], known["own"], **more)
         writer.close()
     except Unreached as failure:
         return str(failure)
@@ -166,6 +182,7 @@ class Pair:
             connection = f"the connection from {self.name} to {self.peer} ({self.theirs})"
             self.error = f"{connection} broke off: {why_ended(error)}"
         finally:
+            self.meeting.gone.add((self.network, self.peer))
             if writer:
                 writer.close()
 

@@ -47,6 +47,7 @@ class Meeting:
         self.ports = range(options["ports"][0], options["ports"][1] + 1)
         self.listening: dict[str, int | str] = {}  # by own address the port, or why it cannot be listened on
         self.directory: dict[str, dict[str, int | str]] = {}  # the same by host, of all hosts that take part
+        self.gone: set[tuple[int, str]] = set()  # (network, host): the pairs in which this host was the caller, ended
         self._servers: list[asyncio.AbstractServer] = []
         self._visitors: dict[tuple[int, str], asyncio.Future[Any]] = {}
 
@@ -71,7 +72,8 @@ class Meeting:
         try:
             hello = await hear(reader, ATTEMPT_SECONDS)
             ours = hello.get("token") == self.token
-            say(writer, muster=1, host=self.name, ours=ours)
+            gone = (hello.get("waits"), hello.get("host")) in self.gone
+            say(writer, muster=1, host=self.name, ours=ours, gone=ours and gone)
             if ours and "network" in hello and not self.visitor(hello["network"], hello["host"]).done():
                 self.visitor(hello["network"], hello["host"]).set_result((reader, writer))
                 return
@@ -138,6 +140,8 @@ class Meeting:
             return f"{self.name} itself answers there: {peer} and {self.name} have the same address"
         if host != peer:
             return f"{host} answers there, not {peer}: two hosts have the same address"
+        if answer.get("gone"):
+            return f"{host} has left this pair"
         return None
 
     def close(self) -> None:

@@ -231,6 +231,24 @@ def test_a_host_that_does_not_come_is_named_and_the_others_are_measured() -> Non
     assert errors and all("h3 did not take part" in error for error in errors)
 
 
+@pytest.mark.parametrize("down", [True, False], ids=["both ways", "one way"])
+def test_a_pair_that_does_not_connect_keeps_nobody_waiting(down: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each host would wait 300 s for a caller that does not reach it, and the hosts of later pairs for that host."""
+    ports, hosts = free_ports(), ["h1", "h2", "h3"]
+    caller, callee = rounds(hosts)[0][0]
+    greet = Meeting.greet
+
+    async def blocked(self: Meeting, peer: str, *ends: Any, **more: Any) -> Any:
+        if (self.name, peer) == (caller, callee) or (down and (self.name, peer) == (callee, caller)):
+            raise muster_meeting.Unreached("port 1: no route to host")
+        return await greet(self, peer, *ends, **more)
+
+    monkeypatch.setattr(Meeting, "greet", blocked)
+    monkeypatch.setattr(muster_links, "STILL_COMING_SECONDS", 0.1)
+    found = run_all([options(name, hosts, ports) for name in hosts])
+    assert {pair for pair, result in found.items() if result["error"]} == {(caller, callee), (callee, caller)}
+
+
 @pytest.mark.slow
 def test_a_host_that_is_kept_elsewhere_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     async def kept(meeting: Any, known: Any, options: Any) -> None:

@@ -234,7 +234,7 @@ def test_strangers_on_the_port_do_no_harm_and_learn_no_secret(net: str) -> None:
 
     (nothing, nor_here, greeted), ok = asyncio.run(together())
     assert (nothing, nor_here, ok) == (b"", b"", True)
-    assert json.loads(greeted) == {"muster": 1, "host": "h2", "ours": False}
+    assert json.loads(greeted) == {"muster": 1, "host": "h2", "ours": False, "gone": False}
 
 
 def test_nothing_listens_afterwards(net: str) -> None:
