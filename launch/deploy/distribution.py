@@ -62,10 +62,11 @@ def _progress(
     ended = threading.Event()
 
     def report() -> None:
+        last: dict[str, tuple[float, int]] = {}
         if ended.wait(PROGRESS_SECONDS):
             return
-        with connected(targets, inventory.known_hosts_path(inv.path)) as machines:
-            last: dict[str, tuple[float, int]] = {}
+        # What keeps a host from answering, Ansible says.
+        with contextlib.suppress(Exception), connected(targets, inventory.known_hosts_path(inv.path)) as machines:
             while not ended.is_set():
                 answers = ssh.in_parallel(lambda machine: missing_bytes(machine.answer(_LIST), blobs), machines)
                 known = zip(targets, answers, strict=True)
@@ -77,11 +78,7 @@ def _progress(
                 last = now
                 ended.wait(PROGRESS_SECONDS)
 
-    def attempt() -> None:
-        with contextlib.suppress(Exception):  # what keeps a host from answering, Ansible says
-            report()
-
-    thread = threading.Thread(target=attempt, daemon=True)
+    thread = threading.Thread(target=report, daemon=True)
     thread.start()
     try:
         yield

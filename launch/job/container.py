@@ -106,11 +106,7 @@ echo "state=$state"
 echo "left=$({_ids(host_plan.environment["MUSTER_RUN_ID"])} | tr '\\n' ' ')"
 {prune_command()}
 """
-    return parse_finish(machine.answer(script, ENGINE_SECONDS))
-
-
-def parse_finish(answer: str) -> dict[str, Any]:
-    """The answer of `finish`'s script. Pure."""
+    answer = machine.answer(script, ENGINE_SECONDS)
     found = dict(line.split("=", 1) for line in answer.splitlines() if "=" in line)
     return {"state": json.loads(found.get("state") or "{}"), "left": found.get("left", "").split()}
 

@@ -35,14 +35,11 @@ class Earlier:
 
 def find(word: str, inventory: Path) -> Earlier:
     """The run that RESUME names, from the plans in runs/. Raises Refusal where there is none that can be continued."""
-    folders = [folder for folder in runs_dir().glob("*/") if word != LAST or not _refused(folder)]
+    folders = list(runs_dir().glob("*/"))
+    if word == LAST:  # not a run that ended before its first step, as its settings were refused
+        folders = [one for one in folders if read_json(one / "summary.json").get("exit_status") != exits.REFUSED]
     plans = {folder.name: read_json(folder / "plan.json") for folder in folders}
     return select(word, build_name(inventory), plans)
-
-
-def _refused(folder: Path) -> bool:
-    """Whether a run ended before its first step, as its settings were refused."""
-    return read_json(folder / "summary.json").get("exit_status") == exits.REFUSED
 
 
 def select(word: str, inventory: str, plans: Plans) -> Earlier:

@@ -87,6 +87,16 @@ def test_plans_are_read_from_the_runs_folder(tmp_path: Path, monkeypatch: pytest
 EARLIER = Earlier("03", None, ("--epochs", "90"), ("h1", "h2"))
 
 
+def test_last_is_no_run_whose_settings_were_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "ROOT", tmp_path)
+    for run, status in (("01", 130), ("03", 2)):
+        (tmp_path / "runs" / run).mkdir(parents=True)
+        (tmp_path / "runs" / run / "plan.json").write_text(json.dumps(PLANS[run]))
+        (tmp_path / "runs" / run / "summary.json").write_text(json.dumps({"exit_status": status}))
+    inventory = Path("inventory/lab")
+    assert resume.find("last", inventory).run == "01" and resume.find("03", inventory).run == "03"
+
+
 def test_without_args_the_earlier_runs_arguments_count() -> None:
     assert resume.continued(Options(nodes=1), EARLIER) == Options(nodes=1, args=("--epochs", "90"), resume="03")
 
