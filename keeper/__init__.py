@@ -1,0 +1,61 @@
+"""The hosts' half of a run: what keeps it there, and what the control machine asks there. Standard library alone.
+
+The keeper (`python3 -P -m keeper NODE_RANK`) is the first process of a run's container on each host: it holds the
+host's lease, starts torchrun, exchanges heartbeats with the other keepers, ends the ranks when the run has to end, and
+writes down what happened. It needs no control machine. The door (door.py) is what a control machine runs on a host over
+SSH, with the host's own Python, to start, follow, stop and gather runs. Python 3.8 is enough for all of it.
+
+Imports nothing but itself.
+
+Documents, in the run's folder on each host (/var/lib/muster/runs/<id>/, in the container /muster/run):
+
+plan.json       as launch/job/plan.py makes it; written by the door before the container starts
+events.jsonl    what happened, one JSON object a line: {"time": unix seconds, "after": seconds since the keeper's start,
+                "attempt": 1, "event": name, ...}; written by the keeper. Names and fields: EVENTS below
+state.json      how things stand, about once a second while the run goes on: {"status": "starting" | "running" |
+                "ending", "attempt", "ranks": {"<rank>": {"state": "running" | "ended" | "failed" | "stopped", "phase",
+                "step", "steps", "epoch", "epochs", "loss", "rate", "age": seconds since its last progress}},
+                "peers": {"<host>": seconds since its last heartbeat}, "waiting": what is waited for, or "",
+                "time": unix seconds}
+stop.json       a request to end the run: {"by": who and how, "grace": seconds or null, "time"}; written by the door
+exit.json       how the run ended, as this host knows it; written by the keeper, last: {"status": "succeeded" | "failed"
+                | "stopped", "exit_status": torchrun's, 128 + n for signal n, "cause": CAUSE or null, "failures": [...]
+                as in failure.json, "seconds": from the keeper's start, "time"}
+failure.json    what torchrun's agent says of failed ranks; schema: train/start/agent.py
+gathered.json   {"by", "time"}: a control machine has a copy of all this; written by the door
+output/         what the ranks and torchrun printed: output.py
+stacks/         rank-<r>.txt: where a rank stood when it was declared hung
+
+CAUSE           {"kind": one of KINDS, "host", "rank": number or null, "reason": one line, "consequence": whether it only
+                follows from another failure, "lines": last lines of that rank, "after": seconds since this keeper's start}
+"""
+
+#: Where the run's folder, the lease's folder and the private files (key, secrets) are in a container.
+RUN_DIR = "/muster/run"
+LEASE_DIR = "/muster/lease"
+PRIVATE_DIR = "/muster/private"
+PROJECT_DIR = "/muster/workload"  # a script's project as the image holds it
+WORKLOAD_DIR = "/workload"  # its copy in the run's folder, in which the script runs
+
+#: The same on a host.
+HOST_RUNS_DIR = "/var/lib/muster/runs"
+HOST_LEASE_DIR = "/var/lib/muster/lease"
+HOST_PRIVATE_DIR = "/run/muster"
+
+#: Kinds of causes: a rank failed; torchrun failed or was killed; a host fell silent; two hosts do not hear each other; a
+#: rank is stopped or makes no progress; a host did not start in time; the lease is somebody else's; somebody stopped it.
+KINDS = ("rank", "launcher", "host_lost", "cut", "hang", "start", "lease", "stop")
+
+#: Names of events, with their own fields.
+EVENTS = {
+    "lease": "the lease is held; ranks may start",
+    "started": "torchrun has started the ranks: pids {rank: pid}",
+    "heard": "host: its first heartbeat has come",
+    "failed": "a CAUSE of this host or of another one (host says whose)",
+    "stop": "by: the run is to end; grace: seconds",
+    "ending": "reason: the ranks are being ended",
+    "killed": "what was left after the grace was killed",
+    "waiting": "for: what is waited for, seconds: how long so far",
+    "ended": "this host's ranks have ended: status",
+    "exit": "the content of exit.json",
+}
