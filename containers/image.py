@@ -46,6 +46,7 @@ HOROVOD_REFERENCE = "localhost/muster/train-horovod:latest"
 WORKLOAD_REPOSITORY = "localhost/muster/workload-"
 KEPT_WORKLOADS = 5  # images of workloads that this machine keeps, the latest exported ones; the README says so
 ROOM = Path(__file__).parent
+CODE = (REPOSITORY / "train", REPOSITORY / "keeper")  # what of ours is in the training image
 IMAGES = BUILD / "images"
 POOL = IMAGES / "oci"
 BLOBS = POOL / "blobs" / "sha256"
@@ -83,12 +84,12 @@ def build_training_image(progress: Progress, horovod: bool = False) -> Image:
     """
     as_root()
     base = _in_background(lambda: ensure_base(progress))
-    folder, source = training_wheels(progress), REPOSITORY / "train"
+    folder = training_wheels(progress)
     image = _build(
         TRAIN_REFERENCE, ROOM / "train", ROOM / "train" / "Containerfile", progress,
         where="the control machine, while building the training image (containers/train/Containerfile)",
-        arguments={"BASE": base.result(), "WHEELS": content_hash(folder), "CODE": code_hash(source)},
-        mounts={folder: "/wheels", pip_folder(): "/pip/pip", source: "/src"},
+        arguments={"BASE": base.result(), "WHEELS": content_hash(folder), "CODE": code_hash(*CODE)},
+        mounts={folder: "/wheels", pip_folder(): "/pip/pip"} | {source: f"/src/{source.name}" for source in CODE},
     )  # fmt: skip
     return _with_horovod(image, progress) if horovod else image
 
@@ -190,13 +191,14 @@ def export_oci(image: Image, progress: Progress) -> OciExport:
         return OciExport(POOL, _index([entry]), blob_sizes(entry))
 
 
-def code_hash(folder: Path) -> str:
-    """SHA-256 over the names and contents of a folder's files, without Python's caches."""
+def code_hash(*folders: Path) -> str:
+    """SHA-256 over the names and contents of the folders' files, without Python's caches."""
     total = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and "__pycache__" not in path.parts:
-            content = hashlib.sha256(path.read_bytes()).hexdigest()
-            total.update(f"{path.relative_to(folder).as_posix()}\0{content}\n".encode())
+    for folder in folders:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                content = hashlib.sha256(path.read_bytes()).hexdigest()
+                total.update(f"{path.relative_to(folder).as_posix()}\0{content}\n".encode())
     return total.hexdigest()
 
 

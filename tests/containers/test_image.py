@@ -209,7 +209,7 @@ def test_python_starts_from_compiled_files(training: Image) -> None:
 @pytest.mark.lab
 def test_the_image_carries_its_codes_hash_and_runs_torchrun(training: Image) -> None:
     fresh = image.build_training_image(QUIET)
-    assert engine.image_label(fresh.id, "muster.code") == image.code_hash(engine.REPOSITORY / "train")
+    assert engine.image_label(fresh.id, "muster.code") == image.code_hash(*image.CODE)
     assert "usage: torchrun" in run_in(training.ref, "torchrun", "--help")
 
 

@@ -1,0 +1,383 @@
+"""The first process of a run's container on each host.  python3 -P -m keeper NODE_RANK
+
+Takes the lease, starts torchrun, tells the other keepers how things stand, and does what decide.py says until the run
+has ended. Documents that it reads and writes: keeper/__init__.py. Exit status: 0 succeeded, 75 stopped, 1 failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional
+
+from keeper import LEASE_DIR, PRIVATE_DIR, PROJECT_DIR, RUN_DIR, WORKLOAD_DIR, causes, lease
+from keeper import decide as deciding
+from keeper.beats import Beats
+from keeper.decide import Cause, Ended, Failed, Heard, Refused, Started, StopAsked, Tick
+from keeper.hang import HangWatch, culprits, describe
+from keeper.ranks import LAUNCHER, Launcher, Memory, Outputs, Reports, process_state
+
+LOOK_SECONDS = 0.05  # between two looks at children and at what became due
+STATE_SECONDS = 1.0  # between two state.json
+STOPPED_SECONDS = 8.0  # that a rank's process may be stopped (SIGSTOP) before the run ends
+STACK_SECONDS = 1.0  # for ranks to write where they stand
+WAITING_SECONDS = 5.0  # between two events that say what is waited for
+LAST_LINES = 20  # of a failed rank, kept with the cause
+STATUSES = {"succeeded": 0, "failed": 1, "stopped": deciding.EXIT_STOPPED}
+
+Words = Mapping[str, Any]
+
+
+def write_whole(path: Path, document: Any) -> None:
+    """Write a JSON document whole or not at all; a full disk is none of the run's business here."""
+    draft = path.with_name(f".{path.name}.draft")
+    with contextlib.suppress(OSError):
+        draft.write_text(json.dumps(document))
+        os.replace(draft, path)
+
+
+def read(path: Path) -> Dict[str, Any]:
+    """A JSON object, or {} where there is none."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+class Keeper:
+    """One host's part of a run, from its lease to its exit."""
+
+    def __init__(self, plan: Words, node_rank: int, run_dir: Path) -> None:
+        self.plan, self.run_dir = plan, run_dir
+        self.host: Words = plan["hosts"][node_rank]
+        self.me = str(self.host["host"])
+        self.began = time.monotonic()
+        self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        others = [host for host in plan["hosts"] if host["host"] != self.me]
+        peers = {str(host["host"]): deciding.Peer() for host in others}
+        self.state = deciding.State(self.me, peers, self.began, float(plan["grace"]))
+        self.addresses = {str(host["host"]): (str(host["address"]), int(host["keeper_port"])) for host in others}
+        self.ranks: Dict[int, Dict[str, Any]] = {int(rank): {"state": "starting"} for rank in self.host["ranks"]}
+        self.pids: Dict[int, int] = {}
+        self.stopped_since: Dict[int, float] = {}
+        self.hangs = HangWatch()
+        self.stacks_due: Optional[float] = None
+        self.failures: List[Words] = []
+        self.memory = Memory()
+        self.beats: Optional[Beats] = None
+        self.launcher: Optional[Launcher] = None
+        self.outputs: Optional[Outputs] = None
+
+    # Documents
+
+    def note(self, name: str, words: Words) -> None:
+        """Write an event. Lines of a full disk are lost."""
+        after = round(time.monotonic() - self.began, 3)
+        line = {"time": time.time(), "after": after, "attempt": self.state.attempt, "event": name, **words}
+        with contextlib.suppress(OSError), (self.run_dir / "events.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def write_state(self, now: float) -> None:
+        """state.json, as it is now."""
+        ranks = {
+            str(rank): {**{key: value for key, value in words.items() if key != "seen"}, "age": self._age(words, now)}
+            for rank, words in self.ranks.items()
+        }
+        peers = {host: round(now - peer.last, 1) for host, peer in self.state.peers.items() if peer.last is not None}
+        waiting = deciding.waited_for(self.state, now)
+        document = {"status": self.state.status, "attempt": self.state.attempt, "ranks": ranks, "peers": peers}
+        write_whole(self.run_dir / "state.json", {**document, "waiting": waiting, "time": time.time()})
+
+    @staticmethod
+    def _age(words: Words, now: float) -> Optional[float]:
+        seen = words.get("seen")
+        return None if seen is None else round(now - float(seen), 1)
+
+    # From the start
+
+    def run(self) -> int:
+        """Keep the run until its end; returns the exit status."""
+        try:
+            held = lease.take(Path(LEASE_DIR), self._lease_words())
+        except lease.Busy as busy:
+            holder = busy.holder
+            what = f"run {holder.get('run', '?')} of {holder.get('owner', '?')} is in progress there"
+            return self._never_started(Cause("lease", self.me, None, what, self.began))
+        self.note("lease", {})
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._signalled)
+        try:
+            self._copy_project()
+            self._start()
+        except (OSError, subprocess.CalledProcessError) as error:
+            return self._never_started(Cause("start", self.me, None, f"the run could not start: {error}", self.began))
+        while not self.state.left:
+            self._turn()
+        status = self._leave()
+        held.release()
+        return status
+
+    def _lease_words(self) -> Dict[str, Any]:
+        return {"run": self.plan["run"], "owner": self.plan["owner"], "host": self.me, "time": time.time()}
+
+    def _never_started(self, cause: Cause) -> int:
+        self.state, _ = deciding.decide(self.state, Failed(time.monotonic(), cause))
+        self.note("failed", cause.words(time.monotonic()))
+        self._write_exit(STATUSES["failed"])
+        return STATUSES["failed"]
+
+    def _copy_project(self) -> None:
+        """A script works in a folder of the host: what it writes outlives the container."""
+        if self.plan["script"] and Path(PROJECT_DIR).is_dir():
+            subprocess.run(["cp", "-a", f"{PROJECT_DIR}/.", WORKLOAD_DIR], check=True, capture_output=True)
+            (self.run_dir / "workload.copied").touch()
+
+    def _start(self) -> None:
+        (self.run_dir / "stacks").mkdir(exist_ok=True)
+        reports = Reports(self.events.put)
+        self.outputs = Outputs(self.run_dir / "output", list(self.ranks), self._output_failed)
+        ours = {"MUSTER_KEEPER": reports.path, "MUSTER_PIPES": str(self.outputs.pipes)}
+        self.launcher = Launcher(self.host["agent"], {**os.environ, **ours}, self.outputs)
+        key = (Path(PRIVATE_DIR) / "key").read_bytes().strip()
+        own = (str(self.host["address"]), int(self.host["keeper_port"]))
+        self.beats = Beats(
+            str(self.plan["run"]), self.me, key, own, self.addresses,
+            lambda host, words: self.events.put(Heard(time.monotonic(), host, words)),
+            lambda host: self.events.put(Refused(time.monotonic(), host)),
+        )  # fmt: skip
+        self.beats.tell(deciding.beat(self.state, time.monotonic()))
+
+    def _output_failed(self, error: OSError) -> None:
+        self.note("output_failed", {"reason": f"output is lost from here on: {error.strerror or error}"})
+
+    def _signalled(self, number: int, frame: Any) -> None:
+        by = f"{signal.Signals(number).name} to the container on {self.me}"
+        self.events.put(StopAsked(time.monotonic(), by))
+
+    # One turn after the other
+
+    def _turn(self) -> None:
+        try:
+            event = self.events.get(timeout=LOOK_SECONDS)
+        except queue.Empty:
+            event = None
+        if event is not None:
+            self._handle(self._reported(event) if isinstance(event, dict) else event)
+        self._reap()
+        now = time.monotonic()
+        self._look(now)
+        self._handle(Tick(now))
+
+    def _handle(self, event: Any) -> None:
+        if event is None:
+            return
+        self.state, actions = deciding.decide(self.state, event)
+        for action in actions:
+            self._do(action)
+
+    def _do(self, action: Any) -> None:
+        if isinstance(action, deciding.Note):
+            self.note(action.name, action.words)
+        elif isinstance(action, deciding.Tell) and self.beats:
+            self.beats.tell(deciding.beat(self.state, time.monotonic()))
+        elif isinstance(action, deciding.Terminate) and self.launcher:
+            self._wake_stopped()
+            self.launcher.terminate()
+        elif isinstance(action, deciding.Kill) and self.launcher:
+            if left := self.launcher.kill():
+                self.note("left", {"pids": left})
+            self._reap()
+
+    def _wake_stopped(self) -> None:
+        """A stopped process takes no SIGTERM."""
+        for rank in self.stopped_since:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pids[rank], signal.SIGCONT)
+
+    def _reap(self) -> None:
+        status = self.launcher.reap() if self.launcher else None
+        if status is None:
+            return
+        while True:  # what the agent reported before it ended comes first
+            try:
+                event = self.events.get_nowait()
+            except queue.Empty:
+                break
+            self._handle(self._reported(event) if isinstance(event, dict) else event)
+        self._learn_the_rest()
+        for words in self.ranks.values():
+            if words["state"] in ("starting", "running"):
+                words["state"] = "ended"
+        self._handle(Ended(time.monotonic(), status))
+
+    def _look(self, now: float) -> None:
+        """What is to be seen from time to time."""
+        if self._due("stop", 0.2, now) and self.state.stop is None and (asked := read(self.run_dir / "stop.json")):
+            self._handle(StopAsked(now, str(asked["by"]), asked.get("grace")))
+        if self._due("processes", 1.0, now) and self.state.status == "running":
+            self._look_for_stopped(now)
+            self._look_for_hangs(now)
+        if self._due("beat", 1.0, now) and self.beats:
+            self.beats.tell(deciding.beat(self.state, now))
+        if self._due("state", STATE_SECONDS, now):
+            self.write_state(now)
+        waited = deciding.waited_for(self.state, now) if self.state.status in ("ending", "ended") else ""
+        if waited and self._due("waiting", WAITING_SECONDS, now):
+            self.note("waiting", {"for": waited})
+
+    def _due(self, what: str, seconds: float, now: float) -> bool:
+        """Whether `what` was last due `seconds` ago or more; then it counts from now."""
+        times = self.__dict__.setdefault("_times", {})
+        if now - times.get(what, 0.0) < seconds:
+            return False
+        times[what] = now
+        return True
+
+    # What ranks and torchrun report
+
+    def _reported(self, words: Words) -> Any:
+        """The event that a datagram of a rank or of torchrun's agent stands for, if it is one."""
+        now = time.monotonic()
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            if words.get("agent") == "started":
+                self.pids = {int(rank): int(pid) for rank, pid in words["pids"].items()}
+                for rank in self.pids:
+                    self.ranks[rank]["state"] = "running"
+                self.note("started", {"pids": words["pids"]})
+                return Started(now)
+            if words.get("agent") == "failed":
+                return self._failed(words["failure"], now)
+            rank = int(words["rank"])
+            known = {key: words[key] for key in words if key not in ("rank", "pid")}
+            self.ranks[rank].update(known, seen=now)
+            self.hangs.report(now, rank, known)
+        return None
+
+    def _failed(self, failure: Words, now: float) -> Any:
+        """A rank, or torchrun itself, has failed as the agent says."""
+        if any(failure.get("rank") == known.get("rank") for known in self.failures):
+            return None
+        rank = failure.get("rank")
+        if rank is not None and failure["exitcode"] == deciding.EXIT_STOPPED:
+            return StopAsked(now, f"a signal to rank {rank} on {self.me}, not from Muster; it saved a checkpoint")
+        assert self.outputs is not None
+        stream = LAUNCHER if rank is None else f"rank-{rank}"
+        if rank is not None:
+            self.ranks[int(rank)]["state"] = "failed"
+            self.outputs.drain()
+        lines = self.outputs.last_lines(stream, LAST_LINES)
+        explained = self._explained(failure, "\n".join(self.outputs.last_lines(stream, 500)))
+        self.failures.append(explained)
+        patience = deciding.KILL_SECONDS if failure.get("signal") else deciding.LAST_WORDS_SECONDS
+        kind = "launcher" if rank is None else "rank"
+        reason = causes.described(explained)
+        cause = Cause(kind, self.me, rank, reason, now, bool(explained["consequence"]), "", tuple(lines), patience)
+        return Failed(now, cause)
+
+    def _explained(self, failure: Words, said: str) -> Dict[str, Any]:
+        """The failure, with what only this process knows: the rank's output, and what the kernel did."""
+        if failure.get("signal") == "SIGKILL" and (reason := self.memory.out_of_memory()):
+            return {**failure, "exception": reason, "consequence": False}
+        return dict(failure) if failure.get("rank") is None else causes.completed(dict(failure), said)
+
+    def _learn_the_rest(self) -> None:
+        """What the agent wrote down at its end, and has not reported before."""
+        for failure in read(self.run_dir / "failure.json").get("failures", []):
+            self._handle(self._failed(failure, time.monotonic()))
+
+    # Ranks that stand still
+
+    def _look_for_stopped(self, now: float) -> None:
+        for rank, pid in self.pids.items():
+            found = process_state(pid)
+            if found is None or found[0] != "T":
+                self.stopped_since.pop(rank, None)
+                if self.ranks[rank]["state"] == "stopped":
+                    self.ranks[rank]["state"] = "running"
+                continue
+            self.ranks[rank]["state"] = "stopped"
+            if now - self.stopped_since.setdefault(rank, now) > STOPPED_SECONDS:
+                what = f"its process {pid} is stopped (state T: SIGSTOP) for {STOPPED_SECONDS:.0f} s"
+                self._hung(rank, what, now)
+
+    def _look_for_hangs(self, now: float) -> None:
+        if self.stacks_due is None:
+            if self.hangs.hung(now):
+                self._ask_for_stacks()
+                self.stacks_due = now + STACK_SECONDS
+        elif now >= self.stacks_due:
+            self._judge_stacks(now)
+
+    def _stack_file(self, rank: int) -> Path:
+        return self.run_dir / "stacks" / f"rank-{rank}.txt"
+
+    def _ask_for_stacks(self) -> None:
+        for rank, pid in self.pids.items():
+            if self._stack_file(rank).exists():  # it has a handler for the signal, which would else end it
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGUSR1)
+
+    def _judge_stacks(self, now: float) -> None:
+        stacks: Dict[int, str] = {}
+        for rank in self.pids:
+            with contextlib.suppress(OSError):
+                stacks[rank] = self._stack_file(rank).read_text(errors="replace")
+        guilty = culprits(stacks)
+        for rank in self.hangs.hung(now):
+            age = self._age(self.ranks[rank], now) or 0.0
+            phase, step = self.ranks[rank].get("phase", "?"), self.ranks[rank].get("step", "?")
+            where = describe(stacks.get(rank, "")) or "it wrote no stack"
+            what = f"no progress for {age:.0f} s ({phase}, step {step}): {where}"
+            self._hung(rank, what, now, consequence=rank not in guilty)
+        self.stacks_due = now + 3600.0
+
+    def _hung(self, rank: int, reason: str, now: float, consequence: bool = False) -> None:
+        assert self.outputs is not None
+        lines = tuple(self.outputs.last_lines(f"rank-{rank}", LAST_LINES))
+        self._handle(Failed(now, Cause("hang", self.me, rank, reason, now, consequence, "", lines)))
+
+    # The end
+
+    def _leave(self) -> int:
+        if self.outputs:
+            self.outputs.close()
+        status = STATUSES[deciding.verdict(self.state)]
+        self.write_state(time.monotonic())
+        self._write_exit(status)
+        if self.beats:
+            self.beats.close()
+        return status
+
+    def _write_exit(self, status: int) -> None:
+        now = time.monotonic()
+        cause, stop = deciding.root(self.state), self.state.stop
+        document = {
+            "status": deciding.verdict(self.state),
+            "exit_status": self.state.exit_status,
+            "cause": cause.words(now) | {"after": round(cause.at - self.began, 3)} if cause else None,
+            "causes": [one.words(now) for one in self.state.causes],
+            "stop": {"by": stop.by, "killed": self.state.killed} if stop else None,
+            "failures": self.failures,
+            "seconds": round(now - self.began, 3),
+            "time": time.time(),
+        }
+        write_whole(self.run_dir / "exit.json", document)
+        self.note("exit", document)
+
+
+def main() -> int:
+    run_dir = Path(RUN_DIR)
+    plan = json.loads((run_dir / "plan.json").read_text())
+    return Keeper(plan, int(sys.argv[1]), run_dir).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
