@@ -35,13 +35,16 @@ ROWS: dict[str, Rows] = {
 #: Alone in its folder: it runs before anything is installed.
 ALONE = "launch.bootstrap"
 
+#: keeper/ also runs with a host's own Python.
+OLDEST_PYTHON = (3, 8)
+
 #: What the distributions of pyproject.toml are called in an import, where the name differs.
 MODULES = {"scikit-learn": "sklearn", "pyyaml": "yaml", "torchvision": "torchvision PIL"}
 #: The groups of pyproject.toml, and the folders of ours, whose modules a folder may import.
 MAY = {
-    "launch": ({"control"}, {"launch", "containers"}),
+    "launch": ({"control"}, {"launch", "containers", "keeper"}),
     "containers": ({"control"}, {"containers"}),
-    "train": ({"train", "horovod"}, {"train"}),
+    "train": ({"train", "horovod"}, {"train", "keeper"}),
 }
 
 
@@ -103,7 +106,7 @@ def test_no_import_runs_up_or_to_a_neighbour(folder: str) -> None:
     assert upward(edges, ROWS[folder]) == []
 
 
-@pytest.mark.parametrize("folder", ["launch", "train", "containers"])
+@pytest.mark.parametrize("folder", ["launch", "train", "containers", "keeper"])
 def test_files_do_not_import_each_other_in_a_circle(folder: str) -> None:
     TopologicalSorter(graph(folder)).prepare()  # raises CycleError, naming the files
 
@@ -129,6 +132,9 @@ def test_what_runs_before_anything_is_installed_and_on_bare_hosts_needs_the_stan
         for file in (ROOT / folder).glob("*.py"):
             assert {name.split(".")[0] for name in imported(file)} <= {*sys.stdlib_module_names, "ansible"}, file
     assert {name.split(".")[0] for name in imported(sources("launch")[ALONE])} <= set(sys.stdlib_module_names)
+    for file in sources("keeper").values():
+        assert {name.split(".")[0] for name in imported(file)} <= {*sys.stdlib_module_names, "keeper"}, file
+        ast.parse(file.read_text(encoding="utf-8"), feature_version=OLDEST_PYTHON)
 
 
 @pytest.mark.parametrize("folder", sorted(ROWS))
@@ -156,7 +162,7 @@ def test_every_file_that_the_documents_name_exists(page: str) -> None:
 
 def test_a_number_with_a_name_has_one_value_everywhere() -> None:
     values: dict[str, dict[float, str]] = {}
-    for folder in ("launch", "train", "containers", "playbooks"):
+    for folder in ("launch", "train", "keeper", "containers", "playbooks"):
         for name, file in sources(folder).items():
             for constant, number in numbers(ast.parse(file.read_text(encoding="utf-8"))):
                 values.setdefault(constant, {})[number] = name

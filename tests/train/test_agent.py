@@ -8,14 +8,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from keeper import causes
 from train.settings import EXIT_STOPPED
-from train.start import agent
+from train.start import failures
 
 pytestmark = pytest.mark.slow  # nearly every test starts torchrun
 
@@ -25,10 +26,13 @@ GUARD_SECONDS = 300  # no promise: what hangs fails the test
 WAIT = "time.sleep(600)\n"  # longer than that: who waits so has to be ended
 
 
-def start(folder: Path, script: str, arguments: Sequence[str] = (), **environment: str) -> subprocess.Popen[str]:
+def start(
+    folder: Path, script: str, arguments: Sequence[str] = (), logs: bool = True, **environment: str
+) -> subprocess.Popen[str]:
     (folder / "train.py").write_text(RANK + script)  # a user's file of that name must not stand in our way
     command = [sys.executable, "-P", "-m", "train.start.agent", "--standalone", "--local-addr=127.0.0.1"]
-    command += ["--nproc-per-node=2", f"--log-dir={folder / 'logs'}", "--tee=3", "train.py", *arguments]
+    command += [f"--log-dir={folder / 'logs'}", "--tee=3"] if logs else []
+    command += ["--nproc-per-node=2", "train.py", *arguments]
     ours = {"PYTHONPATH": str(ROOT), "MUSTER_RUN_DIR": str(folder), "MUSTER_HOST": "h7", "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         command,
@@ -46,6 +50,82 @@ def run(folder: Path, script: str) -> tuple[int, str, dict[str, Any]]:
     _, errors = process.communicate(timeout=GUARD_SECONDS)
     document = folder / "failure.json"
     return process.returncode, errors, json.loads(document.read_text()) if document.exists() else {}
+
+
+class Keeper:
+    """Stands in for the keeper of a host with two ranks: their FIFOs, and the datagrams that it is sent."""
+
+    def __init__(self, folder: Path) -> None:
+        self.variables = {"MUSTER_PIPES": str(folder / "pipes"), "MUSTER_KEEPER": str(folder / "keeper")}
+        (folder / "pipes").mkdir()
+        self.pipes = []
+        for rank in range(2):
+            os.mkfifo(folder / "pipes" / f"rank-{rank}")
+            self.pipes.append(os.open(folder / "pipes" / f"rank-{rank}", os.O_RDWR | os.O_NONBLOCK))
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(self.variables["MUSTER_KEEPER"])
+        self.socket.settimeout(GUARD_SECONDS)
+
+    def told(self) -> dict[str, Any]:
+        """The next datagram."""
+        words = json.loads(self.socket.recv(1 << 20))
+        assert isinstance(words, dict)
+        return words
+
+    def output(self, rank: int) -> str:
+        """What has come through this rank's FIFO, at most what fits in it."""
+        with contextlib.suppress(BlockingIOError):
+            return os.read(self.pipes[rank], 1 << 20).decode()
+        return ""
+
+
+@pytest.fixture
+def keeper(tmp_path: Path) -> Iterator[Keeper]:
+    made = Keeper(tmp_path)
+    yield made
+    for descriptor in made.pipes:
+        os.close(descriptor)
+    made.socket.close()
+
+
+def test_the_keeper_gets_what_ranks_print_in_their_order_and_learns_their_pids(keeper: Keeper, tmp_path: Path) -> None:
+    script = "for n in range(3):\n    print(n)\n    print(-n, os.getpid(), file=sys.stderr)\n"
+    process = start(tmp_path, script, logs=False, **keeper.variables)
+    out, errors = process.communicate(timeout=GUARD_SECONDS)
+    assert (process.returncode, out) == (0, ""), errors
+    started = keeper.told()
+    assert started["agent"] == "started"
+    for rank in range(2):
+        pid = started["pids"][str(rank)]
+        assert keeper.output(rank).split("\n") == ["0", f"0 {pid}", "1", f"-1 {pid}", "2", f"-2 {pid}", ""]
+
+
+def test_the_keeper_learns_of_a_failure_before_the_other_ranks_end(keeper: Keeper, tmp_path: Path) -> None:
+    """Rank 1 ends only when the keeper has been told, at a time that no grace would reach."""
+    ignores = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready', flush=True)\n"
+    script = ignores + "if rank == 0: raise ValueError('long' * 5000)\n" + WAIT
+    process = start(tmp_path, script, logs=False, **keeper.variables)
+    pids = keeper.told()["pids"]
+    words = keeper.told()
+    told = words["failure"]
+    assert words["agent"] == "failed" and process.poll() is None
+    assert (told["rank"], told["pid"], told["exitcode"], told["signal"]) == (0, pids["0"], 1, None)
+    assert (told["exception"], told["consequence"]) == ("exit status 1", False)  # no @record: the keeper has the output
+    assert causes.completed(told, keeper.output(0))["exception"].startswith("ValueError: longlong")
+    os.kill(pids["1"], signal.SIGKILL)
+    _, errors = process.communicate(timeout=GUARD_SECONDS)
+    document = json.loads((tmp_path / "failure.json").read_text())
+    assert process.returncode == 1 and document["failures"][0]["exception"] == "exit status 1", errors
+    assert told["time"] == document["failures"][0]["time"]
+
+
+def test_a_failure_with_long_texts_fits_in_a_datagram(keeper: Keeper, tmp_path: Path) -> None:
+    script = "from torch.distributed.elastic.multiprocessing.errors import record\n"
+    script += "@record\ndef main():\n    raise ValueError('\u00fc' * 9000 + 'end')\nif rank == 0: main()\n"
+    start(tmp_path, script, logs=False, **keeper.variables).communicate(timeout=GUARD_SECONDS)
+    assert keeper.told()["agent"] == "started"
+    told = keeper.told()["failure"]
+    assert told["exception"].startswith("ValueError: \u00fc\u00fc") and told["traceback"].endswith("\u00fcend\n")
 
 
 def test_success_leaves_no_document(tmp_path: Path) -> None:
@@ -140,7 +220,7 @@ def test_ranks_that_stop_on_request_have_not_failed(tmp_path: Path) -> None:
     """As on a host whose agent got no signal: a rank of another host did, and all ranks agreed to stop."""
     script = SAVES + "if rank == 1: sys.exit(75)\n" + WAIT
     status, errors, document = run(tmp_path, script)
-    assert (status, document) == (agent.EXIT_STOPPED, {}), errors
+    assert (status, document) == (causes.EXIT_STOPPED, {}), errors
 
 
 def test_who_fails_while_others_stop_is_named_alone_at_first(tmp_path: Path) -> None:
@@ -154,11 +234,11 @@ def test_who_fails_while_others_stop_is_named_alone_at_first(tmp_path: Path) -> 
     ("codes", "stopped"), [([75, 75], True), ([75, -15], True), ([75, 1], False), ([-15], False), ([75, -9], False)]
 )
 def test_which_exit_codes_are_a_stop(codes: list[int], stopped: bool) -> None:
-    assert agent.only_stopped(codes) == stopped
+    assert failures.only_stopped(codes) == stopped
 
 
 def test_the_status_is_the_trainers() -> None:
-    assert agent.EXIT_STOPPED == EXIT_STOPPED
+    assert causes.EXIT_STOPPED == EXIT_STOPPED
 
 
 def test_an_agent_that_waits_for_other_hosts_ends_when_asked(tmp_path: Path) -> None:
@@ -177,8 +257,8 @@ def test_an_agent_that_waits_for_other_hosts_ends_when_asked(tmp_path: Path) -> 
     assert process.wait(GUARD_SECONDS) == 128 + signal.SIGTERM
 
 
-def failure(rank: int, exception: str, when: float) -> agent.Failure:
-    return {"rank": rank, "time": when, "consequence": bool(agent.PEER_LOST.search(exception))}
+def failure(rank: int, exception: str, when: float) -> dict[str, Any]:
+    return {"rank": rank, "time": when, "consequence": bool(causes.PEER_LOST.search(exception))}
 
 
 def direct(folder: Path, module: str, *arguments: str, ranks: int = 2) -> list[tuple[int, dict[str, Any]]]:
@@ -240,7 +320,7 @@ def test_wrong_settings_are_reported_without_torchrun_too(tmp_path: Path) -> Non
 )
 def test_who_only_lost_a_peer_is_not_the_cause(echo: str) -> None:
     """The clocks of two hosts differ, and a killed rank is noticed late."""
-    ordered = agent.in_order([failure(0, echo, 10.0), failure(1, "killed by SIGKILL", 11.0)])
+    ordered = causes.in_order([failure(0, echo, 10.0), failure(1, "killed by SIGKILL", 11.0)])
     assert [each["rank"] for each in ordered] == [1, 0]
 
 
@@ -249,5 +329,5 @@ def test_the_last_traceback_is_taken() -> None:
         "Traceback (most recent call last):\n  File 'a', line 1\nKeyError: 'x'\n\nDuring handling ...\n\n"
         "Traceback (most recent call last):\n  File 'b', line 2\n    f()\n    ^^^\nOSError: [Errno 28] full\nnoise\n"
     )
-    assert agent.exception_line(agent.last_traceback(text)) == "OSError: [Errno 28] full"
-    assert agent.last_traceback("no trace here") == ""
+    assert causes.exception_line(causes.last_traceback(text)) == "OSError: [Errno 28] full"
+    assert causes.last_traceback("no trace here") == ""

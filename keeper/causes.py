@@ -1,0 +1,90 @@
+"""Why a rank failed, in one line and a traceback: from its error file, its exit code and the end of its output. Pure.
+
+A failure is a dictionary as in failure.json; its schema: train/start/agent.py.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from typing import Any
+
+EXIT_STOPPED = 75  # of ranks that saved and stopped as they were asked to; as in train.settings
+
+# What gloo, NCCL and torch's store say on a rank whose peer has gone.
+PEER_LOST = re.compile(
+    r"connection closed by peer|connection reset by peer|connection refused|broken pipe|remote process exited"
+    r"|DistNetworkError|DistStoreError|ncclRemoteError|NCCL communicator was aborted"
+    r"|socket timeout|timed out waiting",
+    re.IGNORECASE,
+)
+
+# torch puts this before each line of an uncaught exception once a process group exists.
+RANK_PREFIX = re.compile(r"^\[rank\d+\]: ", re.MULTILINE)
+
+
+def last_traceback(text: str) -> str:
+    """The last Python traceback in a rank's output, to the line of its exception; empty if there is none."""
+    start = text.rfind("Traceback (most recent call last):\n")
+    if start < 0:
+        return ""
+    lines = text[start:].splitlines()
+    exception = (n for n, line in enumerate(lines) if n and line and not line.startswith(" "))
+    return "\n".join(lines[: next(exception, len(lines) - 1) + 1])
+
+
+def exception_line(trace: str) -> str:
+    """The line of a traceback that names the exception, e.g. "ValueError: bad"."""
+    unindented = [line for line in trace.splitlines()[1:] if line and not line.startswith(" ")]
+    return unindented[0] if unindented else ""
+
+
+def signal_name(exitcode: int) -> str | None:
+    """ "SIGKILL" for -9, None for an exit code that is no signal's."""
+    if exitcode >= 0:
+        return None
+    try:
+        return signal.Signals(-exitcode).name
+    except ValueError:  # a real-time signal
+        return f"signal {-exitcode}"
+
+
+def explanation(exitcode: int, recorded: str, recorded_trace: str, output: str) -> tuple[str, str]:
+    """(exception, traceback) of a failed rank from what is known of it: error file first, then its output's end."""
+    if recorded:
+        return recorded.strip(), recorded_trace
+    output = RANK_PREFIX.sub("", output)
+    trace = last_traceback(output)
+    if exitcode < 0:
+        return f"killed by {signal_name(exitcode)}", trace
+    if trace:
+        return exception_line(trace), trace
+    last = next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "")
+    return (f"exit status {exitcode}: {last}" if last else f"exit status {exitcode}"), ""
+
+
+def is_consequence(exception: str, exitcode: int) -> bool:
+    """Whether a rank ended because of another: it lost a peer, torchrun ended it, or it stopped as all ranks did."""
+    return bool(PEER_LOST.search(exception)) or exitcode in (-signal.SIGTERM, EXIT_STOPPED)
+
+
+def completed(failure: dict[str, Any], output: str) -> dict[str, Any]:
+    """The failure with what the end of the rank's output says of it, where the agent knew its exit code alone."""
+    exitcode = failure["exitcode"]
+    if failure["exception"] != explanation(exitcode, "", "", "")[0]:
+        return failure
+    exception, trace = explanation(exitcode, "", "", output)
+    consequence = is_consequence(exception, exitcode)
+    return {**failure, "exception": exception, "traceback": trace, "consequence": consequence}
+
+
+def in_order(failures: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The cause first, as far as it can be known: consequences come after all others, then the earlier comes first."""
+    return sorted(failures, key=lambda f: (f["consequence"], f["time"]))
+
+
+def described(failure: dict[str, Any]) -> str:
+    """One failure in a line: the exception with the exit code, or the signal, or the bare exit status."""
+    text = str(failure["exception"]).splitlines()[0]
+    known = failure["signal"] or text.startswith("exit status")
+    return text if known else f"{text} (exit {failure['exitcode']})"
