@@ -27,11 +27,12 @@ WAIT = "time.sleep(600)\n"  # longer than that: who waits so has to be ended
 
 
 def start(
-    folder: Path, script: str, arguments: Sequence[str] = (), logs: bool = True, **environment: str
+    folder: Path, script: str, arguments: Sequence[str] = (), flag: str = "", **environment: str
 ) -> subprocess.Popen[str]:
     (folder / "train.py").write_text(RANK + script)  # a user's file of that name must not stand in our way
-    command = [sys.executable, "-P", "-m", "train.start.agent", "--standalone", "--local-addr=127.0.0.1"]
-    command += [f"--log-dir={folder / 'logs'}", "--tee=3"] if logs else []
+    command = [sys.executable, "-P", "-m", "train.start.agent", *flag.split()]
+    command += ["--standalone", "--local-addr=127.0.0.1"]
+    command += [f"--log-dir={folder / 'logs'}", "--tee=3"] if "MUSTER_PIPES" not in environment else []
     command += ["--nproc-per-node=2", "train.py", *arguments]
     ours = {"PYTHONPATH": str(ROOT), "MUSTER_RUN_DIR": str(folder), "MUSTER_HOST": "h7", "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
@@ -90,7 +91,7 @@ def keeper(tmp_path: Path) -> Iterator[Keeper]:
 
 def test_the_keeper_gets_what_ranks_print_in_their_order_and_learns_their_pids(keeper: Keeper, tmp_path: Path) -> None:
     script = "for n in range(3):\n    print(n)\n    print(-n, os.getpid(), file=sys.stderr)\n"
-    process = start(tmp_path, script, logs=False, **keeper.variables)
+    process = start(tmp_path, script, **keeper.variables)
     out, errors = process.communicate(timeout=GUARD_SECONDS)
     assert (process.returncode, out) == (0, ""), errors
     started = keeper.told()
@@ -104,7 +105,7 @@ def test_the_keeper_learns_of_a_failure_before_the_other_ranks_end(keeper: Keepe
     """Rank 1 ends only when the keeper has been told, at a time that no grace would reach."""
     ignores = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready', flush=True)\n"
     script = ignores + "if rank == 0: raise ValueError('long' * 5000)\n" + WAIT
-    process = start(tmp_path, script, logs=False, **keeper.variables)
+    process = start(tmp_path, script, **keeper.variables)
     pids = keeper.told()["pids"]
     words = keeper.told()
     told = words["failure"]
@@ -122,7 +123,7 @@ def test_the_keeper_learns_of_a_failure_before_the_other_ranks_end(keeper: Keepe
 def test_a_failure_with_long_texts_fits_in_a_datagram(keeper: Keeper, tmp_path: Path) -> None:
     script = "from torch.distributed.elastic.multiprocessing.errors import record\n"
     script += "@record\ndef main():\n    raise ValueError('\u00fc' * 9000 + 'end')\nif rank == 0: main()\n"
-    start(tmp_path, script, logs=False, **keeper.variables).communicate(timeout=GUARD_SECONDS)
+    start(tmp_path, script, **keeper.variables).communicate(timeout=GUARD_SECONDS)
     assert keeper.told()["agent"] == "started"
     told = keeper.told()["failure"]
     assert told["exception"].startswith("ValueError: \u00fc\u00fc") and told["traceback"].endswith("\u00fcend\n")
@@ -136,6 +137,22 @@ def test_success_leaves_no_document(tmp_path: Path) -> None:
 def test_arguments_arrive_as_they_were_given(tmp_path: Path) -> None:
     given = ["$HOME", "$$", "${local_rank}", "a b", "100%"]
     process = start(tmp_path, f"import sys\nsys.exit(sys.argv[1:] != {given})\n", given)
+    assert process.wait(GUARD_SECONDS) == 0, process.communicate()
+
+
+def test_placeholders_reach_each_rank_filled_in(tmp_path: Path) -> None:
+    """Fails where another torch no longer lets ranks have arguments of their own."""
+    given = ["{rank}/{local_rank}/{world_size}/{node_rank}", "tcp://{master_addr}:{free_port}", '{"a": 1}', "${rank}"]
+    script = """
+expected = [f"{rank}/{rank}/2/0", f"tcp://{os.environ['MASTER_ADDR']}:29501", '{"a": 1}', f"${rank}"]
+sys.exit(f"{sys.argv[1:]}, not {expected}" if sys.argv[1:] != expected else 0)
+"""
+    process = start(tmp_path, script, given, flag="--fill", MUSTER_FREE_PORT="29501")
+    assert process.wait(GUARD_SECONDS) == 0, process.communicate()
+
+
+def test_placeholders_without_the_flag_are_words_like_others(tmp_path: Path) -> None:
+    process = start(tmp_path, "sys.exit(sys.argv[1:] != ['{rank}', '{{x}}'])\n", ["{rank}", "{{x}}"])
     assert process.wait(GUARD_SECONDS) == 0, process.communicate()
 
 

@@ -1,4 +1,8 @@
-"""torchrun, and a document that says which rank failed and why.  python -m train.start.agent <torchrun's arguments>
+"""torchrun, and a document that says which rank failed and why.
+
+    python -m train.start.agent [--fill] <torchrun's arguments>
+
+--fill: placeholders such as {rank} in the arguments of the script are filled in for each rank (placeholders.py).
 
 Or `--direct RANK WORLD_SIZE MASTER_ADDR MASTER_PORT MODULE [argument ...]`: the only rank of a host, in this process,
 without torchrun: for short tasks, which would otherwise wait twice for the import of torch.
@@ -74,6 +78,7 @@ def direct(rank: str, world_size: str, address: str, port: str, module: str, *ar
 
 
 def main(arguments: list[str]) -> int:
+    filling = arguments[:1] == ["--fill"]
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SHUTDOWN_GRACE_SECONDS)
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -84,8 +89,8 @@ def main(arguments: list[str]) -> int:
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # the same is reported below, in one line
-    hooks.install()
-    options = torchrun.parse_args(arguments)
+    options = torchrun.parse_args(arguments[filling:])
+    hooks.install(to_fill=len(options.training_script_args) * filling)
     options.monitor_interval = MONITOR_SECONDS
     # torchrun fills in templates ("$$", "${local_rank}"): arguments shall arrive as they were given.
     options.training_script_args = [word.replace("$", "$$") for word in options.training_script_args]

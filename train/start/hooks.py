@@ -1,4 +1,4 @@
-"""What the agent changes in torchrun: where the ranks' output goes, and what the keeper learns at once.
+"""What the agent changes in torchrun: ranks' arguments, where their output goes, and what the keeper learns at once.
 
 All of it is in one place of torch's, `start_processes` as its elastic agent calls it, and in ProcessFailure, which is
 made the moment torchrun sees that a rank has failed, before it ends the others. Imports torch.
@@ -26,6 +26,7 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, PCont
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from train.start.failures import Failure, describe
+from train.start.placeholders import fill
 
 DATAGRAM_BYTES = 4096  # the most that the keeper reads of one
 
@@ -48,17 +49,22 @@ class Pipes(LogsSpecs):
         return dataclasses.replace(self.specs.reify(envs), stdouts=fifos, stderrs=fifos)
 
 
-def install() -> None:
-    """Raises RuntimeError or KeyError for a torch that this was not written for."""
+def install(to_fill: int = 0) -> None:
+    """`to_fill`: how many of the last words of a rank's command may hold placeholders, to be filled in for that rank.
+
+    Raises RuntimeError or KeyError for a torch that this was not written for."""
     if vars(local_elastic_agent)["start_processes"] is not multiprocessing.start_processes:
         raise RuntimeError("torch's elastic agent does not start its processes as torch 2.13 does")
     ranks: dict[int, int] = {}
 
-    def start_processes(*, envs: dict[int, dict[str, str]], logs_specs: LogsSpecs, **others: Any) -> PContext:
+    def start_processes(
+        *, args: dict[int, tuple[str, ...]], envs: dict[int, dict[str, str]], logs_specs: LogsSpecs, **others: Any
+    ) -> PContext:
         ranks.update({local_rank: int(env["RANK"]) for local_rank, env in envs.items()})
+        args = {rank: with_values(words, to_fill, os.environ | envs[rank]) for rank, words in args.items()}
         if folder := os.environ.get("MUSTER_PIPES"):
             logs_specs = Pipes(logs_specs, folder)
-        context = multiprocessing.start_processes(envs=envs, logs_specs=logs_specs, **others)
+        context = multiprocessing.start_processes(args=args, envs=envs, logs_specs=logs_specs, **others)
         tell({"agent": "started", "pids": {str(ranks[local]): pid for local, pid in context.pids().items()}})
         return context
 
@@ -71,6 +77,12 @@ def install() -> None:
         tell_failure(describe(ranks.get(self.local_rank), self))
 
     ProcessFailure.__post_init__ = note  # type: ignore[method-assign]
+
+
+def with_values(words: tuple[str, ...], to_fill: int, environment: dict[str, str]) -> tuple[str, ...]:
+    """A rank's command with the placeholders of its last words filled in."""
+    fixed = len(words) - to_fill
+    return (*words[:fixed], *fill(words[fixed:], environment))
 
 
 def tell_failure(failure: Failure) -> None:
