@@ -28,7 +28,7 @@ from typing import Any
 
 from keeper import HOST_LEASE_DIR, lease
 
-POLL_SECONDS = 0.2
+PLACE_SECONDS = 0.2  # between two looks at the places
 CALLER_SILENT_SECONDS = 60  # without a word the caller is gone (power, network), and its place with it
 ALONE_SECONDS = 10  # how long the folder's lock, which is held for microseconds, may be held by others
 
@@ -36,8 +36,8 @@ ALONE_SECONDS = 10  # how long the folder's lock, which is held for microseconds
 def queue(options: dict[str, Any], requests: int, send: Callable[[dict[str, Any]], None]) -> None:
     """The door's verb: a ticket of one start on this host, until the end of `requests`.
 
-    `options`: {"run", "owner", "wait": whether the start waits for its turn, "root": the lease's folder, HOST_LEASE_DIR
-    where it is missing}. `requests`: a descriptor with JSON objects, one a line: {"commit": number}; {"starts": true}
+    `options`: {"run", "owner", "wait": whether the start waits for its turn, "root": what stands before HOST_LEASE_DIR
+    (tests)}. `requests`: a descriptor with JSON objects, one a line: {"commit": number}; {"starts": true}
     when the start goes; {"ping": anything} at least each CALLER_SILENT_SECONDS. `send` takes the frames:
 
     {"proposed": number}                first
@@ -47,9 +47,8 @@ def queue(options: dict[str, Any], requests: int, send: Callable[[dict[str, Any]
 
     Raises TimeoutError when the caller is silent, and OSError.
     """
-    ticket = Ticket(
-        options.get("root", HOST_LEASE_DIR), options["run"], options["owner"], bool(options.get("wait", False))
-    )
+    folder = options.get("root", "") + HOST_LEASE_DIR
+    ticket = Ticket(folder, options["run"], options["owner"], bool(options.get("wait")))
     with contextlib.closing(ticket):
         send({"proposed": ticket.number})
         said, heard = None, time.monotonic()
@@ -137,10 +136,10 @@ class Ticket:
 
 
 def _requests(fd: int) -> Iterator[dict[str, Any] | None]:
-    """Each request; None after each POLL_SECONDS without one. Ends with the input."""
+    """Each request; None after each PLACE_SECONDS without one. Ends with the input."""
     part = b""
     while True:
-        if not select.select([fd], [], [], POLL_SECONDS)[0]:
+        if not select.select([fd], [], [], PLACE_SECONDS)[0]:
             yield None
             continue
         got = os.read(fd, 1 << 16)
