@@ -18,16 +18,19 @@ state.json      how things stand, about once a second while the run goes on: {"s
                 "peers": {"<host>": seconds since its last heartbeat}, "waiting": what is waited for, or "",
                 "time": unix seconds}
 stop.json       a request to end the run: {"by": who and how, "grace": seconds or null, "time"}; written by the door
-exit.json       how the run ended, as this host knows it; written by the keeper, last: {"status": "succeeded" | "failed"
-                | "stopped", "exit_status": torchrun's, 128 + n for signal n, "cause": CAUSE or null, "failures": [...]
-                as in failure.json, "seconds": from the keeper's start, "time"}
+exit.json       how the run ended, as this host knows it; written by the keeper, last: {"status": "succeeded" |
+                "failed" | "stopped", "exit_status": torchrun's, 128 + n for signal n, "cause": CAUSE or null,
+                "causes": [CAUSE of all hosts], "stop": {"by", "killed": whether ranks were still there after their grace} or null,
+                "failures": [...] as in failure.json, "seconds": from the keeper's start, "time"}
 failure.json    what torchrun's agent says of failed ranks; schema: train/start/agent.py
 gathered.json   {"by", "time"}: a control machine has a copy of all this; written by the door
 output/         what the ranks and torchrun printed: output.py
 stacks/         rank-<r>.txt: where a rank stood when it was declared hung
 
-CAUSE           {"kind": one of KINDS, "host", "rank": number or null, "reason": one line, "consequence": whether it only
-                follows from another failure, "lines": last lines of that rank, "after": seconds since this keeper's start}
+CAUSE           {"kind": one of KINDS, "host", "rank": number or null, "reason": one line, "other": the second host of a
+                cut pair or "", "consequence": whether it only follows from another failure, "lines": what that rank
+                printed last, "age": seconds since it happened}; in exit.json with "after": seconds from this keeper's
+                start to it, less than 0 for what another host's keeper saw before
 """
 
 #: Where the run's folder, the lease's folder and the private files (key, secrets) are in a container.
@@ -42,9 +45,9 @@ HOST_RUNS_DIR = "/var/lib/muster/runs"
 HOST_LEASE_DIR = "/var/lib/muster/lease"
 HOST_PRIVATE_DIR = "/run/muster"
 
-#: Kinds of causes: a rank failed; torchrun failed or was killed; a host fell silent; two hosts do not hear each other; a
-#: rank is stopped or makes no progress; a host did not start in time; the lease is somebody else's; somebody stopped it.
-KINDS = ("rank", "launcher", "host_lost", "cut", "hang", "start", "lease", "stop")
+#: Kinds of causes: a rank failed; torchrun failed or was killed; a host fell silent; two hosts do not hear each other;
+#: a rank is stopped or makes no progress; a host did not start in time; the lease is another run's.
+KINDS = ("rank", "launcher", "host_lost", "cut", "hang", "start", "lease")
 
 #: Names of events, with their own fields.
 EVENTS = {

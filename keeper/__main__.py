@@ -55,8 +55,15 @@ def read(path: Path) -> Dict[str, Any]:
 class Keeper:
     """One host's part of a run, from its lease to its exit."""
 
-    def __init__(self, plan: Words, node_rank: int, run_dir: Path) -> None:
-        self.plan, self.run_dir = plan, run_dir
+    def __init__(
+        self,
+        plan: Words,
+        node_rank: int,
+        run_dir: Path = Path(RUN_DIR),
+        lease_dir: Path = Path(LEASE_DIR),
+        private_dir: Path = Path(PRIVATE_DIR),
+    ) -> None:
+        self.plan, self.run_dir, self.lease_dir, self.private_dir = plan, run_dir, lease_dir, private_dir
         self.host: Words = plan["hosts"][node_rank]
         self.me = str(self.host["host"])
         self.began = time.monotonic()
@@ -106,7 +113,7 @@ class Keeper:
     def run(self) -> int:
         """Keep the run until its end; returns the exit status."""
         try:
-            held = lease.take(Path(LEASE_DIR), self._lease_words())
+            held = lease.take(self.lease_dir, self._lease_words())
         except lease.Busy as busy:
             holder = busy.holder
             what = f"run {holder.get('run', '?')} of {holder.get('owner', '?')} is in progress there"
@@ -146,7 +153,7 @@ class Keeper:
         self.outputs = Outputs(self.run_dir / "output", list(self.ranks), self._output_failed)
         ours = {"MUSTER_KEEPER": reports.path, "MUSTER_PIPES": str(self.outputs.pipes)}
         self.launcher = Launcher(self.host["agent"], {**os.environ, **ours}, self.outputs)
-        key = (Path(PRIVATE_DIR) / "key").read_bytes().strip()
+        key = (self.private_dir / "key").read_bytes().strip()
         own = (str(self.host["address"]), int(self.host["keeper_port"]))
         self.beats = Beats(
             str(self.plan["run"]), self.me, key, own, self.addresses,
@@ -374,9 +381,8 @@ class Keeper:
 
 
 def main() -> int:
-    run_dir = Path(RUN_DIR)
-    plan = json.loads((run_dir / "plan.json").read_text())
-    return Keeper(plan, int(sys.argv[1]), run_dir).run()
+    plan = json.loads((Path(RUN_DIR) / "plan.json").read_text())
+    return Keeper(plan, int(sys.argv[1])).run()
 
 
 if __name__ == "__main__":

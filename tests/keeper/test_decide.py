@@ -1,0 +1,266 @@
+"""Promises of the keepers' decisions, over random faults: a run always ends, on all hosts, and the cause is named.
+
+Keepers are run here without processes and sockets: time, messages and ranks are simulated, `decide` is the real one.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keeper import decide as d
+
+STEP_SECONDS = 0.25
+GRACE_SECONDS = 30.0
+#: From the last fault to the last keeper's end: silence, the ranks' grace, and what is waited for beyond it.
+LONGEST_SECONDS = d.START_SECONDS + d.LOST_SECONDS + GRACE_SECONDS + d.MARGIN_SECONDS + 2 * d.LINGER_SECONDS
+HOSTS = ("h1", "h2", "h3", "h4")
+
+
+@dataclass
+class Host:
+    """A host of the simulation: its keeper's state, and its ranks."""
+
+    state: d.State
+    ranks: str = "running"  # running, waiting (for a peer, for ever), failed, gone
+    powered: bool = True
+    deaf_to_term: bool = False
+    due: list[tuple[float, Any]] = field(default_factory=list)  # (when, event)
+    said: float = 0.0
+    notes: list[tuple[str, Any]] = field(default_factory=list)
+
+
+class World:
+    """Hosts, the network between them, and a clock."""
+
+    def __init__(self, count: int, seed: int, finish: float) -> None:
+        self.now = 0.0
+        self.chance = random.Random(seed)
+        self.finish = finish
+        names = HOSTS[:count]
+        self.hosts = {
+            name: Host(d.State(name, {other: d.Peer() for other in names if other != name}, 0.0, GRACE_SECONDS))
+            for name in names
+        }
+        self.cut: set[frozenset[str]] = set()
+        for host in self.hosts.values():
+            host.due.append((self.chance.uniform(0, 3), "started"))
+
+    def happen(self, host: Host, event: Any) -> None:
+        if host.state.left or not host.powered:
+            return
+        host.state, actions = d.decide(host.state, event)
+        for action in actions:
+            self.do(host, action)
+
+    def do(self, host: Host, action: Any) -> None:
+        if isinstance(action, d.Tell):
+            self.tell(host)
+        elif isinstance(action, d.Note):
+            host.notes.append((action.name, action.words))
+        elif isinstance(action, d.Terminate) and not host.deaf_to_term:
+            host.due.append((self.now + self.chance.uniform(0.1, 3), "terminated"))
+        elif isinstance(action, d.Kill):
+            self.end_ranks(host, 137)
+
+    def end_ranks(self, host: Host, status: int) -> None:
+        if host.ranks != "gone":
+            host.ranks = "gone"
+            host.due.append((self.now, d.Ended(self.now, status)))
+
+    def tell(self, host: Host) -> None:
+        host.said = self.now
+        words = d.beat(host.state, self.now)
+        for name, other in self.hosts.items():
+            reached = frozenset((host.state.me, name)) not in self.cut
+            if other is not host and reached and not other.state.left:
+                other.due.append((self.now + self.chance.uniform(0, 0.5), ("beat", host.state.me, words)))
+
+    def step(self) -> None:
+        self.now += STEP_SECONDS
+        for host in self.hosts.values():
+            if not host.powered or host.state.left:
+                continue
+            if self.now - host.said >= 1.0:
+                self.tell(host)
+            due = sorted((entry for entry in host.due if entry[0] <= self.now), key=lambda entry: entry[0])
+            host.due = [entry for entry in host.due if entry[0] > self.now]
+            for _, what in due:
+                self.arrive(host, what)
+            whole = all(other.powered and other.ranks in ("running", "gone") for other in self.hosts.values())
+            if self.now >= self.finish and whole and host.ranks == "running" and not self.cut:
+                self.end_ranks(host, 0)
+            self.happen(host, d.Tick(self.now))
+
+    def arrive(self, host: Host, what: Any) -> None:
+        if what == "started":
+            self.happen(host, d.Started(self.now))
+        elif what == "terminated":
+            self.end_ranks(host, 143)
+        elif isinstance(what, tuple):
+            _, sender, words = what
+            if frozenset((host.state.me, sender)) not in self.cut:
+                self.happen(host, d.Heard(self.now, sender, words))
+        else:
+            self.happen(host, what)
+
+    def inject(self, fault: str, name: str, other: str) -> None:
+        host = self.hosts[name]
+        if fault == "rank dies" and host.ranks == "running":
+            host.ranks = "failed"
+            cause = d.Cause("rank", name, 0, "killed by SIGKILL", self.now)
+            self.happen(host, d.Failed(self.now, cause))
+            host.due.append((self.now + 30.0, "terminated"))
+        elif fault == "launcher dies":
+            self.end_ranks(host, 137)
+        elif fault == "hang" and host.ranks == "running":
+            host.deaf_to_term, host.ranks = True, "waiting"
+            self.happen(host, d.Failed(self.now, d.Cause("hang", name, 0, "no progress", self.now)))
+        elif fault == "power":
+            host.powered, host.ranks = False, "gone"
+        elif fault == "cut" and other != name:
+            self.cut.add(frozenset((name, other)))
+        elif fault == "alone":
+            self.cut.update(frozenset((name, peer)) for peer in self.hosts if peer != name)
+        elif fault == "heal":
+            self.cut.clear()
+        elif fault == "stop":
+            self.happen(host, d.StopAsked(self.now, "make stop"))
+
+    def run(self, faults: list[tuple[float, str, str, str]]) -> None:
+        """To the end of all, or LONGEST_SECONDS after the last fault and the end of the ranks' work."""
+        pending = sorted(faults)
+        limit = max([self.finish, *(at for at, *_ in pending)]) + LONGEST_SECONDS
+        while self.now < limit and not self.ended():
+            while pending and pending[0][0] <= self.now:
+                self.inject(*pending.pop(0)[1:])
+            self.step()
+
+    def ended(self) -> bool:
+        return all(host.state.left or not host.powered for host in self.hosts.values())
+
+    def survivors(self) -> list[Host]:
+        return [host for host in self.hosts.values() if host.powered]
+
+
+FAULTS = ("rank dies", "launcher dies", "hang", "power", "cut", "alone", "heal", "stop")
+fault_lists = st.lists(
+    st.tuples(st.floats(0, 120), st.sampled_from(FAULTS), st.integers(0, 3), st.integers(0, 3)), max_size=6
+)
+
+
+@settings(max_examples=60)
+@given(st.integers(2, 4), st.integers(), st.floats(5, 100), fault_lists)
+def test_whatever_happens_every_keeper_ends_and_leaves_no_rank(
+    count: int, seed: int, finish: float, faults: list[tuple[float, str, int, int]]
+) -> None:
+    world = World(count, seed, finish)
+    names = HOSTS[:count]
+    world.run([(at, fault, names[one % count], names[other % count]) for at, fault, one, other in faults])
+    for host in world.survivors():
+        assert host.state.left, (host.state.me, host.state)
+        assert host.ranks == "gone"
+
+
+@settings(max_examples=20)
+@given(st.integers(2, 4), st.integers(), st.floats(5, 100))
+def test_without_a_fault_all_succeed(count: int, seed: int, finish: float) -> None:
+    world = World(count, seed, finish)
+    world.run([])
+    assert [d.verdict(host.state) for host in world.hosts.values()] == ["succeeded"] * count
+
+
+#: fault -> the kind of the cause that all survivors name.
+NAMED = {"rank dies": "rank", "launcher dies": "launcher", "hang": "hang", "power": "host_lost", "alone": "host_lost"}
+
+
+@settings(max_examples=20)
+@given(st.integers(3, 4), st.integers(), st.floats(5, 80), st.sampled_from(sorted(NAMED)), st.integers(0, 3))
+def test_all_hosts_name_the_host_of_the_fault(count: int, seed: int, at: float, fault: str, where: int) -> None:
+    world, host = World(count, seed, at + 30), HOSTS[where % count]
+    world.run([(at, fault, host, host)])
+    for survivor in world.survivors():
+        cause = d.root(survivor.state)
+        assert cause is not None and (cause.kind, cause.host) == (NAMED[fault], host), (survivor.state.me, cause)
+        assert d.verdict(survivor.state) == "failed"
+
+
+@settings(max_examples=20)
+@given(st.integers(3, 4), st.integers(), st.floats(5, 80))
+def test_two_hosts_that_do_not_hear_each_other_are_named_as_a_pair(count: int, seed: int, at: float) -> None:
+    world = World(count, seed, at + 30)
+    world.run([(at, "cut", "h1", "h2")])
+    for host in world.hosts.values():
+        cause = d.root(host.state)
+        assert cause is not None and cause.kind == "cut" and {cause.host, cause.other} == {"h1", "h2"}, cause
+
+
+@pytest.mark.parametrize(("fault", "seconds"), [("power", 11.0), ("cut", 11.0), ("alone", 11.0)])
+def test_silence_ends_all_ranks_within_seconds(fault: str, seconds: float) -> None:
+    world = World(3, 1, 1000.0)
+    while world.now < 20.0:
+        world.step()
+    world.inject(fault, "h2", "h3")
+    while any(host.ranks != "gone" for host in world.survivors()):
+        world.step()
+        assert world.now < 20.0 + seconds + 1.0
+
+
+@settings(max_examples=20)
+@given(st.integers(2, 4), st.integers(), st.floats(5, 80), st.integers(0, 3))
+def test_a_stop_on_one_host_stops_all(count: int, seed: int, at: float, where: int) -> None:
+    world = World(count, seed, at + 100)
+    world.run([(at, "stop", HOSTS[where % count], "")])
+    assert [d.verdict(host.state) for host in world.hosts.values()] == ["stopped"] * count
+
+
+def keeper(*peers: str) -> d.State:
+    """h1's keeper, ranks running, its peers heard now."""
+    state = d.State("h1", {peer: d.Peer() for peer in peers}, 0.0, GRACE_SECONDS)
+    state, _ = d.decide(state, d.Started(1.0))
+    for peer in peers:
+        state, _ = d.decide(state, d.Heard(1.0, peer, {"status": "running", "hears": {}, "ended": [], "causes": []}))
+    return state
+
+
+def test_a_rank_that_lost_its_peer_is_not_the_cause_where_another_failed_later() -> None:
+    state = keeper("h2")
+    lost = d.Cause("rank", "h1", 0, "RuntimeError: connection closed by peer", 5.0, consequence=True)
+    state, _ = d.decide(state, d.Failed(5.0, lost))
+    words = d.Cause("rank", "h2", 1, "killed by SIGKILL", 2.0).words(2.1)
+    beat = {"status": "ending", "hears": {}, "ended": [], "causes": [words]}
+    state, _ = d.decide(state, d.Heard(5.1, "h2", beat))
+    cause = d.root(state)
+    assert cause is not None and (cause.host, cause.rank) == ("h2", 1)
+
+
+def test_ranks_killed_after_their_grace_did_not_all_stop_as_asked() -> None:
+    state, _ = d.decide(keeper("h2"), d.StopAsked(2.0, "Ctrl-C", 1.0))
+    state, actions = d.decide(state, d.Tick(2.0 + 1.0 + d.MARGIN_SECONDS))
+    assert any(isinstance(action, d.Kill) for action in actions) and state.killed
+
+
+def test_a_keeper_whose_host_answers_but_listens_no_more_is_gone_soon() -> None:
+    state, _ = d.decide(keeper("h2"), d.Refused(2.0, "h2"))
+    state, _ = d.decide(state, d.Tick(2.0 + d.REFUSED_SECONDS + 0.1))
+    cause = d.root(state)
+    assert cause is not None and (cause.kind, cause.host) == ("host_lost", "h2") and "container" in cause.reason
+
+
+def test_a_host_that_is_never_heard_is_named_after_the_start() -> None:
+    state = d.State("h1", {"h2": d.Peer()}, 0.0, GRACE_SECONDS)
+    state, _ = d.decide(state, d.Started(1.0))
+    assert d.waited_for(state, 1.0) == "the first word of h2"
+    state, _ = d.decide(state, d.Tick(d.START_SECONDS + 1.0))
+    cause = d.root(state)
+    assert cause is not None and (cause.kind, cause.host) == ("start", "h2")
+
+
+def test_a_rank_that_was_asked_to_stop_by_somebody_else_stops_the_run() -> None:
+    state, _ = d.decide(keeper("h2"), d.Ended(9.0, d.EXIT_STOPPED))
+    assert d.verdict(state) == "stopped" and state.stop is not None and "not from Muster" in state.stop.by
