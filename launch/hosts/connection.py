@@ -13,7 +13,7 @@ import paramiko
 from fabric import Connection
 
 from launch.files import ROOT
-from launch.hosts import ssh
+from launch.hosts import openssh, ssh
 from launch.hosts.clustermap import ClusterMap, MapHost, to_target
 from launch.hosts.inventory import Target, read
 
@@ -62,6 +62,11 @@ class Machine:
         if done.exited != 0:
             raise RuntimeError(last_words(done))
         return str(done.stdout)
+
+    def open_session(self) -> paramiko.Channel:
+        """A new channel of the connection. Raises paramiko.SSHException, EOFError or OSError where it cannot be had."""
+        channel: paramiko.Channel = self._connection.transport.open_session(timeout=openssh.CONNECT_SECONDS)
+        return channel
 
     def close(self) -> None:
         """Close the connection."""
