@@ -227,8 +227,8 @@ def state_of(container: str) -> Optional[Words]:
 
 def containers_of(run: str) -> Dict[str, str]:
     """Name -> state ("running", "exited" ...) of the containers with a run's label. Raises Refused."""
-    listed = call(["podman", "ps", "--all", "--filter", f"label=muster.run={run}", "--format", "{{.Names}} {{.State}}"])
-    return {words[0]: words[1].lower() for words in map(str.split, listed.splitlines()) if words}
+    listed = call(["podman", "ps", "--all", "--filter", f"label=muster.run={run}", "--format", "json"])
+    return {one["Names"][0]: one["State"] for one in json.loads(listed.strip() or "[]")}
 
 
 def containers_at_end(run: str) -> Dict[str, str]:
