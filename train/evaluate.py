@@ -11,6 +11,7 @@ from train.datasets.loader import Loader
 from train.model.precision import Precision
 from train.order import Cut, evaluation_passes
 from train.start.group import Place
+from train.start.muster_run import tell
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,14 @@ def evaluate(
     passes = list(evaluation_passes(samples, batch_size, cut, place.rank))
     sums = torch.zeros(2, dtype=torch.float64, device=precision.device)
     batches = loader.held_out(piece.indices for piece in passes)
-    for piece, (images, labels) in zip(passes, batches, strict=True):
+    for number, (piece, (images, labels)) in enumerate(zip(passes, batches, strict=True)):
+        tell("evaluating", number, len(passes))
         with precision.autocast():
             outputs = network(images)
         outputs, labels = outputs[: piece.count].float(), labels[: piece.count]
         sums[0] += (outputs.argmax(1) == labels).sum()
         sums[1] += functional.cross_entropy(outputs, labels, reduction="sum").double()
+    tell("evaluating", len(passes), len(passes))
     network.train(was_training)
     correct, loss = sum_over_ranks(sums)
     return Score(samples, int(correct), loss / samples)

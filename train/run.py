@@ -21,6 +21,7 @@ from train.session import Session
 from train.settings import EXIT_STOPPED, Settings, SettingsError, refuse
 from train.start import group, proof
 from train.start.group import Place
+from train.start.muster_run import keep_stacks, tell
 from train.trainer import Training
 
 Wrong = (SettingsError, DataError, CheckpointError, proof.ProofError)
@@ -33,6 +34,8 @@ def run(settings: Settings, complaint: str = "", started: float | None = None) -
     DataError.
     """
     started = time.monotonic() if started is None else started
+    keep_stacks()
+    tell("starting")
     torchvision_cpu.watch()
     group.keep_freed_memory()
     try:
@@ -85,7 +88,10 @@ def prepare(settings: Settings, complaint: str, place: Place, device: torch.devi
 
 def gather(settings: Settings, place: Place, notes: list[str]) -> tuple[Dataset, nn.Module]:
     """This rank's dataset and network, and its run folder made. Raises one of Wrong, on this rank alone."""
+    if settings.download:
+        tell("fetching")
     dataset = load(settings, place, wait=dist.barrier)
+    tell("starting")
     size = settings.image_size or dataset.image_size
     network = build_model(settings.model, dataset.classes, size, settings.seed)
     if settings.init_from:
@@ -121,6 +127,7 @@ def train(made: Session, notes: list[str], started: float) -> int:
         try:
             score = Training(made, writer, report).train()
         finally:
+            tell("saving")  # all ranks: what is left to do has no steps
             if writer:
                 writer.close()
         if score is None:

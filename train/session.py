@@ -29,6 +29,7 @@ from train.parallel import shares
 from train.settings import Settings, SettingsError, as_document, flag
 from train.start import proof
 from train.start.group import Place, first_complaint
+from train.start.muster_run import tell
 
 State = dict[str, Any]
 # Another value of these makes another training: a checkpoint of one is no checkpoint of the other.
@@ -106,6 +107,7 @@ def build(settings: Settings, place: Place, device: torch.device, dataset: Datas
     weights = share_weights(settings, place, dataset, network, loader)
     strategy = parallel.make(settings, network, place, device)
     if settings.compile:
+        say_when_compiling()
         strategy.compile()
     groups = optim.make_groups(strategy.network, settings.weight_decay)
     optimizer = strategy.optimizer(lambda groups: optim.make_optimizer(settings, groups, device), groups)
@@ -124,6 +126,13 @@ def build(settings: Settings, place: Place, device: torch.device, dataset: Datas
         weights=weights,
         position=Position(),
     )
+
+
+def say_when_compiling() -> None:
+    """A step or an evaluation in which torch compiles, also for another batch size, may take very long."""
+    from torch._dynamo.callback import callback_handler
+
+    callback_handler.register_start_callback(lambda _: tell("compiling"))
 
 
 def share_weights(

@@ -20,6 +20,7 @@ from train.reporting.report import Report
 from train.reporting.step_stats import StepRecord, StepStats
 from train.session import Session, state_of
 from train.settings import Every, every
+from train.start.muster_run import tell
 from train.step import Batch, optimizer_step
 
 
@@ -95,6 +96,7 @@ class Training:
         """The steps that are left of the current epoch. False after a stop within it."""
         session, position, settings = self.session, self.session.position, self.session.settings
         session.strategy.module.train()
+        tell("training", position.step, session.total_steps)
         self.report.begin_epoch()
         steps = list(
             order.steps(session.samples, settings.batch_size, settings.seed, position.epoch, session.cut,
@@ -126,11 +128,14 @@ class Training:
         if session.ema:
             session.ema.update(position.step)
         position.seconds = time.monotonic() - begun
-        self.take(
-            self.stats.add(
-                position.step, position.epoch + 1, sums.loss, sums.correct, sums.finite, step.global_count,
-                stop=bool(self.stop.by), due=self.clock.due_by_time(), lr=lr, seconds=position.seconds,
-            )
+        record = self.stats.add(
+            position.step, position.epoch + 1, sums.loss, sums.correct, sums.finite, step.global_count,
+            stop=bool(self.stop.by), due=self.clock.due_by_time(), lr=lr, seconds=position.seconds,
+        )  # fmt: skip
+        self.take(record)
+        tell(
+            "training", position.step, session.total_steps, epoch=position.epoch + 1, epochs=settings.epochs,
+            loss=record.loss if record else None, rate=position.images / position.seconds,
         )  # fmt: skip
 
     def reserve(self) -> None:
@@ -161,7 +166,9 @@ class Training:
         self.take(self.stats.flush())
         state = state_of(self.session, metric)
         if self.writer:
+            tell("saving", self.session.position.step)
             self.writer.save(self.session.position.step, state, metric)
+            tell("training", self.session.position.step, self.session.total_steps)
         self.clock.reset()
         self.due = False
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from train.checkpoints import files
 from train.checkpoints.files import CheckpointError, Manifest
 from train.start.group import Place, from_all_ranks
+from train.start.muster_run import tell
 from train.whole_files import Draft
 
 BROADCAST_BYTES = 16 << 20
@@ -29,6 +30,7 @@ def hand_out(source: Path, folder: Path, manifest: Manifest, giver: int, takers:
 
     Raises CheckpointError on all ranks where one could not write it, or got other bytes than the manifest says.
     """
+    tell("fetching")
     group = dist.new_group(sorted([giver, *takers]), timeout=BROADCAST_TIMEOUT, backend="gloo")
     complaint = ""
     try:

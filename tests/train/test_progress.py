@@ -1,0 +1,195 @@
+"""Promises: ranks tell their keeper where they are at next to no cost; a script does so with two lines, and stops whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from keeper.hang import HangWatch, culprits, describe
+from tests.train.fake_keeper import GUARD_SECONDS, FakeKeeper
+from train import settings
+from train.start import muster_run
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+HELPER = ROOT / "train" / "start" / "muster_run.py"
+MOST_SECONDS = 20e-6  # of a message that is not sent, on a busy machine
+TRAINER = [
+    "train", "--dataset=fake", "--image-size=32", "--model=shufflenet_v2_x0_5", "--batch-size=64", "--download",
+    "--no-tensorboard",
+]  # fmt: skip
+
+
+@pytest.fixture
+def keeper(tmp_path: Path) -> Iterator[FakeKeeper]:
+    made = FakeKeeper(tmp_path)
+    yield made
+    made.close()
+
+
+def teller(keeper: FakeKeeper) -> muster_run.Teller:
+    return muster_run.Teller({"MUSTER_KEEPER": str(keeper.path), "RANK": "3"})
+
+
+def torchrun(keeper: FakeKeeper, folder: Path, *command: str, path: str = "") -> subprocess.Popen[str]:
+    """Two ranks on this machine, in `folder`, which is also the run's."""
+    start = [sys.executable, "-P", "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", *command]
+    environment = {**keeper.environment(folder), "PYTHONPATH": path or str(ROOT)}
+    return subprocess.Popen(
+        start, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def test_phases_come_at_once_and_steps_ten_a_second(keeper: FakeKeeper) -> None:
+    mine = teller(keeper)
+    mine.tell("training", {"step": 1, "loss": None})
+    mine.tell("training", {"step": 2})
+    mine.tell("saving", {})
+    keeper.wait(lambda: len(keeper.messages) == 2)
+    assert [(said["phase"], said.get("step")) for _, said in keeper.messages] == [("training", 1), ("saving", None)]
+    assert keeper.messages[0][1] == {"rank": 3, "phase": "training", "step": 1, "pid": os.getpid()}
+    begun = time.monotonic()
+    while time.monotonic() - begun < 1.0:
+        mine.tell("training", {"step": 3})
+    assert 2 <= len(keeper.of(3, phase="training")) - 1 <= 11
+
+
+def test_nothing_holds_up_a_rank(tmp_path: Path) -> None:
+    """A keeper that does not read, one that has gone, a figure that is none, and none at all."""
+    full = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    full.bind(str(tmp_path / "full"))
+    for path in (str(tmp_path / "full"), str(tmp_path / "gone"), ""):
+        mine = muster_run.Teller({"MUSTER_KEEPER": path})
+        begun = time.monotonic()
+        for step in range(1000):
+            mine.tell(f"phase {step}", {"step": step, "loss": "x" * 100})
+        mine.tell("training", {"loss": object()})
+        assert time.monotonic() - begun < 1.0, path
+    full.close()
+
+
+def test_a_message_that_could_not_be_sent_is_repeated(tmp_path: Path) -> None:
+    mine = muster_run.Teller({"MUSTER_KEEPER": str(tmp_path / "late")})
+    mine.tell("training", {"step": 1})
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as late:
+        late.bind(str(tmp_path / "late"))
+        mine.tell("training", {"step": 2})
+        assert json.loads(late.recv(4096))["step"] == 2
+
+
+def test_telling_costs_microseconds(keeper: FakeKeeper) -> None:
+    mine = teller(keeper)
+    begun = time.perf_counter()
+    for step in range(10_000):
+        mine.tell("training", {"step": step, "steps": 10_000, "loss": 0.5})
+    assert (time.perf_counter() - begun) / 10_000 < MOST_SECONDS
+
+
+def test_the_trainer_tells_all_its_phases_and_its_silence_is_found(keeper: FakeKeeper, tmp_path: Path) -> None:
+    """Two epochs on two ranks; then a third, in which rank 1 is stopped: rank 0's stack says that it waits."""
+    process = torchrun(keeper, tmp_path, "-m", *TRAINER, "--epochs=400", "--run-dir=run", "--checkpoint-every=5")
+    try:
+        keeper.wait(lambda: all(keeper.of(rank, phase="training", epoch=3) for rank in (0, 1)))
+        pid = {rank: keeper.of(rank)[0]["pid"] for rank in (0, 1)}
+        os.kill(pid[1], signal.SIGSTOP)
+        watch = HangWatch()
+        time.sleep(1.0)  # rank 0 comes to where it waits
+        for when, said in keeper.messages:
+            assert watch.hung(when) == []
+            watch.report(when, said["rank"], said)
+        later = keeper.messages[-1][0]
+        for second in range(100):
+            if watch.hung(later + second):
+                break
+        assert 5 < second < 13
+        for rank in (0, 1):
+            os.kill(pid[rank], signal.SIGUSR1)
+        time.sleep(1.0)  # a stack that does not come cannot be waited for
+        stacks = {rank: (tmp_path / "stacks" / f"rank-{rank}.txt").read_text() for rank in (0, 1)}
+        assert culprits(stacks) == [1] and stacks[1] == ""
+        assert "/train/" in describe(stacks[0])
+        for rank in (0, 1):
+            phases = [said["phase"] for said in keeper.of(rank)]
+            assert phases[:2] == ["starting", "fetching"]
+            assert {"starting", "fetching", "training", "evaluating"} <= set(phases)
+        assert keeper.of(0, phase="saving") and not keeper.of(1, phase="saving")  # only who waits for it
+        (last, *_) = reversed(keeper.of(0, phase="training", epoch=3))
+        assert (last["epochs"], last["steps"]) == (400, keeper.of(1, phase="training")[-1]["steps"])
+        assert last["rate"] > 0 and 0 < last["loss"] < 100
+        assert keeper.of(0, phase="evaluating")[0]["step"] == 0
+    finally:
+        end(process, keeper)
+
+
+def test_a_script_reports_and_stops_on_all_ranks_at_the_same_step(keeper: FakeKeeper, tmp_path: Path) -> None:
+    (tmp_path / "muster_run.py").symlink_to(HELPER)  # as in the image
+    example = str(ROOT / "examples" / "own_script.py")
+    process = torchrun(keeper, tmp_path, example, "--steps=1000000", path=str(tmp_path))
+    try:
+        keeper.wait(lambda: all(len(keeper.of(rank)) >= 3 for rank in (0, 1)))
+        assert (tmp_path / "stacks" / "rank-1.txt").exists()
+        said = keeper.of(1)[-1]
+        assert said["phase"] == "training" and said["steps"] == 1_000_000 and said["loss"] > 0
+        assert said["patience"] == muster_run.SCRIPT_PATIENCE_SECONDS
+        os.kill(said["pid"], signal.SIGTERM)  # rank 0 learns of it from rank 1
+        output, _ = process.communicate(timeout=GUARD_SECONDS)
+        assert "stopped after step" in output and (tmp_path / "checkpoint.pt").exists()
+        assert "exitcode  : 75" in output or "exitcode: 75" in output, output
+    finally:
+        end(process, keeper)
+
+
+def test_outside_of_muster_a_script_runs_as_without_the_helper(tmp_path: Path) -> None:
+    """SIGTERM ends it, SIGUSR1 is its own, and there is no folder for stacks."""
+    (tmp_path / "muster_run.py").symlink_to(HELPER)
+    script = (
+        "import muster_run, signal\nmuster_run.progress(1)\nassert muster_run.stopping() is False\n"
+        "assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL\nimport sys\nassert 'torch' not in sys.modules\n"
+        "print('ready', flush=True)\nsignal.pause()\n"
+    )
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("MUSTER_")}
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, env=clean, stdout=subprocess.PIPE)
+    assert process.stdout and process.stdout.readline() == b"ready\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(GUARD_SECONDS) == -signal.SIGTERM
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == ["muster_run.py"]
+
+
+def test_without_a_process_group_a_rank_stops_alone_and_its_own_handler_is_kept(
+    keeper: FakeKeeper, tmp_path: Path
+) -> None:
+    (tmp_path / "muster_run.py").symlink_to(HELPER)
+    script = (
+        "import muster_run, os, signal\nsignal.signal(signal.SIGTERM, lambda *_: print('own', flush=True))\n"
+        "assert not muster_run.stopping()\nos.kill(os.getpid(), signal.SIGTERM)\n"
+        "raise SystemExit(muster_run.EXIT_STOPPED if muster_run.stopping() else 1)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=keeper.environment(tmp_path), capture_output=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (settings.EXIT_STOPPED, b"own\n"), done.stderr
+
+
+def test_the_helper_imports_nothing_else_of_muster() -> None:
+    """It lies alone in the image, where a script's own train.py may hide the trainer."""
+    lines = HELPER.read_text().splitlines()
+    imported = {line.split()[1].split(".")[0] for line in lines if line.startswith(("import ", "from "))}
+    assert imported <= {*sys.stdlib_module_names, "__future__"}
+    assert muster_run.EXIT_STOPPED == settings.EXIT_STOPPED
+
+
+def end(process: subprocess.Popen[str], keeper: FakeKeeper) -> None:
+    """torchrun and its ranks, stopped ones too."""
+    process.terminate()
+    for pid in {said["pid"] for _, said in keeper.messages}:
+        if Path(f"/proc/{pid}").exists():
+            os.kill(pid, signal.SIGKILL)
+    process.communicate(timeout=GUARD_SECONDS)
