@@ -187,7 +187,7 @@ class Reader:
                 return end, b""
             if found > at:
                 begin, data = found, b""
-            data += more
+            data += more[: end - found]
             at = found + len(more)
         return begin, data
 
