@@ -21,14 +21,13 @@ from keeper import LEASE_DIR, PRIVATE_DIR, PROJECT_DIR, RUN_DIR, WORKLOAD_DIR, c
 from keeper import decide as deciding
 from keeper.beats import Beats
 from keeper.decide import Cause, Ended, Failed, Heard, Refused, Started, StopAsked, Tick
-from keeper.hang import HangWatch, culprits, describe
-from keeper.ranks import LAUNCHER, Launcher, Memory, Outputs, Reports, process_state
+from keeper.ranks import LAUNCHER, Launcher, Memory, Outputs, Reports
+from keeper.stuck import Stuck
 
 LOOK_SECONDS = 0.05  # between two looks at children and at what became due
 STATE_SECONDS = 1.0  # between two state.json
-STOPPED_SECONDS = 8.0  # that a rank's process may be stopped (SIGSTOP) before the run ends
-STACK_SECONDS = 1.0  # for ranks to write where they stand
-WAITING_SECONDS = 5.0  # between two events that say what is waited for
+WAITING_SECONDS = {"ending": 5.0, "ended": 60.0}  # between two events that say what is waited for
+PROGRESS = ("phase", "step", "patience")  # what the other hosts are told of a rank
 LAST_LINES = 20  # of a failed rank, kept with the cause
 STATUSES = {"succeeded": 0, "failed": 1, "stopped": deciding.EXIT_STOPPED}
 
@@ -74,9 +73,7 @@ class Keeper:
         self.addresses = {str(host["host"]): (str(host["address"]), int(host["keeper_port"])) for host in others}
         self.ranks: Dict[int, Dict[str, Any]] = {int(rank): {"state": "starting"} for rank in self.host["ranks"]}
         self.pids: Dict[int, int] = {}
-        self.stopped_since: Dict[int, float] = {}
-        self.hangs = HangWatch()
-        self.stacks_due: Optional[float] = None
+        self.stuck = Stuck(run_dir)
         self.failures: List[Words] = []
         self.memory = Memory()
         self.beats: Optional[Beats] = None
@@ -113,7 +110,7 @@ class Keeper:
     def run(self) -> int:
         """Keep the run until its end; returns the exit status."""
         try:
-            held = lease.take(self.lease_dir, self._lease_words())
+            held = lease.take(str(self.lease_dir), self._lease_words())
         except lease.Busy as busy:
             holder = busy.holder
             what = f"run {holder.get('run', '?')} of {holder.get('owner', '?')} is in progress there"
@@ -160,7 +157,7 @@ class Keeper:
             lambda host, words: self.events.put(Heard(time.monotonic(), host, words)),
             lambda host: self.events.put(Refused(time.monotonic(), host)),
         )  # fmt: skip
-        self.beats.tell(deciding.beat(self.state, time.monotonic()))
+        self._tell()
 
     def _output_failed(self, error: OSError) -> None:
         self.note("output_failed", {"reason": f"output is lost from here on: {error.strerror or error}"})
@@ -186,6 +183,8 @@ class Keeper:
     def _handle(self, event: Any) -> None:
         if event is None:
             return
+        if isinstance(event, Heard):
+            self._hear(event)
         self.state, actions = deciding.decide(self.state, event)
         for action in actions:
             self._do(action)
@@ -193,8 +192,8 @@ class Keeper:
     def _do(self, action: Any) -> None:
         if isinstance(action, deciding.Note):
             self.note(action.name, action.words)
-        elif isinstance(action, deciding.Tell) and self.beats:
-            self.beats.tell(deciding.beat(self.state, time.monotonic()))
+        elif isinstance(action, deciding.Tell):
+            self._tell()
         elif isinstance(action, deciding.Terminate) and self.launcher:
             self._wake_stopped()
             self.launcher.terminate()
@@ -205,7 +204,7 @@ class Keeper:
 
     def _wake_stopped(self) -> None:
         """A stopped process takes no SIGTERM."""
-        for rank in self.stopped_since:
+        for rank in self.stuck.stopped:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pids[rank], signal.SIGCONT)
 
@@ -230,14 +229,13 @@ class Keeper:
         if self._due("stop", 0.2, now) and self.state.stop is None and (asked := read(self.run_dir / "stop.json")):
             self._handle(StopAsked(now, str(asked["by"]), asked.get("grace")))
         if self._due("processes", 1.0, now) and self.state.status == "running":
-            self._look_for_stopped(now)
-            self._look_for_hangs(now)
-        if self._due("beat", 1.0, now) and self.beats:
-            self.beats.tell(deciding.beat(self.state, now))
+            self._look_for_stuck(now)
+        if self._due("beat", 1.0, now):
+            self._tell()
         if self._due("state", STATE_SECONDS, now):
             self.write_state(now)
-        waited = deciding.waited_for(self.state, now) if self.state.status in ("ending", "ended") else ""
-        if waited and self._due("waiting", WAITING_SECONDS, now):
+        often = WAITING_SECONDS.get(self.state.status)
+        if often and self._due("waiting", often, now) and (waited := deciding.waited_for(self.state, now)):
             self.note("waiting", {"for": waited})
 
     def _due(self, what: str, seconds: float, now: float) -> bool:
@@ -265,7 +263,7 @@ class Keeper:
             rank = int(words["rank"])
             known = {key: words[key] for key in words if key not in ("rank", "pid")}
             self.ranks[rank].update(known, seen=now)
-            self.hangs.report(now, rank, known)
+            self.stuck.report(now, rank, known)
         return None
 
     def _failed(self, failure: Words, now: float) -> Any:
@@ -300,56 +298,49 @@ class Keeper:
         for failure in read(self.run_dir / "failure.json").get("failures", []):
             self._handle(self._failed(failure, time.monotonic()))
 
-    # Ranks that stand still
+    def _look_for_stuck(self, now: float) -> None:
+        """Ranks that stand still end the run."""
+        found = self.stuck.look(now, self.pids)
+        for rank in self.stuck.excused:
+            self.ranks[rank]["seen"] = now  # so that the other hosts learn of it
+        self.stuck.excused.clear()
+        for rank, words in self.ranks.items():
+            if words["state"] in ("running", "stopped"):
+                words["state"] = "stopped" if rank in self.stuck.stopped else "running"
+        for stuck, reason in found:
+            self._handle(Failed(now, self._hang(stuck, reason, now)))
 
-    def _look_for_stopped(self, now: float) -> None:
-        for rank, pid in self.pids.items():
-            found = process_state(pid)
-            if found is None or found[0] != "T":
-                self.stopped_since.pop(rank, None)
-                if self.ranks[rank]["state"] == "stopped":
-                    self.ranks[rank]["state"] = "running"
-                continue
-            self.ranks[rank]["state"] = "stopped"
-            if now - self.stopped_since.setdefault(rank, now) > STOPPED_SECONDS:
-                what = f"its process {pid} is stopped (state T: SIGSTOP) for {STOPPED_SECONDS:.0f} s"
-                self._hung(rank, what, now)
+    def _hang(self, rank: Optional[int], reason: str, now: float) -> Cause:
+        if rank is None:
+            return Cause("hang", self.me, None, reason, now)
+        age = self._age(self.ranks[rank], now)
+        if age is not None:
+            reason = reason.replace("no progress", f"no progress for {age:.0f} s", 1)
+        return Cause("hang", self.me, rank, reason, now, lines=tuple(self._last_lines(rank)))
 
-    def _look_for_hangs(self, now: float) -> None:
-        if self.stacks_due is None:
-            if self.hangs.hung(now):
-                self._ask_for_stacks()
-                self.stacks_due = now + STACK_SECONDS
-        elif now >= self.stacks_due:
-            self._judge_stacks(now)
+    def _last_lines(self, rank: int) -> List[str]:
+        return self.outputs.last_lines(f"rank-{rank}", LAST_LINES) if self.outputs else []
 
-    def _stack_file(self, rank: int) -> Path:
-        return self.run_dir / "stacks" / f"rank-{rank}.txt"
+    def _hear(self, event: Heard) -> None:
+        """How far the ranks of another host are."""
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            for rank, words in event.words["ranks"].items():
+                if event.words["status"] == "ended":
+                    self.stuck.ended(int(rank))
+                else:
+                    self.stuck.report(event.now, int(rank), words, float(words["age"]))
 
-    def _ask_for_stacks(self) -> None:
-        for rank, pid in self.pids.items():
-            if self._stack_file(rank).exists():  # it has a handler for the signal, which would else end it
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGUSR1)
-
-    def _judge_stacks(self, now: float) -> None:
-        stacks: Dict[int, str] = {}
-        for rank in self.pids:
-            with contextlib.suppress(OSError):
-                stacks[rank] = self._stack_file(rank).read_text(errors="replace")
-        guilty = culprits(stacks)
-        for rank in self.hangs.hung(now):
-            age = self._age(self.ranks[rank], now) or 0.0
-            phase, step = self.ranks[rank].get("phase", "?"), self.ranks[rank].get("step", "?")
-            where = describe(stacks.get(rank, "")) or "it wrote no stack"
-            what = f"no progress for {age:.0f} s ({phase}, step {step}): {where}"
-            self._hung(rank, what, now, consequence=rank not in guilty)
-        self.stacks_due = now + 3600.0
-
-    def _hung(self, rank: int, reason: str, now: float, consequence: bool = False) -> None:
-        assert self.outputs is not None
-        lines = tuple(self.outputs.last_lines(f"rank-{rank}", LAST_LINES))
-        self._handle(Failed(now, Cause("hang", self.me, rank, reason, now, consequence, "", lines)))
+    def _tell(self) -> None:
+        """Tell the other keepers how things stand here."""
+        if self.beats is None:
+            return
+        now = time.monotonic()
+        ranks = {
+            str(rank): {**{key: words[key] for key in PROGRESS if key in words}, "age": self._age(words, now)}
+            for rank, words in self.ranks.items()
+            if "seen" in words
+        }
+        self.beats.tell({**deciding.beat(self.state, now), "ranks": ranks})
 
     # The end
 

@@ -1,0 +1,56 @@
+"""Stands for torchrun in tests of the keeper: starts processes of `program`, reports as train/start/agent.py does.
+
+python fake_agent.py FIRST_RANK RANKS PROGRAM [ARGUMENT ...]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+
+
+def tell(words: dict[str, Any]) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as made:
+        made.sendto(json.dumps(words).encode(), os.environ["MUSTER_KEEPER"])
+
+
+def main() -> int:
+    first, count, program = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    ranks = {}
+    for rank in range(first, first + count):
+        pipe = open(f"{os.environ['MUSTER_PIPES']}/rank-{rank}", "w")  # noqa: SIM115
+        env = {**os.environ, "RANK": str(rank), "PYTHONUNBUFFERED": "1"}
+        ranks[rank] = subprocess.Popen([sys.executable, *program], env=env, stdout=pipe, stderr=pipe)
+    tell({"agent": "started", "pids": {rank: process.pid for rank, process in ranks.items()}})
+    print("the launcher runs", flush=True)
+    asked: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
+    failed = False
+    alive = True
+    while alive:
+        alive = any(process.poll() is None for process in ranks.values())
+        for rank, process in ranks.items():
+            if process.poll() and not failed and not asked:
+                failed = True
+                signalled = signal.Signals(-process.returncode).name if process.returncode < 0 else None
+                said = f"killed by {signalled}" if signalled else f"exit status {process.returncode}"
+                failure = {"rank": rank, "local_rank": rank - first, "pid": process.pid, "time": time.time()}
+                more = {"exitcode": process.returncode, "signal": signalled, "exception": said, "traceback": ""}
+                tell({"agent": "failed", "failure": {**failure, **more, "consequence": False}})
+        if (failed or asked) and asked != [0]:
+            asked[:] = [0]
+            for process in ranks.values():
+                if process.poll() is None:
+                    process.terminate()
+        time.sleep(0.02)
+    return 1 if failed else 128 + signal.SIGTERM if asked else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,218 @@
+"""Promises of the keeper as a process: real keepers on loopback addresses, with real ranks of a stand-in for torchrun.
+
+Here they are ordinary processes; that they are the first of a container is tests/lab's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keeper.decide import LOST_SECONDS
+
+START = """
+import json, sys
+from pathlib import Path
+from keeper.__main__ import Keeper
+folder = Path(sys.argv[1])
+sys.exit(Keeper(json.loads((folder / "run/plan.json").read_text()), int(sys.argv[2]), folder / "run", folder / "lease",
+                folder / "private").run())
+"""
+WAIT = "import time; print('begun'); time.sleep(600)"
+AGENT = str(Path(__file__).with_name("fake_agent.py"))
+
+
+@dataclass
+class Run:
+    """A run of keepers h1, h2, ...; each has a folder of its own, as if on its own host."""
+
+    folder: Path
+    processes: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def start(self, count: int, program: Callable[[int], list[str]], ranks: int = 1, grace: float = 3.0) -> None:
+        """`program`: the arguments of Python that a host's ranks run, by node rank."""
+        ports = [free_port(f"127.0.0.{node + 1}") for node in range(count)]
+        plan: dict[str, Any] = {"run": "20260101-000000-abcd", "owner": "me@here", "grace": grace, "script": None}
+        plan["hosts"] = [
+            {
+                "host": f"h{node + 1}",
+                "ranks": list(range(node * ranks, node * ranks + ranks)),
+                "address": f"127.0.0.{node + 1}",
+                "keeper_port": ports[node],
+                "agent": [sys.executable, AGENT, str(node * ranks), str(ranks), *program(node)],
+            }
+            for node in range(count)
+        ]
+        for node in range(count):
+            for name in ("run", "lease", "private"):
+                (self.of(node) / name).mkdir(parents=True, exist_ok=True)
+            (self.of(node) / "run" / "plan.json").write_text(json.dumps(plan))
+            (self.of(node) / "private" / "key").write_text("the run's own key")
+            command = [sys.executable, "-c", START, str(self.of(node)), str(node)]
+            self.processes.append(subprocess.Popen(command, text=True, start_new_session=True))
+
+    def of(self, node: int) -> Path:
+        return self.folder / f"h{node + 1}"
+
+    def document(self, node: int, name: str) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = json.loads((self.of(node) / "run" / name).read_text())
+        except (OSError, ValueError):
+            return {}
+        return found
+
+    def events(self, node: int, name: str) -> list[dict[str, Any]]:
+        with contextlib.suppress(OSError):
+            lines = (self.of(node) / "run" / "events.jsonl").read_text().splitlines()
+            return [event for event in map(json.loads, lines) if event["event"] == name]
+        return []
+
+    def pids(self, node: int) -> dict[str, int]:
+        """Of the ranks, once they run."""
+        wait_for(lambda: self.events(node, "started"))
+        pids: dict[str, int] = self.events(node, "started")[0]["pids"]
+        return pids
+
+    def output(self, node: int, rank: int) -> str:
+        file = self.of(node) / "run" / "output" / f"rank-{rank}.log"
+        return file.read_text() if file.exists() else ""
+
+    def statuses(self, seconds: float = 60) -> list[int]:
+        return [process.wait(seconds) for process in self.processes]
+
+    def causes(self) -> list[tuple[str, str, int | None]]:
+        exits = [self.document(node, "exit.json") for node in range(len(self.processes))]
+        return [(found["cause"]["kind"], found["cause"]["host"], found["cause"]["rank"]) for found in exits]
+
+
+def free_port(address: str) -> int:
+    with socket.create_server((address, 0)) as made:
+        port: int = made.getsockname()[1]
+        return port
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    made = Run(tmp_path)
+    yield made
+    for process in made.processes:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_a_run_succeeds_on_all_hosts_and_keeps_what_ranks_printed(run: Run) -> None:
+    run.start(3, lambda node: ["-c", f"import os; print('node {node} rank', os.environ['RANK'])"], ranks=2)
+    assert run.statuses() == [0, 0, 0]
+    assert [run.document(node, "exit.json")["status"] for node in range(3)] == ["succeeded"] * 3
+    assert run.output(1, 3) == "node 1 rank 3\n"
+    assert (run.of(0) / "run" / "output" / "torchrun.log").read_text() == "the launcher runs\n"
+    assert [event["event"] for event in run.events(0, "lease")] == ["lease"]
+
+
+def test_a_killed_rank_ends_all_ranks_everywhere_and_all_hosts_name_it(run: Run) -> None:
+    run.start(3, lambda node: ["-c", WAIT], ranks=2)
+    pids = {**run.pids(0), **run.pids(1), **run.pids(2)}
+    wait_for(lambda: run.output(1, 3))
+    os.kill(pids["3"], signal.SIGKILL)
+    assert run.statuses() == [1, 1, 1]
+    assert run.causes() == [("rank", "h2", 3)] * 3
+    assert run.document(0, "exit.json")["cause"]["reason"] == "killed by SIGKILL"
+    assert run.document(0, "exit.json")["cause"]["lines"] == ["begun"]
+    assert not any(is_alive(pid) for pid in pids.values())
+
+
+def test_an_exception_is_named_with_the_ranks_last_lines(run: Run) -> None:
+    run.start(2, lambda node: ["-c", "import time; time.sleep(1); raise ValueError('bad data')" if node else WAIT])
+    assert run.statuses() == [1, 1]
+    cause = run.document(0, "exit.json")["cause"]
+    assert cause["reason"] == "ValueError: bad data (exit 1)" and cause["lines"][-1] == "ValueError: bad data"
+
+
+def test_a_dead_torchrun_leaves_no_process(run: Run) -> None:
+    run.start(2, lambda node: ["-c", WAIT])
+    pids = {**run.pids(0), **run.pids(1)}
+    launcher = int(Path(f"/proc/{pids['1']}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(launcher, signal.SIGKILL)
+    assert run.statuses() == [1, 1]
+    assert run.causes() == [("launcher", "h2", None)] * 2
+    assert not any(is_alive(pid) for pid in pids.values())
+
+
+def test_a_silent_keeper_is_a_lost_host_and_ends_the_others(run: Run) -> None:
+    run.start(3, lambda node: ["-c", WAIT])
+    pids = {**run.pids(0), **run.pids(2)}
+    wait_for(lambda: len(run.events(0, "heard")) == 2 and len(run.events(2, "heard")) == 2)
+    run.processes[1].send_signal(signal.SIGSTOP)  # a frozen host: its kernel still takes what is sent
+    begun = time.monotonic()
+    assert [run.processes[node].wait(60) for node in (0, 2)] == [1, 1]
+    assert time.monotonic() - begun > LOST_SECONDS - 1
+    run.processes[1].send_signal(signal.SIGKILL)
+    assert run.document(0, "exit.json")["cause"]["host"] == run.document(2, "exit.json")["cause"]["host"] == "h2"
+    assert not any(is_alive(pid) for pid in pids.values())
+
+
+def test_a_stop_on_one_host_stops_all_within_their_grace(run: Run) -> None:
+    run.start(2, lambda node: ["-c", WAIT])
+    run.pids(0), run.pids(1)
+    (run.of(1) / "run" / "stop.json").write_text(json.dumps({"by": "make stop by me", "grace": None, "time": 0}))
+    assert run.statuses() == [75, 75]
+    found = run.document(0, "exit.json")
+    assert found["status"] == "stopped" and found["stop"] == {"by": "make stop by me", "killed": False}
+
+
+def test_ranks_that_do_not_stop_in_their_grace_are_killed_and_that_is_said(run: Run) -> None:
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('begun'); time.sleep(600)"
+    run.start(2, lambda node: ["-c", deaf], grace=1.0)
+    pids = {**run.pids(0), **run.pids(1)}
+    wait_for(lambda: run.output(0, 0) and run.output(1, 1))
+    run.processes[0].send_signal(signal.SIGTERM)
+    assert run.statuses() == [75, 75]
+    assert run.document(1, "exit.json")["stop"]["killed"] and not any(is_alive(pid) for pid in pids.values())
+
+
+def test_a_stopped_rank_is_named(run: Run) -> None:
+    run.start(2, lambda node: ["-c", WAIT])
+    run.pids(0)
+    os.kill(run.pids(1)["1"], signal.SIGSTOP)
+    assert run.statuses() == [1, 1]
+    assert run.causes() == [("hang", "h2", 1)] * 2
+    assert "is stopped (SIGSTOP)" in run.document(0, "exit.json")["cause"]["reason"]
+
+
+def test_a_second_run_on_a_host_is_refused_and_the_first_goes_on(run: Run, tmp_path: Path) -> None:
+    run.start(1, lambda node: ["-c", WAIT])
+    run.pids(0)
+    second = subprocess.run([sys.executable, "-c", START, str(run.of(0)), "0"], text=True, timeout=60, check=False)
+    assert second.returncode == 1
+    assert run.events(0, "failed")[0]["kind"] == "lease" and "me@here" in run.events(0, "failed")[0]["reason"]
+    assert run.processes[0].poll() is None
