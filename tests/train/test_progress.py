@@ -1,4 +1,4 @@
-"""Promises: ranks tell their keeper where they are for next to nothing; a script does so in two lines, and stops whole."""
+"""Promises: ranks tell their keeper where they are cheaply; a script does it in two lines, and stops whole."""
 
 from __future__ import annotations
 
