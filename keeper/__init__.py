@@ -20,7 +20,8 @@ state.json      how things stand, about once a second while the run goes on: {"s
 stop.json       a request to end the run: {"by": who and how, "grace": seconds or null, "time"}; written by the door
 exit.json       how the run ended, as this host knows it; written by the keeper, last: {"status": "succeeded" |
                 "failed" | "stopped", "exit_status": torchrun's, 128 + n for signal n, "cause": CAUSE or null,
-                "causes": [CAUSE of all hosts], "stop": {"by", "killed": whether ranks were still there after their grace} or null,
+                "causes": [CAUSE of all hosts], "stop": {"by", "killed": whether ranks outlived their
+                grace} or null,
                 "failures": [...] as in failure.json, "seconds": from the keeper's start, "time"}
 failure.json    what torchrun's agent says of failed ranks; schema: train/start/agent.py
 gathered.json   {"by", "time"}: a control machine has a copy of all this; written by the door

@@ -300,7 +300,7 @@ class Keeper:
 
     def _look_for_stuck(self, now: float) -> None:
         """Ranks that stand still end the run."""
-        found = self.stuck.look(now, self.pids)
+        found = self.stuck.look(now, self.pids, all(peer.is_fresh(now) for peer in self.state.peers.values()))
         for rank in self.stuck.excused:
             self.ranks[rank]["seen"] = now  # so that the other hosts learn of it
         self.stuck.excused.clear()

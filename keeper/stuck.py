@@ -41,6 +41,7 @@ class Stuck:
         self._watch = HangWatch()
         self._stopped_since: Dict[int, float] = {}
         self._asked: Optional[_Asked] = None
+        self._reporting: Set[int] = set()  # who reports has a handler for SIGUSR1
         self.excused: Set[int] = set()  # ranks that were silent, and move
 
     @property
@@ -51,14 +52,16 @@ class Stuck:
     def report(self, now: float, rank: int, words: Mapping[str, Any], age: float = 0.0) -> None:
         """A rank of this host, or of another one, has said how far it is, `age` seconds ago."""
         self._watch.report(now, rank, words, age)
+        self._reporting.add(rank)
 
     def ended(self, rank: int) -> None:
         """This rank's process has ended."""
         self._watch.ended(rank)
 
-    def look(self, now: float, pids: Mapping[int, int]) -> List[Found]:
-        """Why the run has to end, if it has to. `pids`: this host's ranks."""
-        return self._look_for_stopped(now, pids) or self._look_for_hangs(now, pids)
+    def look(self, now: float, pids: Mapping[int, int], all_heard: bool = True) -> List[Found]:
+        """Why the run has to end, if it has to. `pids`: this host's ranks. all_heard: no other host is silent, whose
+        ranks would seem to hang."""
+        return self._look_for_stopped(now, pids) or (self._look_for_hangs(now, pids) if all_heard else [])
 
     def _look_for_stopped(self, now: float, pids: Mapping[int, int]) -> List[Found]:
         found: List[Found] = []
@@ -78,7 +81,7 @@ class Stuck:
             self._asked = None
             return []
         if self._asked is None:
-            self._asked = _Asked(now, {rank: self._size(rank) for rank in pids if self._file(rank).exists()})
+            self._asked = _Asked(now, {rank: self._size(rank) for rank in self._reporting & set(pids)})
             self._ask(pids)
         elif self._asked.times == 1 and now - self._asked.at >= STACK_SECONDS:
             self._asked.times = 2
@@ -105,7 +108,7 @@ class Stuck:
 
     def _ask(self, pids: Mapping[int, int]) -> None:
         assert self._asked is not None
-        for rank in self._asked.sizes:  # the others have no handler: the signal would end them
+        for rank in self._asked.sizes:  # the signal would end the others
             with contextlib.suppress(ProcessLookupError, KeyError):
                 os.kill(pids[rank], signal.SIGUSR1)
 
