@@ -29,8 +29,12 @@ from keeper.queue import Ticket, waiting
 from launch.cli import exits
 from launch.cli.refusal import Refusal
 from launch.files import ROOT
+from launch.hosts.connection import connected
+from launch.hosts.door import Door
+from launch.hosts.inventory import Target
 from launch.job import queue
 from launch.job.queue import Place
+from tests.launch.hosts.sshd import Sshd, user_key
 from tests.launch.job.queue_start import Frame, Host, LocalDoor
 
 BOB = {"run": "20260101-000000-bobs", "owner": "bob@pc"}
@@ -190,6 +194,34 @@ def test_a_connection_that_ends_while_a_start_waits_ends_the_start(hosts: list[A
         a.cut()
         until(lambda: a.error is not None)
     assert isinstance(a.error, Refusal) and a.error.status == exits.UNREACHABLE and "host h1" in str(a.error)
+
+
+def test_the_same_through_real_doors_and_an_ended_connection_frees_the_place(tmp_path: Path, hosts: list[Any]) -> None:
+    server = Sshd(open_to_all=True)
+    (tmp_path / "known_hosts").write_text(server.known_hosts_line)
+    key = str(user_key(tmp_path))
+    targets = [Target(host.name, "127.0.0.1", server.port, "root", key, python=sys.executable) for host in hosts]
+    roots = {host.name: host.root for host in hosts}
+
+    def door(machine: Any, verb: str, options: Any) -> Door:
+        return Door(machine, verb, {**options, "root": roots[machine.name]})
+
+    def tickets() -> list[list[str]]:
+        return [[one["run"] for one in waiting(folder(host))] for host in hosts]
+
+    try:
+        with connected(targets, tmp_path / "known_hosts") as machines:
+            with turn(machines, "a", door=door):
+                assert tickets() == [["a"]] * 3
+            until(lambda: tickets() == [[]] * 3)
+            with running(hosts[1]), pytest.raises(Refusal, match="host h2: run 20260101-000000-bobs of bob@pc is in"):
+                turn(machines, "b", door=door).__enter__()
+            with turn(machines, "c", door=door):
+                for machine in machines:
+                    machine.close()
+                until(lambda: tickets() == [[]] * 3)
+    finally:
+        server.close()
 
 
 # Several starts. Their tickets are held by real processes
