@@ -24,7 +24,7 @@ from keeper.decide import Cause, Ended, Failed, Heard, Refused, Started, StopAsk
 from keeper.ranks import LAUNCHER, Launcher, Memory, Outputs, Reports
 from keeper.stuck import Stuck
 
-LOOK_SECONDS = 0.05  # between two looks at children and at what became due
+TURN_SECONDS = 0.05  # between two looks at children and at what became due
 STATE_SECONDS = 1.0  # between two state.json
 WAITING_SECONDS = {"ending": 5.0, "ended": 60.0}  # between two events that say what is waited for
 PROGRESS = ("phase", "step", "patience")  # what the other hosts are told of a rank
@@ -170,7 +170,7 @@ class Keeper:
 
     def _turn(self) -> None:
         try:
-            event = self.events.get(timeout=LOOK_SECONDS)
+            event = self.events.get(timeout=TURN_SECONDS)
         except queue.Empty:
             event = None
         if event is not None:
@@ -281,7 +281,7 @@ class Keeper:
         lines = self.outputs.last_lines(stream, LAST_LINES)
         explained = self._explained(failure, "\n".join(self.outputs.last_lines(stream, 500)))
         self.failures.append(explained)
-        patience = deciding.KILL_SECONDS if failure.get("signal") else deciding.LAST_WORDS_SECONDS
+        patience = deciding.AFTER_DEATH_SECONDS if failure.get("signal") else deciding.LAST_WORDS_SECONDS
         kind = "launcher" if rank is None else "rank"
         reason = causes.described(explained)
         cause = Cause(kind, self.me, rank, reason, now, bool(explained["consequence"]), "", tuple(lines), patience)

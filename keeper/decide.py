@@ -24,7 +24,7 @@ LOST_SECONDS = 10.0  # of silence after which a host is lost
 REFUSED_SECONDS = 2.0  # of refused connections after which a keeper that was heard is gone
 FRESH_SECONDS = 3.0  # a beat this old still says how things stand
 LINGER_SECONDS = 3.0  # for the others to learn that this host's ranks have ended
-KILL_SECONDS = 0.2  # from SIGTERM to SIGKILL for the ranks when another one is dead, hung or out of reach
+AFTER_DEATH_SECONDS = 0.2  # from SIGTERM to SIGKILL for the ranks when another one is dead, hung or out of reach
 LAST_WORDS_SECONDS = 2.0  # the same when a rank ended by itself: the others may have more to say
 MARGIN_SECONDS = 5.0  # for torchrun to end after its ranks have, beyond their grace
 EXIT_STOPPED = 75  # of a rank that has saved because it was asked to stop
@@ -44,7 +44,7 @@ class Cause:
     consequence: bool = False  # it only follows from another failure
     other: str = ""  # the second host of a cut pair
     lines: tuple[str, ...] = ()  # what that rank printed last
-    patience: float = KILL_SECONDS  # how long ranks may still run
+    patience: float = AFTER_DEATH_SECONDS  # how long ranks may still run
 
     def words(self, now: float) -> Words:
         """As it travels: with its age, as clocks differ."""
