@@ -608,7 +608,7 @@ def queue(options: Words, caller: Caller) -> None:
     """A place in the queue of starts, for as long as the caller is there: keeper/queue.py."""
     from keeper import queue as tickets
 
-    tickets.queue({**options, "root": str(Host(options).lease)}, 0, caller.send)
+    tickets.queue(options, 0, caller.send)
 
 
 VERBS: Dict[str, Callable[[Words, Caller], None]] = {

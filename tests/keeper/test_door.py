@@ -1,0 +1,632 @@
+"""Promises: what a control machine asks on a host is done as it says, and a verb that fails or is left leaves nothing.
+
+The door runs as it does on a host, as a process of its own; Podman is a script that records its calls.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import json
+import os
+import random
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from keeper import HOST_LEASE_DIR, HOST_PRIVATE_DIR, HOST_RUNS_DIR, lease
+from keeper.output import Writer
+from launch.hosts import door
+
+SECONDS = 60  # more than a busy machine needs
+
+#: Answers from files beside it.
+PODMAN = """#!/bin/sh
+here=$(dirname "$0")
+echo "$*" >> "$here/calls"
+case "$1" in
+    run) . "$here/run" ;;
+    ps) cat "$here/ps" 2>/dev/null || echo '[]' ;;
+    inspect) cat "$here/state" 2>/dev/null || { echo "Error: no such container x" >&2; exit 125; } ;;
+    rm) rm -f "$here/ps" "$here/state" ;;
+    logs) echo "ImportError: no module" ;;
+esac
+"""
+
+
+class Call:
+    """One verb in a process of its own."""
+
+    def __init__(self, verb: str, options: dict[str, Any], environment: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            door.command(sys.executable),
+            shell=True,
+            cwd="/",
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+        )
+        assert self.process.stdin and self.process.stdout
+        self.stdin, self.stdout = self.process.stdin, self.process.stdout
+        self.stdin.write(door.question(verb, options))
+
+    def frames(self) -> Iterator[tuple[dict[str, Any], bytes]]:
+        output = os.fdopen(os.dup(self.stdout.fileno()), "rb")
+        while line := output.readline():
+            if line.startswith(b"muster:"):
+                words = json.loads(line[7:])
+                yield words, output.read(words.get("bytes", 0))
+
+    def answer(self) -> dict[str, Any]:
+        *_, (words, _) = self.frames()
+        assert self.process.wait(SECONDS) == ("error" in words)
+        return words
+
+    def hang_up(self) -> None:
+        self.stdin.close()
+        self.stdout.close()
+
+
+class Host:
+    """A host whose folders are below `root`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.runs, self.private = Path(f"{root}{HOST_RUNS_DIR}"), Path(f"{root}{HOST_PRIVATE_DIR}")
+        self.lease = f"{root}{HOST_LEASE_DIR}"
+        self.engine = root / "engine"
+        self.engine.mkdir()
+        (self.engine / "podman").write_text(PODMAN)
+        (self.engine / "podman").chmod(0o755)
+        self.environment = {**os.environ, "PATH": f"{self.engine}:{os.environ['PATH']}"}
+        self.opened: list[Call] = []
+
+    def call(self, verb: str, **options: Any) -> Call:
+        made = Call(verb, {**options, "root": str(self.root)}, self.environment)
+        self.opened.append(made)
+        return made
+
+    def ask(self, verb: str, **options: Any) -> dict[str, Any]:
+        return self.call(verb, **options).answer()
+
+    def podman(self) -> list[str]:
+        """Podman's calls so far."""
+        calls = self.engine / "calls"
+        return calls.read_text().splitlines() if calls.exists() else []
+
+    def when_podman_runs(self, script: str) -> None:
+        (self.engine / "run").write_text(script)
+
+    def containers(self, run: str, state: str = "exited", **more: Any) -> None:
+        """What Podman says of the run's container."""
+        (self.engine / "ps").write_text(json.dumps([{"Names": [f"muster-{run}-0"], "State": state}]))
+        (self.engine / "state").write_text(json.dumps({"Running": state == "running", **more}))
+
+    def plan(self, run: str, **more: Any) -> dict[str, Any]:
+        command = ["podman", "run", "--detach", "--name", f"muster-{run}-1", "image"]
+        hosts = [{"host": "h1"}, {"host": "h2", "container": f"muster-{run}-1", "command": command}]
+        return {
+            "run": run,
+            "owner": "ann@laptop",
+            "created": "today",
+            "script": None,
+            "resume": None,
+            "hosts": hosts,
+        } | more
+
+    def has_run(self, run: str, age: float = 10_000, plan: Any = None, **documents: Any) -> Path:
+        """A run's folder, from a start `age` seconds ago."""
+        folder = self.runs / run
+        (folder / "output").mkdir(parents=True)
+        for name, words in {"plan": plan or self.plan(run), "host": {"node_rank": 1}, **documents}.items():
+            (folder / f"{name}.json").write_text(json.dumps(words))
+        os.utime(folder / "plan.json", (time.time() - age,) * 2)
+        (folder / "events.jsonl").write_text('{"event": "lease"}\n')
+        return folder
+
+    def taken_by(self, run: str) -> lease.Lease:
+        return lease.take(self.lease, {"run": run, "owner": "bob@desk"})
+
+    def start(self, **more: Any) -> Call:
+        secrets = {"token": base64.b64encode(b"\x00secret").decode()}
+        return self.call(
+            "start", **({"plan": self.plan("r1"), "node_rank": 1, "key": "ab12", "secrets": secrets} | more)
+        )
+
+    def files(self) -> dict[str, str]:
+        """All that is below the host's folders but the lease's, and its mode."""
+        found = [path for folder in (self.runs, self.private) for path in sorted(folder.rglob("*"))]
+        return {str(path.relative_to(self.root)): oct(path.stat().st_mode & 0o777) for path in found}
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    made = Host(tmp_path)
+    yield made
+    for call in made.opened:
+        call.process.kill()
+        call.process.wait()
+
+
+EXIT = {"status": "succeeded", "exit_status": 0, "cause": None}
+
+
+# start
+
+
+def test_a_start_makes_what_the_container_needs_readable_for_root_alone(host: Host) -> None:
+    host.when_podman_runs(f'echo \'{{"event": "lease"}}\' > {host.runs}/r1/events.jsonl; echo 4711abc')
+    assert host.start(plan=host.plan("r1", script="main.py", resume="r0")).answer() == {"started": "4711abc"}
+    assert host.podman() == ["run --detach --name muster-r1-1 image"]
+    assert host.files() == {
+        "var/lib/muster/runs/r0": "0o700",
+        "var/lib/muster/runs/r1": "0o700",
+        "var/lib/muster/runs/r1/events.jsonl": "0o644",
+        "var/lib/muster/runs/r1/host.json": "0o600",
+        "var/lib/muster/runs/r1/plan.json": "0o600",
+        "var/lib/muster/runs/r1/workload": "0o700",
+        "run/muster/r1": "0o700",
+        "run/muster/r1/key": "0o400",
+        "run/muster/r1/secrets": "0o700",
+        "run/muster/r1/secrets/token": "0o400",
+    }
+    assert (host.private / "r1/key").read_text() == "ab12"
+    assert (host.private / "r1/secrets/token").read_bytes() == b"\x00secret"
+    assert json.loads((host.runs / "r1/plan.json").read_text())["script"] == "main.py"
+    assert Path(host.lease).stat().st_mode & 0o777 == 0o700
+
+
+def exits(host: Host, **cause: Any) -> str:
+    """A keeper that ends at once."""
+    words = {"status": "failed", "cause": {"kind": "start", "reason": "no port is free", **cause}}
+    return f"echo '{json.dumps(words)}' > {host.runs}/r1/exit.json; echo 4711abc"
+
+
+@pytest.mark.parametrize(
+    ("runs", "why"),
+    [
+        ("echo 'Error: no such image' >&2; exit 125", "`podman run`: Error: no such image"),
+        ("keeper", "no port is free"),
+        ("echo 4711abc", "the keeper ended without a word of its own: ImportError: no module"),
+    ],
+)
+def test_a_start_that_fails_says_why_and_leaves_nothing(host: Host, runs: str, why: str) -> None:
+    host.when_podman_runs(exits(host) if runs == "keeper" else runs)
+    assert host.start(plan=host.plan("r1", resume="r0")).answer() == {"error": why}
+    assert host.files() == {}
+    assert "rm --force --ignore -- muster-r1-1" in host.podman()
+
+
+def test_a_start_names_the_run_that_has_the_lease(host: Host) -> None:
+    host.when_podman_runs(exits(host, kind="lease", reason="run r0 of bob@desk is in progress there"))
+    with host.taken_by("r0"):
+        answer = host.start().answer()
+    assert answer["error"] == "run r0 of bob@desk is in progress there"
+    assert (answer["lease"]["run"], answer["lease"]["owner"]) == ("r0", "bob@desk")
+    assert host.files() == {}
+
+
+@pytest.mark.parametrize("runs", ["sleep 500", "echo 4711abc"])
+def test_a_start_whose_caller_goes_away_leaves_nothing(host: Host, runs: str) -> None:
+    """While Podman starts the container, or while the keeper has not taken the lease."""
+    host.when_podman_runs(f"touch {host.engine}/begun; {runs}")
+    host.containers("r1", "running")
+    call = host.start()
+    while not (host.engine / "begun").exists():
+        time.sleep(0.01)
+    call.hang_up()
+    assert call.process.wait(SECONDS) == 1
+    assert host.files() == {} and host.podman()[-1] == "rm --force --ignore -- muster-r1-1"
+
+
+def test_a_second_start_of_a_run_does_not_touch_the_first(host: Host) -> None:
+    host.has_run("r1")
+    before = host.files()
+    assert host.start().answer() == {"error": "run r1 is on this host already"}
+    assert host.files() == before and host.podman() == []
+
+
+@pytest.mark.parametrize("more", [{"secrets": {"../key": ""}}, {"plan": {"run": "../../x", "hosts": [{}, {}]}}])
+def test_no_name_leads_out_of_the_hosts_folders(host: Host, more: dict[str, Any]) -> None:
+    assert "is no " in host.start(**more).answer()["error"]
+    assert host.files() == {}
+
+
+def test_a_start_is_undone_whole(host: Host) -> None:
+    host.when_podman_runs(f'echo \'{{"event": "lease"}}\' > {host.runs}/r1/events.jsonl; echo 4711abc')
+    host.start().answer()
+    host.containers("r1", "running")
+    assert host.ask("drop", run="r1") == {"dropped": True}
+    assert host.files() == {} and host.podman()[-1] == "rm --force --ignore -- muster-r1-0"
+    assert host.ask("drop", run="r1") == {"dropped": False}
+
+
+# follow
+
+
+def collect(call: Call) -> tuple[dict[str, bytes], list[dict[str, Any]]]:
+    """What came of each stream, and all frames without data. Offsets have to fit."""
+    streams: dict[str, bytes] = {}
+    others = []
+    for words, data in call.frames():
+        if "stream" in words:
+            assert words["offset"] == len(streams.setdefault(words["stream"], b"")) and len(data) == words["bytes"]
+            streams[words["stream"]] += data
+        else:
+            others.append(words)
+    return streams, others
+
+
+def test_a_follower_gets_everything_and_then_the_end(host: Host) -> None:
+    folder = host.has_run("r1", state={"status": "running"})
+    held = host.taken_by("r1")
+    written = {name: b"" for name in ("rank-0", "rank-1", "torchrun")}
+
+    def run() -> None:
+        writers = {name: Writer(folder / "output", name) for name in ("rank-0", "torchrun")}
+        for number in range(3000):
+            if number == 1000:
+                writers["rank-1"] = Writer(folder / "output", "rank-1")
+            for name, writer in writers.items():
+                line = random.randbytes(random.randrange(200)) + b"\n"
+                writer.append(line)
+                written[name] += line
+        (folder / "state.json").write_text('{"status": "ended"}')
+        (folder / "exit.json").write_text(json.dumps(EXIT))
+        held.release()
+
+    thread = threading.Thread(target=run)
+    call = host.call("follow", run="r1", offsets={}, tail=None)
+    thread.start()
+    streams, others = collect(call)
+    thread.join()
+    assert streams == {"events": b'{"event": "lease"}\n', **written}
+    assert others[-1] == {"end": EXIT, "container": None}
+    states = [words["state"]["status"] for words in others[:-1]]
+    assert states == ["running", "ended"] or states == ["ended"]
+    assert call.process.wait(SECONDS) == 0
+
+
+def test_a_follower_that_comes_back_with_its_offsets_gets_no_byte_twice_and_misses_none(host: Host) -> None:
+    folder = host.has_run("r1")
+    held = host.taken_by("r1")
+    lines = [b"%d\n" % number for number in range(200_000)]
+
+    def run() -> None:
+        writer = Writer(folder / "output", "rank-0")
+        for begin in range(0, len(lines), 100):
+            writer.append(b"".join(lines[begin : begin + 100]))
+            time.sleep(0.0005)
+        (folder / "exit.json").write_text(json.dumps(EXIT))
+        held.release()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    got, calls, ended = b"", 0, False
+    while not ended:
+        calls += 1
+        call = host.call("follow", run="r1", offsets={"rank-0": len(got)} if got else {}, tail=None)
+        frames = 0
+        for words, data in call.frames():
+            ended = "end" in words
+            if words.get("stream") == "rank-0":
+                assert words["offset"] == len(got)
+                got, frames = got + data, frames + 1
+                if frames == 3 and calls < 6:
+                    break
+        call.hang_up()
+    thread.join()
+    assert got == b"".join(lines) and calls > 3
+
+
+def test_a_tail_begins_with_the_last_lines_and_leaves_out_no_event(host: Host) -> None:
+    folder = host.has_run("r1", exit=EXIT)
+    (folder / "events.jsonl").write_text('{"event": "lease"}\n' * 9)
+    Writer(folder / "output", "rank-0").append(b"".join(b"line %d\n" % number for number in range(100)))
+    Writer(folder / "output", "rank-1").append(b"known\nnew\n")
+    call = host.call("follow", run="r1", offsets={"rank-1": 6}, tail=2)
+    data = {words["stream"]: data for words, data in call.frames() if words.get("bytes")}
+    assert data == {"events": b'{"event": "lease"}\n' * 9, "rank-0": b"line 98\nline 99\n", "rank-1": b"new\n"}
+
+
+def test_a_follower_is_told_where_a_tailed_stream_begins_before_there_is_more_of_it(host: Host) -> None:
+    """After a drop it goes on from there."""
+    folder = host.has_run("r1", exit=EXIT)
+    Writer(folder / "output", "rank-0").append(b"line\n")
+    frames = list(host.call("follow", run="r1", offsets={}, tail=0).frames())
+    assert ({"stream": "rank-0", "offset": 5, "bytes": 0}, b"") in frames
+
+
+def test_what_the_size_limit_dropped_is_named(host: Host) -> None:
+    folder = host.has_run("r1", exit=EXIT)
+    Writer(folder / "output", "rank-0", 10, 10, 30).append(b"x" * 55)
+    frames = [words for words, _ in host.call("follow", run="r1", offsets={}, tail=None).frames()]
+    assert {"skipped": "rank-0", "offset": 10, "to": 40} in frames
+
+
+def test_who_wants_events_alone_gets_no_output(host: Host) -> None:
+    folder = host.has_run("r1", exit=EXIT)
+    Writer(folder / "output", "rank-0").append(b"line\n")
+    streams, _ = collect(host.call("follow", run="r1", offsets={}, tail=None, streams="events"))
+    assert set(streams) == {"events"}
+
+
+def test_a_keeper_that_is_gone_ends_the_view_with_podmans_words(host: Host) -> None:
+    folder = host.has_run("r1")
+    Writer(folder / "output", "rank-0").append(b"line\n")
+    host.containers("r1", ExitCode=137, OOMKilled=True)
+    held = host.taken_by("r1")
+    frames = host.call("follow", run="r1", offsets={}, tail=None).frames()
+    assert next(frames)[0]["stream"] == "events"
+    held.release()
+    *_, (last, _) = frames
+    assert last == {"end": None, "container": {"Running": False, "ExitCode": 137, "OOMKilled": True}}
+
+
+def test_a_run_that_is_starting_is_followed(host: Host) -> None:
+    """Its keeper has not taken the lease yet; that is not a keeper that is gone."""
+    folder = host.has_run("r1", age=0)
+    (folder / "events.jsonl").unlink()
+    frames = host.call("follow", run="r1", offsets={}, tail=None).frames()
+
+    def begin_and_end() -> None:
+        time.sleep(2)  # longer than the door waits between two looks at the lease
+        with host.taken_by("r1"):
+            (folder / "events.jsonl").write_text('{"event": "lease"}\n')
+            (folder / "exit.json").write_text(json.dumps(EXIT))
+
+    threading.Thread(target=begin_and_end).start()
+    assert [words.get("stream", "end") for words, _ in frames] == ["events", "end"]
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_follower_whose_caller_goes_away_leaves_no_process(host: Host, reads: bool) -> None:
+    """Also when its output is stuck because nobody reads it."""
+    folder = host.has_run("r1")
+    with host.taken_by("r1"):
+        call = host.call("follow", run="r1", offsets={}, tail=None)
+        if reads:
+            assert next(call.frames())[0]["stream"] == "events"
+        else:
+            Writer(folder / "output", "rank-0").append(b"x" * 1_000_000)
+            wait_until_full(call.stdout)
+        call.stdin.close()
+        assert call.process.wait(SECONDS) == 1
+
+
+def wait_until_full(pipe: IO[bytes]) -> None:
+    """But for what is lost where a small write has a page of its own."""
+    room = fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) // 2
+    while struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0] < room:
+        time.sleep(0.01)
+
+
+def test_a_slow_reader_makes_no_backlog_in_the_door(host: Host) -> None:
+    folder = host.has_run("r1", exit=EXIT)
+    Writer(folder / "output", "rank-0").append(b"x" * 33_000_000)
+    Writer(folder / "output", "rank-1").append(b"x" * 33_000_000)
+    call = host.call("follow", run="r1", offsets={}, tail=None)
+    most = size = 0
+    for words, data in call.frames():
+        size += len(data)
+        if "end" not in words:
+            most = max(most, peak_kib(call.process.pid))
+    assert size > 66_000_000 and most < 40_000
+
+
+def peak_kib(shell: int) -> int:
+    """The most memory that a process, or the one that it started, has had."""
+    children = Path(f"/proc/{shell}/task/{shell}/children").read_text().split()
+    text = "".join(Path(f"/proc/{pid}/status").read_text() for pid in [shell, *children])
+    return max(int(line.split()[1]) for line in text.splitlines() if line.startswith("VmHWM"))
+
+
+def test_a_run_that_is_not_here_cannot_be_followed(host: Host) -> None:
+    assert host.ask("follow", run="r1", offsets={}, tail=None) == {"error": "there is no run r1 on this host"}
+
+
+# stop
+
+
+def test_a_request_to_stop_reaches_the_keeper_whole(host: Host) -> None:
+    folder = host.has_run("r1")
+    with host.taken_by("r1"):
+        assert host.ask("stop", run="r1", by="make stop of ann@laptop", grace=5) == {"asked": True}
+    asked = json.loads((folder / "stop.json").read_text())
+    assert (asked["by"], asked["grace"]) == ("make stop of ann@laptop", 5) and abs(
+        asked["time"] - time.time()
+    ) < SECONDS
+    assert not list(folder.glob(".*"))
+
+
+def test_a_request_is_not_written_through_a_link_that_a_script_left(host: Host) -> None:
+    folder = host.has_run("r1")
+    (host.root / "precious").write_text("precious")
+    (folder / "stop.json").symlink_to(host.root / "precious")
+    with host.taken_by("r1"):
+        host.ask("stop", run="r1", by="me", grace=None)
+    assert (host.root / "precious").read_text() == "precious" and not (folder / "stop.json").is_symlink()
+
+
+def test_who_asks_for_the_end_of_what_is_over_hears_so(host: Host) -> None:
+    host.has_run("died")
+    host.has_run("ended", exit=EXIT)
+    for run in ("died", "ended", "never"):
+        assert host.ask("stop", run=run, by="me", grace=None) == {"asked": False}
+
+
+# runs
+
+
+def test_all_runs_are_listed_newest_first_with_what_became_of_them(host: Host) -> None:
+    host.has_run("died", age=400)
+    host.has_run("ended", age=300, exit=EXIT, gathered={"by": "ann"})
+    host.has_run("going", age=200, state={"status": "running"})
+    (host.has_run("begins", age=0) / "events.jsonl").unlink()
+    (host.runs / "no-run").mkdir()
+    with host.taken_by("going"):
+        answer = host.ask("runs")
+    listed = {run["run"]: run for run in answer["runs"]}
+    assert {name: run["status"] for name, run in listed.items()} == {
+        **{"begins": "starting", "going": "running", "ended": "succeeded", "died": "died"}
+    }
+    assert list(listed) == ["begins", "going", "ended", "died"]
+    assert listed["ended"] == {
+        **{"run": "ended", "node_rank": 1, "owner": "ann@laptop", "created": "today", "hosts": ["h1", "h2"]},
+        **{"script": None, "status": "succeeded", "state": None, "exit": EXIT, "gathered": {"by": "ann"}},
+    }
+    assert listed["going"]["state"] == {"status": "running"}
+    assert answer["lease"]["run"] == "going" and answer["queue"] == []
+    assert abs(answer["time"] - time.time()) < SECONDS
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"hosts": 3}', "\x00"])
+def test_a_plan_that_a_script_has_overwritten_hides_no_run(host: Host, text: str) -> None:
+    folder = host.has_run("r1", exit=EXIT)
+    (folder / "plan.json").write_text(text)
+    assert [run["status"] for run in host.ask("runs")["runs"]] == ["succeeded"]
+
+
+def test_who_waits_is_listed_until_its_caller_goes(host: Host) -> None:
+    waiting = host.call("queue", run="r2", owner="ann@laptop", wait=True)
+    assert next(waiting.frames())[0] == {"proposed": 1}
+    waiting.stdin.write(b'{"commit": 1}\n')
+    assert next(waiting.frames())[0]["place"] == 1
+    assert [(one["run"], one["state"]) for one in host.ask("runs")["queue"]] == [("r2", "waits")]
+    waiting.hang_up()
+    waiting.process.wait(SECONDS)
+    assert host.ask("runs")["queue"] == []
+
+
+# offer and seal
+
+
+def written_by_a_script(folder: Path) -> None:
+    """A workload that the keeper has copied, and what a script did then."""
+    (folder / "workload/old").mkdir(parents=True)
+    for name in ("main.py", "old/data", "old/changed"):
+        (folder / "workload" / name).write_text("as it was")
+    (folder / "workload.copied").touch()
+    time.sleep(0.05)  # the kernel's clock of files goes in steps of some milliseconds
+    for name in ("old/changed", "new/model.pt", "new/__pycache__/x.pyc"):
+        (folder / "workload" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "workload" / name).write_text("new")
+    (folder / "workload/latest").symlink_to("new")
+
+
+def test_what_the_script_wrote_is_offered_again_and_again(host: Host) -> None:
+    written_by_a_script(host.has_run("r1", exit=EXIT))
+    host.containers("r1", ExitCode=0)
+    state = {"Running": False, "ExitCode": 0}
+    wanted = ["latest", "new/model.pt", "old/changed"]
+    for _ in range(2):
+        answer = host.ask("offer", run="r1")
+        assert answer == {"exit": EXIT, "container": state, "node_rank": 1, "written": wanted, "running": False}
+
+
+def test_the_user_who_gathers_gets_the_files_and_nobody_else(host: Host) -> None:
+    folder = host.has_run("r1", exit=EXIT)
+    (folder / "closed").mkdir(0o000)
+    (folder / "out").symlink_to(host.root)
+    folder.chmod(0o700)
+    host.environment["SUDO_USER"] = "nobody"
+    before = host.root.stat().st_uid
+    host.ask("offer", run="r1")
+    if os.geteuid() == 0:
+        assert folder.owner() == (folder / "closed").owner() == (folder / "plan.json").owner() == "nobody"
+        assert host.root.stat().st_uid == before
+    assert folder.stat().st_mode & 0o777 == 0o700 and (folder / "closed").stat().st_mode & 0o777 == 0o500
+
+
+def test_nothing_is_offered_or_removed_while_a_run_goes_on(host: Host) -> None:
+    folder = host.has_run("r1")
+    written_by_a_script(folder)
+    with host.taken_by("r1"):
+        answer = host.ask("offer", run="r1")
+        assert answer["running"] and answer["written"] == []
+        assert host.ask("seal", run="r1", by="me", keep=5) == {"error": "run r1 is not over"}
+    assert not (folder / "written.json").exists() and not (folder / "gathered.json").exists()
+    assert {call.split()[0] for call in host.podman()} == {"ps"}
+
+
+def test_a_gathered_run_keeps_its_files_and_nothing_else(host: Host) -> None:
+    folder = host.has_run("r1", exit=EXIT)
+    written_by_a_script(folder)
+    (host.private / "r1/secrets").mkdir(parents=True)
+    host.containers("r1")
+    nothing: dict[str, list[str]] = {"containers": [], "processes": []}
+    for _ in range(2):
+        assert host.ask("seal", run="r1", by="ann", keep=5) == {"left": nothing, "cleared": True, "removed": []}
+    assert not (folder / "workload").exists() and not (host.private / "r1").exists()
+    assert json.loads((folder / "gathered.json").read_text())["by"] == "ann"
+    assert "rm --force --ignore -- muster-r1-0" in host.podman()
+
+
+def test_what_a_run_left_is_named_and_cleared(host: Host) -> None:
+    run = f"r{os.getpid()}"
+    host.has_run(run, exit=EXIT)
+    host.containers(run, "running")
+    left = subprocess.Popen(["sleep", "500"], env={"MUSTER_RUN_ID": run})
+    other = subprocess.Popen(["sleep", "500"], env={"MUSTER_RUN_ID": f"{run}x"})
+    try:
+        threading.Thread(target=left.wait, daemon=True).start()
+        answer = host.ask("seal", run=run, by="ann", keep=5)
+        assert answer["left"] == {"containers": [f"muster-{run}-0"], "processes": [f"{left.pid} sleep 500"]}
+        assert answer["cleared"] and other.poll() is None
+    finally:
+        left.kill()
+        other.kill()
+        other.wait()
+
+
+def test_a_container_that_stays_is_not_called_cleared(host: Host) -> None:
+    host.has_run("r1", exit=EXIT)
+    host.containers("r1")
+    (host.engine / "podman").write_text(PODMAN.replace("rm -f", "true"))
+    assert host.ask("seal", run="r1", by="ann", keep=5)["cleared"] is False
+
+
+def test_an_engine_that_fails_is_not_taken_for_one_without_containers(host: Host) -> None:
+    host.has_run("r1", exit=EXIT)
+    (host.engine / "podman").write_text("#!/bin/sh\necho 'Error: no space left' >&2; exit 125")
+    for verb in ("offer", "seal"):
+        assert host.ask(verb, run="r1", by="ann", keep=5) == {"error": "`podman ps`: Error: no space left"}
+
+
+def test_old_runs_go_when_they_are_gathered_and_no_other_one_needs_them(host: Host) -> None:
+    gathered = {"by": "ann", "time": 0}
+    for age, (run, more) in enumerate(
+        {
+            "new": {"exit": EXIT, "gathered": gathered},
+            "not-gathered": {"exit": EXIT, "plan": host.plan("not-gathered", resume="resumed")},
+            "second": {"exit": EXIT, "gathered": gathered, "plan": host.plan("second", resume="third")},
+            "third": {"exit": EXIT, "gathered": gathered},
+            "resumed": {"exit": EXIT, "gathered": gathered},
+            "died": {},
+            "oldest": {"exit": EXIT, "gathered": gathered},
+        }.items()
+    ):
+        host.has_run(run, age=1000 + age, **more)
+    (host.runs / ".removed-abc/x").mkdir(parents=True)
+    for name in ("resumed-from-nowhere", "just-made"):
+        (host.runs / name).mkdir()
+    os.utime(host.runs / "resumed-from-nowhere", (0, 0))
+    assert host.ask("seal", run="new", by="ann", keep=2)["removed"] == ["third", "oldest"]
+    left = {path.name for path in host.runs.iterdir()}
+    assert left == {"new", "not-gathered", "second", "resumed", "died", "just-made"}
+
+
+# All verbs
+
+
+def test_an_error_is_one_line_and_the_status_says_it(host: Host) -> None:
+    assert host.ask("start", plan={}, node_rank=0) == {"error": "KeyError: 'run'"}
