@@ -33,8 +33,8 @@ MARK = "muster:"
 CHUNK_BYTES = 262144  # of output in one frame
 POLL_SECONDS = 0.1  # between two looks for new output
 LOOK_SECONDS = 1.0  # between two looks at the state and the lease
-KEEPER_SECONDS = 75  # from the start of the container until its keeper has the lease
-ENGINE_SECONDS = 120  # for any other call of Podman
+ENGINE_SECONDS = 120  # for a call of Podman
+KEEPER_SECONDS = 60  # for the keeper of a started container to take the lease
 KILL_SECONDS = 5  # from SIGTERM to SIGKILL, where nothing is left to save
 END_SECONDS = 5  # for a container to end after its keeper, and for a killed process to be gone
 
@@ -55,6 +55,7 @@ class Caller:
     def __init__(self, speaks: bool) -> None:
         """speaks: what comes on standard input is for the verb; else only its end means something."""
         self._in, self._out, self._speaks = 0, 1, speaks
+        self.sent = time.monotonic()  # when the last frame went
         os.set_blocking(self._out, False)
         self._write(b"\n")  # ends what a shell's profile has printed
 
@@ -63,6 +64,7 @@ class Caller:
         header = {**words, "bytes": len(data)} if "stream" in words else words
         self._write(f"{MARK}{json.dumps(header)}\n".encode())
         self._write(data)
+        self.sent = time.monotonic()
 
     def wait(self, seconds: float) -> None:
         """Wait. Raises EOFError as soon as the caller has gone."""
@@ -310,7 +312,7 @@ def start(options: Words, caller: Caller) -> None:
     new = [folder for folder in [resumed] if folder and not folder.exists()]
     try:
         _make_folders(run, options, resumed)
-        container = call(own["command"], KEEPER_SECONDS, caller.wait).split()[-1]
+        container = call(own["command"], wait=caller.wait).split()[-1]
         _await_lease(run, own["container"], caller)
     except BaseException:
         with contextlib.suppress(Exception):
@@ -369,14 +371,19 @@ def _last_words(container: str) -> str:
 
 
 def drop(options: Words, caller: Caller) -> None:
-    """Undo `start`: end a run at once and remove all of it. {run} -> {"dropped": whether there was something}."""
+    """Undo `start`: end a run at once and remove all of it.
+
+    {run, files: names, or absent} -> {"dropped": whether there was something, "documents": {name: content} of these
+    files of the run's folder, as far as they were there and JSON}
+    """
     run = Run(Host(options), options["run"])
     names = list(containers_of(run.name))
     there = bool(names) or run.folder.exists()
     remove_containers(names, 0)
+    found = {name: run.document(name) for name in options.get("files", []) if _is_name(name)}
     for folder in (run.folder, run.private):
         remove_folder(folder)
-    caller.send({"dropped": there})
+    caller.send({"dropped": there, "documents": {name: content for name, content in found.items() if content}})
 
 
 def follow(options: Words, caller: Caller) -> None:
@@ -386,8 +393,8 @@ def follow(options: Words, caller: Caller) -> None:
     stream without one the last `tail` lines (null: all). "events" (events.jsonl) is a stream too, never tailed.
     Frames: {"stream", "offset", "bytes"} with data, which begins and ends anywhere in a line; no bytes: only where it
     will begin. {"skipped": stream, "offset", "to"}: dropped for the size limit. {"state"}: state.json, when it has
-    changed. Last {"end": exit.json, "container": null}; {"end": null, "container": Podman's State} where the keeper is
-    gone without one.
+    changed. {"alive": true}: nothing else for LOOK_SECONDS. Last {"end": exit.json, "container": null}; {"end": null,
+    "container": Podman's State} where the keeper is gone without one.
     """
     run = Host(options).run(options["run"])
     sender = _Sender(run, options, caller)
@@ -398,7 +405,8 @@ def follow(options: Words, caller: Caller) -> None:
         over = end is not None
         if time.monotonic() - looked >= LOOK_SECONDS:
             looked = time.monotonic()
-            sender.send_state()
+            if not sender.send_state() and time.monotonic() - caller.sent >= LOOK_SECONDS:
+                caller.send({"alive": True})
             if not over and run.is_over:
                 end, over = run.document("exit.json"), True
         sent = sender.send_new()
@@ -453,13 +461,15 @@ class _Sender:
         self._offsets[stream] = begin + len(data)
         return len(data)
 
-    def send_state(self) -> None:
-        """Send the state, if it has changed."""
+    def send_state(self) -> bool:
+        """Send the state, if it has changed; whether it has."""
         with contextlib.suppress(FileNotFoundError, ValueError):
             text = read_file(self._run.folder / "state.json", 0, 1 << 24)
             if text != self._state:
                 self._caller.send({"state": json.loads(text)})
                 self._state = text
+                return True
+        return False
 
 
 def stop(options: Words, caller: Caller) -> None:
@@ -475,13 +485,15 @@ def stop(options: Words, caller: Caller) -> None:
 def runs(options: Words, caller: Caller) -> None:
     """All runs of this host, newest first, who has the lease, and who waits for it.
 
-    {} -> {"runs": [{"run", "node_rank", "owner", "created", "hosts", "script", "status": as Run.status, "state",
-    "exit", "gathered"}], "lease", "queue": as keeper.queue.waiting, "time"}
+    {run: id, or absent} -> {"runs": [{"run", "node_rank", "owner", "created", "hosts", "script", "status": as
+    Run.status, "state", "exit", "gathered"}], "lease", "queue": as keeper.queue.waiting, "time"}. With `run` that one
+    alone, if it is here, with its "plan".
     """
     from keeper import queue as tickets
 
-    host = Host(options)
-    listed = [_described(run) for run in host.all_runs()]
+    host, wanted = Host(options), options.get("run")
+    listed = [_described(run) for run in host.all_runs() if wanted is None]
+    listed += [{**_described(run), "plan": run.plan} for run in host.all_runs() if run.name == wanted]
     waiting = tickets.waiting(str(host.lease))
     caller.send({"runs": listed, "lease": host.holder(), "queue": waiting, "time": time.time()})
 

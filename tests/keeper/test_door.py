@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import fcntl
+import itertools
 import json
 import os
 import random
@@ -245,9 +246,11 @@ def test_a_start_is_undone_whole(host: Host) -> None:
     host.when_podman_runs(f'echo \'{{"event": "lease"}}\' > {host.runs}/r1/events.jsonl; echo 4711abc')
     host.start().answer()
     host.containers("r1", "running")
-    assert host.ask("drop", run="r1") == {"dropped": True}
+    (host.runs / "r1/probe.json").write_text('{"ranks": 2}')
+    dropped = host.ask("drop", run="r1", files=["probe.json", "other.json", "../x"])
+    assert dropped == {"dropped": True, "documents": {"probe.json": {"ranks": 2}}}
     assert host.files() == {} and host.podman()[-1] == "rm --force --ignore -- muster-r1-0"
-    assert host.ask("drop", run="r1") == {"dropped": False}
+    assert host.ask("drop", run="r1") == {"dropped": False, "documents": {}}
 
 
 # follow
@@ -291,7 +294,7 @@ def test_a_follower_gets_everything_and_then_the_end(host: Host) -> None:
     thread.join()
     assert streams == {"events": b'{"event": "lease"}\n', **written}
     assert others[-1] == {"end": EXIT, "container": None}
-    states = [words["state"]["status"] for words in others[:-1]]
+    states = [words["state"]["status"] for words in others if "state" in words]
     assert states == ["running", "ended"] or states == ["ended"]
     assert call.process.wait(SECONDS) == 0
 
@@ -372,6 +375,13 @@ def test_a_keeper_that_is_gone_ends_the_view_with_podmans_words(host: Host) -> N
     assert last == {"end": None, "container": {"Running": False, "ExitCode": 137, "OOMKilled": True}}
 
 
+def test_a_follower_of_a_run_that_says_nothing_hears_that_the_host_is_there(host: Host) -> None:
+    host.has_run("r1")
+    with host.taken_by("r1"):
+        frames = [words for words, _ in itertools.islice(host.call("follow", run="r1").frames(), 3)]
+    assert [set(words) - {"offset", "bytes"} for words in frames] == [{"stream"}, {"alive"}, {"alive"}]
+
+
 def test_a_run_that_is_starting_is_followed(host: Host) -> None:
     """Its keeper has not taken the lease yet; that is not a keeper that is gone."""
     folder = host.has_run("r1", age=0)
@@ -385,7 +395,7 @@ def test_a_run_that_is_starting_is_followed(host: Host) -> None:
             (folder / "exit.json").write_text(json.dumps(EXIT))
 
     threading.Thread(target=begin_and_end).start()
-    assert [words.get("stream", "end") for words, _ in frames] == ["events", "end"]
+    assert [words.get("stream", "end") for words, _ in frames if "alive" not in words] == ["events", "end"]
 
 
 @pytest.mark.parametrize("reads", [True, False])
@@ -487,6 +497,13 @@ def test_all_runs_are_listed_newest_first_with_what_became_of_them(host: Host) -
     assert listed["going"]["state"] == {"status": "running"}
     assert answer["lease"]["run"] == "going" and answer["queue"] == []
     assert abs(answer["time"] - time.time()) < SECONDS
+
+
+def test_one_run_is_described_with_its_plan(host: Host) -> None:
+    for run in ("r1", "r2"):
+        host.has_run(run)
+    assert [(run["run"], run["plan"]) for run in host.ask("runs", run="r2")["runs"]] == [("r2", host.plan("r2"))]
+    assert host.ask("runs", run="../r2")["runs"] == []
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"hosts": 3}', "\x00"])
