@@ -10,7 +10,7 @@ export INVENTORY
 # What was typed on the command line reaches the commands unchanged; make would expand each `$` in it.
 $(foreach name,$(.VARIABLES),$(if $(findstring command line,$(origin $(name))),$(eval override export $(name) := $$(value $(name)))))
 .DEFAULT_GOAL := help
-.PHONY: help local horovod demo lab lab-down lab-status trust deploy check train status logs stop teardown \
+.PHONY: help local horovod demo lab lab-down lab-status trust deploy check train attach status logs stop gather teardown \
 	test test-fast lint bench-deploy bench-launch bench-check bench-checkpoint bench-train bench-forecast
 
 help:  ## list the targets
@@ -52,21 +52,29 @@ check:  ## measure links, hosts and sameness, forecast a run; report.html  [NODE
 	$(need) control
 	@$(BIN)/fab check
 
-train:  ## run on the first NODES hosts  [NODES=2 ARGS="..." WORKLOAD=dir SCRIPT=main.py RESUME=last GRACE=30 SKIP_CHECK=1 DRY_RUN=1]
+train:  ## run on the first NODES hosts  [NODES=2 ARGS="..." WORKLOAD=dir SCRIPT=main.py RESUME=last GRACE=30 WAIT=1 DETACH=1 KEEP_RUNS=20 SKIP_CHECK=1 DRY_RUN=1]
 	$(need) control
 	@$(BIN)/fab train
 
-status:  ## runs on the hosts now, and the newest results
+attach:  ## watch a run that goes on on its hosts, whoever started it; Ctrl-C stops it  [RUN=<id> KEEP_RUNS=20]
+	$(need) control
+	@$(BIN)/fab attach
+
+status:  ## runs on the hosts, who waits for them, and the newest results
 	$(need) control
 	@$(BIN)/fab status
 
-logs:  ## output of a run, live while it runs  [RUN=<id>]
+logs:  ## output of a run from its begin, live while it runs; Ctrl-C leaves the view  [RUN=<id>]
 	$(need) control
 	@$(BIN)/fab logs
 
-stop:  ## stop a run on every host  [RUN=<id>]
+stop:  ## stop a run on all its hosts; ranks save first  [RUN=<id>]
 	$(need) control
 	@$(BIN)/fab stop
+
+gather:  ## fetch the results of runs that ended unseen; may be repeated  [RUN=<id> KEEP_RUNS=20]
+	$(need) control
+	@$(BIN)/fab gather
 
 teardown:  ## remove Muster's containers, images, runs and settings from the hosts (packages stay)  [YES=1]
 	$(need) control

@@ -80,6 +80,9 @@ def deploy(context: Context, inventory: str = "", horovod: bool = False, measure
         "script": "your script, relative to the workload",
         "resume": "continue an earlier run from its newest checkpoint: its id, or last",
         "grace": "seconds that a stopped run gets to finish its step and write a checkpoint (30)",
+        "wait": "wait for the hosts while other runs are in progress there; first come, first served",
+        "detach": "start, and end without watching; make attach shows the run later",
+        "keep-runs": "how many gathered runs stay on the hosts and here (20); 0: all",
         "dry-run": "print every host's command and environment, start nothing",
         "skip-check": "leave out the quick check before the start",
     }
@@ -93,6 +96,9 @@ def train(
     script: str = "",
     resume: str = "",
     grace: str = "",
+    keep_runs: str = "",
+    wait: bool = False,
+    detach: bool = False,
     dry_run: bool = False,
     skip_check: bool = False,
 ) -> None:
@@ -107,6 +113,9 @@ def train(
         script=_given(script, "SCRIPT"),
         resume=_given(resume, "RESUME"),
         grace=_given(grace, "GRACE"),
+        keep_runs=_given(keep_runs, "KEEP_RUNS"),
+        wait=_truth(wait, "WAIT"),
+        detach=_truth(detach, "DETACH"),
         dry_run=_truth(dry_run, "DRY_RUN"),
         skip_check=_truth(skip_check, "SKIP_CHECK"),
     )
@@ -137,9 +146,27 @@ def check(
     _end(lambda: checking.check(request, CONSOLE), request.inventory, RUNS_GO_ON)
 
 
+@task(help={"keep-runs": "how many gathered runs stay on the hosts and here (20); 0: all"})
+def attach(context: Context, inventory: str = "", run: str = "", keep_runs: str = "") -> None:
+    """Watch RUN=<id> that goes on on its hosts, whoever started it, as train does; Ctrl-C stops it."""
+    from launch.run import attach as attaching
+
+    path = _inventory(inventory)
+    _end(lambda: attaching.attach(path, _given(run, "RUN"), _given(keep_runs, "KEEP_RUNS"), CONSOLE), path, RUNS_GO_ON)
+
+
+@task(help={"keep-runs": "how many gathered runs stay on the hosts and here (20); 0: all"})
+def gather(context: Context, inventory: str = "", run: str = "", keep_runs: str = "") -> None:
+    """Fetch the results of RUN=<id>, or of all ended runs, from their hosts; may be repeated."""
+    from launch.run import fetch
+
+    path = _inventory(inventory)
+    _end(lambda: fetch.fetch(path, _given(run, "RUN"), _given(keep_runs, "KEEP_RUNS"), CONSOLE), path)
+
+
 @task
 def status(context: Context, inventory: str = "") -> None:
-    """Show every run on every host, and the newest runs gathered here."""
+    """Show the runs on the hosts, who waits for them, and the newest runs gathered here."""
     from launch.run import status as showing
 
     _end(lambda: showing.status(_inventory(inventory), CONSOLE), _inventory(inventory))
@@ -147,7 +174,7 @@ def status(context: Context, inventory: str = "") -> None:
 
 @task
 def logs(context: Context, inventory: str = "", run: str = "") -> None:
-    """Print the output of RUN=<id>, labelled by host and rank; live while it runs."""
+    """Print the output of RUN=<id> from its begin, labelled by host and rank; live while it runs."""
     from launch.run import logs as viewing
 
     _end(lambda: viewing.logs(_inventory(inventory), _given(run, "RUN"), CONSOLE), _inventory(inventory))
@@ -155,7 +182,7 @@ def logs(context: Context, inventory: str = "", run: str = "") -> None:
 
 @task
 def stop(context: Context, inventory: str = "", run: str = "") -> None:
-    """Stop RUN=<id> on every host, by its label."""
+    """Stop RUN=<id> on all its hosts, and wait for its end."""
     from launch.run import stop as stopping
 
     _end(lambda: stopping.stop(_inventory(inventory), _given(run, "RUN"), CONSOLE), _inventory(inventory))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,8 @@ from launch.cli import command, exits
 from launch.cli.refusal import refuse
 from launch.cli.signals import undisturbed
 from launch.files import ROOT, read_json, runs_dir, shown, write_json
-from launch.job import outcome, plan, torchrun_logs, trainer_arguments
+from launch.job import outcome, plan, trainer_arguments
+from launch.job.outcome import Failure, Verdict
 
 MASTER_ADDRESS = "127.0.0.1"
 WITHOUT_GPUS = 2  # ranks
@@ -43,7 +45,7 @@ def train(arguments: Sequence[str]) -> int:
     print(f"run {folder.name}: {nproc} process(es) on this machine", flush=True)
     words = torchrun(nproc, folder, training)
     status, stopped = follow(words, environment(nproc, folder, grace_seconds), folder, plan.stop_seconds(grace_seconds))
-    torchrun_logs.flatten(folder / "logs", range(nproc))
+    flatten(folder / "logs", nproc)
     summary = summarise(folder, nproc, status, stopped)
     write_json(folder / "summary.json", summary)
     print(closing(summary, folder), flush=True)
@@ -167,19 +169,32 @@ def kill_what_is_left(folder: Path) -> None:
             continue  # it has just ended
 
 
+def flatten(logs: Path, nproc: int) -> None:
+    """Rename torchrun's <id>/attempt_0/<rank>/stdout.log and stderr.log to rank-<rank>.out and rank-<rank>.err."""
+    for rank in range(nproc):
+        for kind, suffix in (("stdout.log", "out"), ("stderr.log", "err")):
+            for file in sorted(logs.glob(f"*/attempt_*/{rank}/{kind}")):
+                file.rename(logs / f"rank-{rank}.{suffix}")
+    for attempt in logs.glob("*/attempt_*/"):
+        shutil.rmtree(attempt.parent, ignore_errors=True)
+
+
 def summarise(folder: Path, nproc: int, status: int, stopped: bool) -> dict[str, Any]:
     """The content of summary.json, from what the trainer and the agent left in the folder."""
     where = (folder.name, 1, nproc, MASTER_ADDRESS)
     if stopped or status == exits.STOPPED:
         reason = f"stopped by a signal to {'make local' if stopped else 'a rank'}"
-        return outcome.summary(*where, "stopped", reason=reason)
-    result, report = read_json(folder / "result.json"), read_json(folder / "failure.json")
+        return outcome.summary(*where, Verdict("stopped", reason=reason))
+    result, failures = read_json(folder / "result.json"), read_json(folder / "failure.json").get("failures") or []
     if status == 0 and result:
-        return outcome.summary(*where, "succeeded", None, result)
-    reports = {HOST: report} if report.get("failures") else {}
-    end = outcome.describe_end(status, {}, what="torchrun") if status else "the trainer left no result"
-    failure = outcome.root_failure(reports, {HOST: end})
-    return outcome.summary(*where, "failed", failure, refused=outcome.refused_its_settings(reports, folder))
+        return outcome.summary(*where, Verdict("succeeded"), result)
+    failure = Failure(
+        HOST, None, outcome.describe_status(status, "torchrun") if status else "the trainer left no result"
+    )
+    if failures:  # the agent puts the cause first
+        failure = Failure(HOST, failures[0]["rank"], outcome.describe_failure(failures[0]))
+    ended = Verdict("failed", failure, reason=failure.reason)
+    return outcome.summary(*where, ended, refused=outcome.refused_its_settings(failures, folder))
 
 
 def closing(summary: Mapping[str, Any], folder: Path) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("Makefile", "ansible.cfg", "fabfile.py", "pyproject.toml", "inventory/hosts.yml")
-FOLDERS = ("launch", "train", "containers", "playbooks")
+FOLDERS = ("launch", "keeper", "train", "containers", "playbooks")
 
 
 def copy_clone(parent: Path) -> Path:

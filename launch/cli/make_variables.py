@@ -12,7 +12,7 @@ from launch.cli.refusal import Problem, Refusal
 #: Every variable that a target takes (`make` alone lists them by target).
 KNOWN = (
     *("INVENTORY", "NODES", "ARGS", "WORKLOAD", "SCRIPT", "DRY_RUN", "RUN", "YES", "RESUME", "GRACE"),
-    *("MEASURE", "SKIP_CHECK", "JSON", "FORECAST"),
+    *("MEASURE", "SKIP_CHECK", "JSON", "FORECAST", "WAIT", "DETACH", "KEEP_RUNS"),
     *("LAB", "HOSTS", "LINK", "CPUS", "NPROC", "HOROVOD", "PYTHON"),
 )
 DEFAULT_INVENTORY = Path("inventory/hosts.yml")
@@ -44,7 +44,9 @@ def name_inventory(message: str, inventory: Path | None) -> str:
     """A message whose `make` commands name the inventory, where it is not the default one."""
     if inventory is None or inventory == DEFAULT_INVENTORY:
         return message
-    command = re.compile(r"`make (trust|deploy|check|train|status|logs|stop|teardown)((?: (?!INVENTORY=)[^`\s]+)*)`")
+    command = re.compile(
+        r"`make (trust|deploy|check|train|attach|status|logs|stop|gather|teardown)((?: (?!INVENTORY=)[^`\s]+)*)`"
+    )
     return command.sub(lambda found: f"`make {found[1]}{found[2]} {naming(inventory)}`", message)
 
 

@@ -1,5 +1,7 @@
 """What Ctrl-C, SIGTERM and SIGHUP do: they end a command in order, and do not disturb its end once that has begun.
 
+A command that watches a run asks which of them came: Ctrl-C stops the run, the others only end the watching.
+
 One request to end arrives as several signals, because make sends on what its process group has already received. The
 first signal ends the command. Those that follow belong to the same request, except a Ctrl-C that comes some time later.
 """
@@ -30,14 +32,17 @@ class _Received:
     """The signals that a command has received."""
 
     first: float | None = None  # time.monotonic() of the first one
+    number: int = 0  # of the first one
     raised: bool = False  # whether KeyboardInterrupt was raised for it
 
     def take(self, number: int) -> bool:
-        """Note a signal. Returns whether it is a second request: a Ctrl-C LATER_SECONDS after the first signal."""
+        """Note a signal. Returns whether it is a second request: LATER_SECONDS after the first signal a Ctrl-C, and
+        after a Ctrl-C a SIGTERM too."""
         now = time.monotonic()
         if self.first is None:
-            self.first = now
-        return number == signal.SIGINT and now - self.first > LATER_SECONDS
+            self.first, self.number = now, number
+        asks = number == signal.SIGINT or (number == signal.SIGTERM and self.number == signal.SIGINT)
+        return asks and now - self.first > LATER_SECONDS
 
     def interrupt(self) -> NoReturn:
         self.raised = True
@@ -45,6 +50,11 @@ class _Received:
 
 
 _received = _Received()
+
+
+def first_signal() -> int:
+    """The number of the signal that came first; 0: none has come."""
+    return _received.number if _received.first is not None else 0
 
 
 @contextmanager
@@ -86,7 +96,13 @@ def undisturbed(last_message: str = "", then_interrupt: bool = False) -> Iterato
         yield
     finally:
         _restore(before)
-    if then_interrupt and _received.first is not None and not _received.raised:
+    if then_interrupt and not _received.raised:
+        raise_held()
+
+
+def raise_held() -> None:
+    """Raise KeyboardInterrupt for a signal that has come, if one has."""
+    if _received.first is not None:
         _received.interrupt()
 
 

@@ -30,9 +30,8 @@ from launch.cli.units import size
 from launch.deploy import control, detect, distribution, playbook
 from launch.files import stored, write_json
 from launch.health import gpu_checks
-from launch.hosts import clustermap, inventory, preflight, ssh
+from launch.hosts import clustermap, door, inventory, preflight, ssh
 from launch.hosts.connection import connected
-from launch.job import container
 from launch.network import choose
 
 ABORT_SECONDS = 30  # for Podman to clear away a build that is ended before its time
@@ -125,7 +124,7 @@ def teardown(path: Path, console: Console, also_running: bool = False) -> int:
     preflight.check(targets, known_hosts)
     if not also_running:
         with connected(targets, known_hosts) as machines:
-            refuse_running(ssh.in_parallel(container.listed, machines))
+            refuse_running(ssh.in_parallel(lambda machine: door.ask(machine, "runs", {}), machines))
     words = ["ansible-playbook", str(playbook.path("teardown")), "-i", str(path)]
     if playbook.run_bounded(words, playbook.environment(inv)) != 0:
         fix = "fix what it names and run `make teardown` again"
@@ -138,9 +137,9 @@ def teardown(path: Path, console: Console, also_running: bool = False) -> int:
 
 
 def refuse_running(answers: Sequence[Any]) -> None:
-    """Raises Refusal for runs in progress. `answers`: what container.listed returns on each host, or its exception."""
-    entries = [entry for answer in answers if isinstance(answer, list) for entry in answer]  # none: no Podman there
-    runs = {e["Labels"]["muster.run"]: e["Labels"].get("muster.owner", "?") for e in entries if e["State"] == "running"}
+    """Raises Refusal for runs in progress. `answers`: what each host's door says of its runs, or its exception."""
+    entries = [entry for answer in answers if isinstance(answer, dict) for entry in answer["runs"]]
+    runs = {entry["run"]: entry["owner"] for entry in entries if entry["status"] in ("starting", "running")}
     if runs:
         what = f"{', '.join(f'run {run} of {owner}' for run, owner in runs.items())} is in progress"
         fix = "`make stop RUN=<id>` first, or end it and lose what it has on the hosts: `make teardown YES=1`"

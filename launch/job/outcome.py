@@ -1,45 +1,28 @@
-"""How a run ended: the failure that came first, and the content of runs/<id>/summary.json. Writes nothing."""
+"""How a run ended: the failure that came first, and the content of runs/<id>/summary.json. Pure but for one look.
+
+Each host's keeper says how the run ended as it knows it (exit.json; schemas: keeper/__init__.py). Here this becomes one
+verdict, with what only the control machine knows: which hosts answer over SSH.
+"""
 
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from launch.cli import exits
-from launch.files import read_json
 
-#: 128 + SIGTERM: torchrun received SIGTERM, and sent it to its ranks.
-TERMINATED = 143
-#: How a container ends where nothing went wrong but somebody asked for the end.
-STOPPED_STATUSES = (exits.STOPPED, TERMINATED)
-
-
-def verdict(statuses: Sequence[int | None]) -> str:
-    """ "succeeded", "stopped" or "failed", from the exit statuses of all hosts' containers.
-
-    A run was stopped if its ranks saved a checkpoint and ended because one of them received a signal. SIGTERM alone,
-    without such a rank, is a failure: nothing was saved.
-    """
-    if all(status == 0 for status in statuses):
-        return "succeeded"
-    asked = all(status == 0 or status in STOPPED_STATUSES for status in statuses)
-    return "stopped" if asked and exits.STOPPED in statuses else "failed"
-
-
-def stopped_reason(signalled: Sequence[str]) -> str:
-    """Why a run stopped that Muster did not stop. `signalled`: hosts whose torchrun received SIGTERM."""
-    who = f"torchrun on {', '.join(signalled)}" if signalled else "a rank"
-    return f"{who} received a signal to stop, not from Muster; all ranks saved a checkpoint and ended"
+Words = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Failure:
     """The rank that failed first, or the host where no rank can be named."""
 
-    host: str
+    host: str  # a cut pair: both, "h1 and h2"
     rank: int | None
     reason: str
 
@@ -47,51 +30,149 @@ class Failure:
         return f"{self.host}: {self.reason}" if self.rank is None else f"rank {self.rank} on {self.host}: {self.reason}"
 
 
-def root_failure(reports: Mapping[str, Mapping[str, Any]], ends: Mapping[str, str]) -> Failure | None:
-    """The first cause among all hosts' failures.
+@dataclass(frozen=True)
+class HostEnd:
+    """What is known of how a run ended on one host."""
 
-    `reports` is host -> failure.json as train/start/agent.py writes it (`consequence` marks failures that only follow
-    from another rank's: those yield to any that do not; of the rest, the earliest counts). `ends` is host -> how its
-    container ended, for hosts that ended badly.
-    """
-    failures = [(host, failure) for host, report in reports.items() for failure in report.get("failures", [])]
-    first = min(failures, key=lambda f: (f[1]["consequence"], f[1]["time"]), default=None)
-    silent = {host: how for host, how in ends.items() if host not in reports}
-    if silent and (first is None or first[1]["consequence"]):
-        host, how = next(iter(silent.items()))
-        return Failure(host, None, how)
-    if first is None:
+    host: str
+    exit: Words | None = None  # exit.json; None: its keeper wrote none, or the host does not answer
+    events: Sequence[Words] = field(default=())
+    container: Words = field(default_factory=dict)  # Podman's State; {}: there is none, or the host does not answer
+    answers: bool = True  # over SSH
+    ended: bool = True  # false: the run goes on there, as far as is known
+
+    @property
+    def causes(self) -> list[Words]:
+        """The causes that this host's keeper has learnt, each with `at`: seconds from the keeper's start."""
+        if self.exit:
+            ended = float(self.exit.get("seconds", 0.0))
+            return [{**cause, "at": ended - cause.get("age", 0.0)} for cause in self.exit.get("causes") or []]
+        noted = [event for event in self.events if event.get("event") == "failed"]
+        return [{**cause, "at": cause.get("after", 0.0) - cause.get("age", 0.0)} for cause in noted]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a run ended."""
+
+    status: str  # succeeded, stopped, failed
+    failure: Failure | None = None
+    cause: Words | None = None  # CAUSE of keeper/__init__.py, where a keeper gave it
+    reason: str | None = None  # why it stopped, or failed
+
+    @property
+    def lines(self) -> list[str]:
+        """The last lines of the rank that failed."""
+        return [str(line) for line in (self.cause or {}).get("lines") or []]
+
+
+def first_cause(ends: Sequence[HostEnd]) -> Words | None:
+    """Of all causes that keepers know, one that does not only follow from another, and of these the earliest."""
+    causes = [cause for end in ends for cause in end.causes if cause.get("kind") != "stop"]
+    return min(causes, key=lambda cause: (bool(cause.get("consequence")), cause["at"]), default=None)
+
+
+def first_failure(ends: Sequence[HostEnd]) -> tuple[Failure, Words | None] | None:
+    """What failed first, and its cause where a keeper gave one. None: nothing is known to have failed."""
+    cause = first_cause(ends)
+    # A host whose keeper left no word, where all that the others know follows from that.
+    died = [end for end in ends if end.answers and end.ended and not end.exit]
+    if died and (cause is None or cause.get("consequence")):
+        return Failure(died[0].host, None, describe_container(died[0].container)), None
+    if cause is None:
         return None
-    host, failure = first
-    return Failure(host, failure["rank"], describe_failure(failure))
+    if cause["kind"] == "host_lost":
+        return _silence(cause, ends)
+    if cause["kind"] == "cut" and cause.get("other"):
+        return Failure(" and ".join(sorted((cause["host"], cause["other"]))), None, cause["reason"]), cause
+    return Failure(cause["host"], cause.get("rank"), cause["reason"]), cause
 
 
-def describe_failure(failure: Mapping[str, Any]) -> str:
-    """One failure in a line: the exception with the exit code, or the signal, or the bare exit status."""
+def _silence(cause: Words, ends: Sequence[HostEnd]) -> tuple[Failure, Words]:
+    """Which host is lost, as most of those that can be heard say; or which pair is cut, or which host is cut off."""
+    by_host = {end.host: end for end in ends}
+    named = {}  # who names whom: each host the first one that it missed
+    for end in ends:
+        missed = [one for one in end.causes if one["kind"] == "host_lost"]
+        if missed:
+            named[end.host] = min(missed, key=lambda one: one["at"])
+    votes = Counter(one["host"] for one in named.values())
+    pair = {host: one["host"] for host, one in named.items()}
+    lost = max(votes, key=lambda host: (votes[host], not _answers(by_host, host), host == cause["host"]))
+    other = pair.get(lost)
+    reason = str(next(one["reason"] for one in named.values() if one["host"] == lost))
+    own = by_host.get(lost)
+    if own is None or not own.answers:
+        return Failure(lost, None, f"the host is lost: {reason}"), {**cause, "host": lost, "reason": reason}
+    if own.ended and not own.exit:
+        return Failure(lost, None, describe_container(own.container)), {**cause, "host": lost}
+    if other and other != lost and pair.get(other) == lost and votes[lost] == 1:
+        both = " and ".join(sorted((lost, other)))
+        what = "do not hear each other on the training network, though both answer over SSH"
+        return Failure(both, None, what), {**cause, "kind": "cut", "host": lost, "other": other, "reason": what}
+    who = ", ".join(host for host, one in named.items() if one["host"] == lost and host != lost)
+    heard = f"{who} {'does' if ',' not in who else 'do'} not hear it" if who else "it hears no other host"
+    what = f"it is cut off on the training network: {heard}, though it answers over SSH"
+    return Failure(lost, None, what), {**cause, "host": lost, "reason": what}
+
+
+def _answers(by_host: Mapping[str, HostEnd], host: str) -> bool:
+    return host in by_host and by_host[host].answers
+
+
+def verdict(ends: Sequence[HostEnd]) -> Verdict:
+    """How a run ended, from what is known of all its hosts."""
+    statuses = {str(end.exit["status"]) for end in ends if end.exit}
+    away = [end.host for end in ends if not end.exit and not end.answers]
+    died = [end for end in ends if not end.exit and end.answers and end.ended]
+    if "failed" not in statuses and "stopped" in statuses:
+        return Verdict("stopped", reason=stopped_reason(ends))
+    silent = [end.host for end in ends if not end.exit and end.answers and not end.ended]
+    if statuses == {"succeeded"} and not away and not died and not silent:
+        return Verdict("succeeded")
+    found = first_failure(ends)
+    if found is None:
+        others = "the other hosts succeeded" if statuses else "no host answers"
+        what = "no answer over SSH" if away else "its keeper says nothing any more"
+        found = Failure(", ".join(away or silent), None, f"{what}; {others}"), None
+    failure, cause = found
+    return Verdict("failed", failure, cause, failure.reason)
+
+
+def stopped_reason(ends: Sequence[HostEnd]) -> str:
+    """Who stopped the run and how, and where ranks did not end in time."""
+    stops = {end.host: end.exit["stop"] for end in ends if end.exit and end.exit.get("stop")}
+    by = str(next(iter(stops.values()))["by"]) if stops else "it was stopped"
+    late = [host for host, stop in stops.items() if stop.get("killed")]
+    return f"{by}; ranks on {', '.join(late)} did not end in time and were killed" if late else by
+
+
+def describe_failure(failure: Words) -> str:
+    """One failure of failure.json in a line: the exception with the exit code, or the signal, or the bare status."""
     text: str = str(failure["exception"]).splitlines()[0]
     known = failure["signal"] or text.startswith("exit status")
     return text if known else f"{text} (exit {failure['exitcode']})"
 
 
-def refused_its_settings(reports: Mapping[str, Mapping[str, Any]], folder: Path) -> bool:
-    """Whether our trainer refused its arguments: it then exits with REFUSED before it writes any metrics."""
-    codes = {failure["exitcode"] for report in reports.values() for failure in report["failures"]}
-    return exits.REFUSED in codes and not (folder / "metrics.jsonl").exists()
-
-
-def describe_end(status: int | None, state: Mapping[str, Any], reason: str = "", what: str = "the container") -> str:
-    """How a container (or `what` else runs the ranks) ended, if no rank has reported a failure.
-
-    status: its exit status, 128 + the number of a signal that killed it; None: the host does not answer, for `reason`.
-    state: Podman's of the container, or {}.
-    """
-    if status is None:
-        return f"lost: {reason}"
+def describe_container(state: Words) -> str:
+    """How a container ended whose keeper had no time to say why. `state`: Podman's, {} where it is gone."""
+    if not state:
+        return "the container is gone"
     if state.get("OOMKilled"):
         return "out of memory: the kernel killed the container (exit 137)"
+    return describe_status(int(state.get("ExitCode", -1)), "the container")
+
+
+def describe_status(status: int, what: str) -> str:
+    """An exit status, 128 + the number of a signal that killed `what`."""
     if status - 128 in list(signal.Signals):
         return f"{what} was killed by {signal.Signals(status - 128).name}"
-    return f"{what} ended with exit status {status}" if status >= 0 else f"{what} is gone"
+    return f"{what} ended with exit status {status}"
+
+
+def refused_its_settings(failures: Sequence[Words], folder: Path) -> bool:
+    """Whether our trainer refused its arguments: it then exits with REFUSED before it writes any metrics."""
+    return exits.REFUSED in {one["exitcode"] for one in failures} and not (folder / "metrics.jsonl").exists()
 
 
 def summary(
@@ -99,33 +180,28 @@ def summary(
     nodes: int,
     world_size: int,
     master_addr: str,
-    status: str,
-    failure: Failure | None = None,
-    result: Mapping[str, Any] | None = None,
+    ended: Verdict,
+    result: Words | None = None,
     refused: bool = False,
-    reason: str | None = None,
+    missing: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """runs/<id>/summary.json. `status` is as `verdict` returns it.
+    """runs/<id>/summary.json.
 
-    failure: what came first in a run that failed. refused: whether the trainer refused its settings. result: what it
-    left in result.json, of a run that succeeded. reason: why a run was stopped.
+    result: what the trainer left in result.json, of a run that succeeded. refused: whether the trainer refused its
+    settings. missing: hosts from which nothing could be gathered yet.
     """
     codes = {"succeeded": exits.SUCCEEDED, "failed": exits.FAILED, "stopped": exits.INTERRUPTED}
     return {
         "run": run,
-        "status": status,
-        "exit_status": exits.REFUSED if refused else codes[status],
+        "status": ended.status,
+        "exit_status": exits.REFUSED if refused else codes[ended.status],
         "nodes": nodes,
         "world_size": world_size,
         "master_addr": master_addr,
         **{key: (result or {}).get(key) for key in ("test_accuracy", "images_per_second", "train_seconds")},
-        "failed_rank": failure.rank if failure else None,
-        "failed_host": failure.host if failure else None,
-        "reason": failure.reason if failure else reason,
+        "failed_rank": ended.failure.rank if ended.failure else None,
+        "failed_host": ended.failure.host if ended.failure else None,
+        "reason": ended.reason,
+        "cause": dict(ended.cause) if ended.cause else None,
+        "missing_hosts": list(missing),
     }
-
-
-def reports_of(logs: Path, hosts: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Each host's failure.json, gathered into logs/<host>/, where there is one."""
-    found = {host: read_json(logs / host / "failure.json") for host in hosts}
-    return {host: report for host, report in found.items() if report}

@@ -1,8 +1,11 @@
-"""The plan of a run, runs/<id>/plan.json: a pure function of the cluster map and the options. No I/O here.
+"""The plan of a run, plan.json in the run's folder: a pure function of the cluster map and the options. No I/O here.
 
 Rank order is inventory order, host by host, GPU by GPU. The same plan reaches every host; only a host's own
 interface, node rank and GPUs differ in its command. Every rank finds the plan's SHA-256 and the image's id in its
 environment, so that ranks can prove to each other that they belong together (train/start/proof.py).
+
+A host's `command` starts the container, in which the keeper (keeper/) is the first process; the keeper starts `agent`,
+which is torchrun with a document of what failed (train/start/agent.py).
 """
 
 from __future__ import annotations
@@ -13,16 +16,25 @@ import json
 import secrets
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+from keeper import (
+    HOST_LEASE_DIR,
+    HOST_PRIVATE_DIR,
+    HOST_RUNS_DIR,
+    LEASE_DIR,
+    PRIVATE_DIR,
+    RUN_DIR,
+    WORKLOAD_DIR,
+)
 from launch.cli.refusal import refuse
 from launch.hosts.clustermap import ClusterMap, MapHost
 
-SCHEMA = "muster.plan/3"
-CONTAINER_RUN_DIR = "/muster/run"
+SCHEMA = "muster.plan/4"
 CONTAINER_RESUME_DIR = "/muster/resume"
-HOST_RUNS_DIR = "/var/lib/muster/runs"
 CONTAINER_DATA_DIR = "/data"
+_HASH = "MUSTER_PLAN_SHA256"  # in every rank's environment
 
 #: For all hosts to start, which takes seconds; torchrun itself would wait for 15 minutes.
 RENDEZVOUS_SECONDS = 120
@@ -32,9 +44,6 @@ RENDEZVOUS_SECONDS = 120
 GRACE_SECONDS = 30
 #: What torchrun gets beyond that, to end after its ranks.
 TORCHRUN_MARGIN_SECONDS = 10
-
-#: torchrun puts this before each line of a rank; launch.run.follow cuts it off again and writes host and rank.
-LINE_PREFIX = "[rank${rank}]:"
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,15 @@ class Options:
 
 
 @dataclass(frozen=True)
+class Ports:
+    """Ports that are free on the hosts."""
+
+    master: int  # for the rendezvous, on the first host
+    free: int  # another one there, for a script that opens a store of its own
+    keepers: tuple[int, ...]  # where each host's keeper listens to the others
+
+
+@dataclass(frozen=True)
 class HostPlan:
     """One host's part of the plan: its ranks, and the exact command that starts them."""
 
@@ -61,11 +79,13 @@ class HostPlan:
     ranks: list[int]
     address: str
     interface: str
+    keeper_port: int  # where this host's keeper listens to the others, on `address`
     run_dir: str  # on the host
     resume_dir: str | None  # on the host: the folder of the earlier run, read-only in the container
     container: str
     environment: dict[str, str]
-    command: list[str]  # run on the host as root
+    agent: list[str]  # what the keeper starts in the container: torchrun and the ranks
+    command: list[str]  # run on the host as root: the container with its keeper
 
 
 @dataclass(frozen=True)
@@ -82,6 +102,7 @@ class Plan:
     master_host: str
     master_addr: str
     master_port: int
+    free_port: int  # on the master host, for a script that opens a store of its own: MUSTER_FREE_PORT, {free_port}
     image: str
     script: str | None
     args: list[str]
@@ -137,21 +158,39 @@ def stop_seconds(grace: int) -> int:
     return grace + TORCHRUN_MARGIN_SECONDS
 
 
-def make_plan(cluster: ClusterMap, options: Options, run: str, master_port: int, owner: str, created: str) -> Plan:
-    """The plan of run `run`, rendezvous at `master_port` of the first host."""
-    unsigned = _assemble(cluster, options, run, master_port, owner, created, sha256="")
-    return _assemble(cluster, options, run, master_port, owner, created, digest(unsigned))
+def make_plan(cluster: ClusterMap, options: Options, run: str, ports: Ports, owner: str, created: str) -> Plan:
+    """The plan of run `run`."""
+    plan = _assemble(cluster, options, run, ports, owner, created)
+    sha256 = digest(plan)
+    for host_plan in plan.hosts:
+        host_plan.environment[_HASH] = sha256
+        host_plan.command[host_plan.command.index(f"{_HASH}=")] = f"{_HASH}={sha256}"
+    return replace(plan, sha256=sha256)
+
+
+def from_document(found: dict[str, Any]) -> Plan:
+    """The plan that a plan.json holds. Raises ValueError for another version of it, or for something else."""
+    if found.get("schema") != SCHEMA:
+        raise ValueError(f"the plan is {found.get('schema')}, not {SCHEMA}: another version of Muster made it")
+    try:
+        return Plan(**{**found, "hosts": [HostPlan(**host) for host in found["hosts"]]})
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"this is no plan: {error}") from None
+
+
+def document(plan: Plan) -> dict[str, Any]:
+    """The content of plan.json. It shares the plan's lists: dataclasses.asdict would copy each word."""
+    return {**vars(plan), "hosts": [vars(host_plan) for host_plan in plan.hosts]}
 
 
 def digest(plan: Plan) -> str:
     """SHA-256 of a plan's content, in hexadecimal; that of a finished plan is taken with its own hash left out."""
-    text = json.dumps(asdict(plan), sort_keys=True)
+    text = json.dumps(document(plan), sort_keys=True)
     return hashlib.sha256((text.replace(plan.sha256, "") if plan.sha256 else text).encode()).hexdigest()
 
 
-def _assemble(
-    cluster: ClusterMap, options: Options, run: str, master_port: int, owner: str, created: str, sha256: str
-) -> Plan:
+def _assemble(cluster: ClusterMap, options: Options, run: str, ports: Ports, owner: str, created: str) -> Plan:
+    """The plan with "" in the place of its hash."""
     hosts = chosen_hosts(cluster, options.nodes)
     world_size = sum(host.nproc_per_node for host in hosts)
     image = options.image or cluster.image.id
@@ -160,21 +199,9 @@ def _assemble(
     for node_rank, host in enumerate(hosts):
         ranks = list(range(first_rank, first_rank + host.nproc_per_node))
         first_rank += host.nproc_per_node
-        environment = _environment(host, run, options, image, sha256) | rdma[node_rank]
+        environment = _environment(host, run, options, image, ports.free) | rdma[node_rank]
         container = f"muster-{run}-{node_rank}"
         engine = _engine_arguments(host, run, node_rank, owner, container, options, environment)
-        torchrun = [
-            *("--nnodes", str(len(hosts)), "--node-rank", str(node_rank)),
-            *("--nproc-per-node", str(host.nproc_per_node)),
-            *("--master-addr", hosts[0].address, "--master-port", str(master_port)),
-            *("--max-restarts", "0", "--rdzv-conf", f"timeout={RENDEZVOUS_SECONDS}"),
-            *("--log-dir", f"{CONTAINER_RUN_DIR}/logs", "--tee", "3"),
-        ]
-        program = [options.script] if options.script else ["-m", options.module]
-        if options.direct and world_size == len(hosts):
-            ranked = [str(node_rank), str(world_size), hosts[0].address, str(master_port)]
-            torchrun, program = ["--direct", *ranked], [options.module]
-        command = [*engine, image, "python3", "-P", "-m", "train.start.agent", *torchrun, *program, *options.args]
         host_plans.append(
             HostPlan(
                 host=host.name,
@@ -183,24 +210,27 @@ def _assemble(
                 ranks=ranks,
                 address=host.address,
                 interface=host.interface,
+                keeper_port=ports.keepers[node_rank],
                 run_dir=run_dir_on_host(run),
                 resume_dir=run_dir_on_host(options.resume) if options.resume else None,
                 container=container,
                 environment=environment,
-                command=command,
+                agent=_agent(hosts, node_rank, options, ports.master),
+                command=[*engine, image, "python3", "-P", "-m", "keeper", str(node_rank)],
             )
         )
     return Plan(
         schema=SCHEMA,
         run=run,
-        sha256=sha256,
+        sha256="",
         owner=owner,
         created=created,
         inventory=cluster.inventory,
         world_size=world_size,
         master_host=hosts[0].name,
         master_addr=hosts[0].address,
-        master_port=master_port,
+        master_port=ports.master,
+        free_port=ports.free,
         image=image,
         script=options.script,
         args=list(options.args),
@@ -208,6 +238,24 @@ def _assemble(
         grace=options.grace,
         hosts=host_plans,
     )
+
+
+def _agent(hosts: Sequence[MapHost], node_rank: int, options: Options, master_port: int) -> list[str]:
+    """The command that starts a host's ranks (train/start/agent.py)."""
+    agent, address = ["python3", "-P", "-m", "train.start.agent"], hosts[0].address
+    if options.direct and all(host.nproc_per_node == 1 for host in hosts):
+        ranked = [str(node_rank), str(len(hosts)), address, str(master_port)]
+        return [*agent, "--direct", *ranked, options.module, *options.args]
+    return [
+        *agent,
+        *(["--fill"] if options.script else []),  # a script's arguments may hold {rank} and the like
+        *("--nnodes", str(len(hosts)), "--node-rank", str(node_rank)),
+        *("--nproc-per-node", str(hosts[node_rank].nproc_per_node)),
+        *("--master-addr", address, "--master-port", str(master_port)),
+        *("--max-restarts", "0", "--rdzv-conf", f"timeout={RENDEZVOUS_SECONDS}"),
+        *([options.script] if options.script else ["-m", options.module]),
+        *options.args,
+    ]
 
 
 def rdma_environments(hosts: Sequence[MapHost]) -> list[dict[str, str]]:
@@ -239,14 +287,15 @@ def _active_ports(host: MapHost, link_layer: str) -> list[str]:
     ]
 
 
-def _environment(host: MapHost, run: str, options: Options, image: str, sha256: str) -> dict[str, str]:
+def _environment(host: MapHost, run: str, options: Options, image: str, free_port: int) -> dict[str, str]:
     """What every rank of a host finds in its environment, beside what torchrun sets."""
     return {
         "MUSTER_RUN_ID": run,
         "MUSTER_HOST": host.name,
-        "MUSTER_RUN_DIR": CONTAINER_RUN_DIR,
-        "MUSTER_PLAN_SHA256": sha256,
+        "MUSTER_RUN_DIR": RUN_DIR,
+        _HASH: "",
         "MUSTER_IMAGE": image,
+        "MUSTER_FREE_PORT": str(free_port),
         **({"MUSTER_RESUME_DIR": CONTAINER_RESUME_DIR} if options.resume else {}),
         "GLOO_SOCKET_IFNAME": host.interface,
         "NCCL_SOCKET_IFNAME": f"={host.interface}",
@@ -255,7 +304,6 @@ def _environment(host: MapHost, run: str, options: Options, image: str, sha256: 
         "PYTHONUNBUFFERED": "1",
         "TQDM_MININTERVAL": "5",  # seconds between two refreshes of a bar, each of which is a line in the logs
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(options.grace),
-        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": LINE_PREFIX,
     }
 
 
@@ -263,7 +311,13 @@ def _engine_arguments(
     host: MapHost, run: str, node_rank: int, owner: str, container: str, options: Options, environment: dict[str, str]
 ) -> list[str]:
     labels = {"muster.run": run, "muster.node_rank": str(node_rank), "muster.owner": owner}
-    mounts = [f"{run_dir_on_host(run)}:{CONTAINER_RUN_DIR}"]
+    folder = run_dir_on_host(run)
+    mounts = [
+        f"{folder}:{RUN_DIR}",
+        f"{HOST_LEASE_DIR}:{LEASE_DIR}",
+        f"{HOST_PRIVATE_DIR}/{run}:{PRIVATE_DIR}:ro",
+        *([f"{folder}/workload:{WORKLOAD_DIR}"] if options.script else []),
+    ]
     if options.resume:
         mounts.append(f"{run_dir_on_host(options.resume)}:{CONTAINER_RESUME_DIR}:ro")
     if host.data_dir:
@@ -272,7 +326,9 @@ def _engine_arguments(
         *("podman", "run", "--detach", "--name", container),
         *(word for key, value in labels.items() for word in ("--label", f"{key}={value}")),
         # The host's network: ranks bind to the NIC itself. The host's /dev/shm: data workers and NCCL need room.
-        *("--network", "host", "--ipc", "host", "--log-driver", "k8s-file"),
+        *("--network", "host", "--ipc", "host"),
+        # The keeper's own last words; the ranks' output goes to files of the run's folder.
+        *("--log-driver", "k8s-file", "--log-opt", "max-size=1mb"),
         # Podman's limit of 2,048 threads and processes is too few for 8 ranks with data workers.
         *("--pids-limit", "-1"),
         *("--stop-timeout", str(stop_seconds(options.grace))),
@@ -282,13 +338,8 @@ def _engine_arguments(
     ]
 
 
-def folders(host_plan: HostPlan) -> str:
-    """What has to exist on a host before its container starts, quoted: Podman mounts no folder that is not there."""
-    return shlex.join([host_plan.run_dir, *([host_plan.resume_dir] if host_plan.resume_dir else [])])
-
-
 def describe(plan: Plan) -> str:
-    """The plan for a person: each host's exact command, ready to paste into a shell on that host."""
+    """The plan for a person: each host's exact commands, that of the container and that of the ranks in it."""
     lines = [
         f"run {plan.run}: {plan.world_size} ranks on {len(plan.hosts)} hosts, "
         f"master {plan.master_host} at {plan.master_addr}:{plan.master_port}, image {plan.image[:12]}"
@@ -298,5 +349,6 @@ def describe(plan: Plan) -> str:
         place = f"{host_plan.interface} {host_plan.address}"
         lines.append(f"\n{host_plan.host} (node rank {host_plan.node_rank}, ranks {ranks}, {place})")
         lines += [f"  {key}={value}" for key, value in host_plan.environment.items()]
-        lines.append(f"  $ sudo mkdir -p -m 700 {folders(host_plan)} && sudo {shlex.join(host_plan.command)}")
+        lines.append(f"  keeper: {host_plan.address}:{host_plan.keeper_port}, starts {shlex.join(host_plan.agent)}")
+        lines.append(f"  $ sudo {shlex.join(host_plan.command)}")
     return "\n".join(lines)

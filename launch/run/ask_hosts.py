@@ -1,9 +1,11 @@
-"""One question to every host of a cluster map at once. Hosts that do not answer are reported; nobody waits for them."""
+"""The doors of all hosts of a cluster map, asked at once. Hosts that do not answer are reported, not waited for."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,26 +13,47 @@ from launch.cli import exits
 from launch.cli.make_variables import name_inventory
 from launch.cli.refusal import Problem
 from launch.files import ROOT, runs_dir
-from launch.hosts import ssh
+from launch.hosts import door, ssh
 from launch.hosts.clustermap import ClusterMap
-from launch.hosts.connection import Machine, targets_of
-from launch.hosts.inventory import Target
+from launch.hosts.connection import ANSWER_SECONDS, Machine, targets_of
 from launch.job.readiness import NO_ANSWER_FIX
 
+Answers = dict[str, Any]  # by host: the answer, or the exception in its place
 
-def on_every_host(cluster: ClusterMap, work: Callable[[Machine], Any]) -> dict[str, Any]:
-    """work(machine) on all hosts in parallel. Returns its result by host, or the exception that was raised instead."""
-    known_hosts = ROOT / cluster.known_hosts
 
-    def ask(target: Target) -> Any:
-        machine = Machine(target, known_hosts, ssh.connect(target, known_hosts))
-        try:
-            return work(machine)
-        finally:
+@dataclass
+class Hosts:
+    """Connections to the hosts that let us in; `failed`: why not, by host, for the others."""
+
+    machines: dict[str, Machine]
+    failed: dict[str, BaseException]
+
+    def each(self, work: Callable[[Machine], Any]) -> Answers:
+        """work(machine) on all hosts at once: its result by host, or the exception that was raised instead."""
+        machines = list(self.machines.values())
+        results = ssh.in_parallel(work, machines)
+        return self.failed | {machine.name: result for machine, result in zip(machines, results, strict=True)}
+
+    def ask(self, verb: str, options: dict[str, Any] | None = None) -> Answers:
+        """What each host's door answers."""
+        return self.each(lambda machine: door.ask(machine, verb, options or {}, ANSWER_SECONDS))
+
+
+@contextmanager
+def reached(cluster: ClusterMap) -> Iterator[Hosts]:
+    """Connections to all hosts of the map, closed at the end."""
+    known_hosts, targets = ROOT / cluster.known_hosts, targets_of(cluster, cluster.hosts)
+    results = ssh.in_parallel(lambda target: Machine(target, known_hosts, ssh.connect(target, known_hosts)), targets)
+    pairs = list(zip(targets, results, strict=True))
+    hosts = Hosts(
+        {target.name: result for target, result in pairs if not isinstance(result, BaseException)},
+        {target.name: result for target, result in pairs if isinstance(result, BaseException)},
+    )
+    try:
+        yield hosts
+    finally:
+        for machine in hosts.machines.values():
             machine.close()
-
-    targets = targets_of(cluster, cluster.hosts)
-    return dict(zip((t.name for t in targets), ssh.in_parallel(ask, targets), strict=True))
 
 
 def report_failed(answers: Mapping[str, Any], inventory: Path) -> int:
@@ -48,6 +71,15 @@ def report_failed(answers: Mapping[str, Any], inventory: Path) -> int:
         file=sys.stderr,
     )
     return exits.UNREACHABLE
+
+
+def listed(answers: Mapping[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
+    """From the answers to the verb `runs`: run -> host -> how the run is there, the newest run first."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for host, answer in answers.items():
+        for entry in answer["runs"] if isinstance(answer, dict) else []:
+            found.setdefault(entry["run"], {})[host] = entry
+    return dict(sorted(found.items(), reverse=True))
 
 
 def known_runs() -> str:

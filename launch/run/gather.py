@@ -1,59 +1,202 @@
-"""Copies what a run wrote on its hosts to runs/<id>/ here, and removes its containers. Starts and stops nothing."""
+"""`make gather`, and the end of every watched run: what a run wrote on its hosts comes to runs/<id>/ here.
+
+May be repeated, after a failure too, and by any control machine: what is here already is not sent again. Only after a
+host's files are all here its container and its copy of a script's folder are removed there (the door's `seal`). Files
+from hosts are not trusted: none replaces one of ours, none leads out of the folder.
+"""
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
 
-from launch.hosts import openssh
-from launch.hosts.connection import Machine
-from launch.job import container
-from launch.job.plan import HostPlan
+import paramiko
 
-GATHER_SECONDS = 600  # for one copy from one host
+from keeper import output
+from launch import files
+from launch.hosts import door, openssh, ssh
+from launch.hosts.connection import LINK_SECONDS, Machine
+from launch.job import outcome
+from launch.job.outcome import HostEnd, Verdict
+from launch.job.plan import HostPlan, Plan
+
+SILENCE_SECONDS = 60  # of rsync, after which it has failed: a large checkpoint over a slow link takes its time
+OFFER_SECONDS = 300  # for the door to look through a script's folder
+SEAL_SECONDS = 300  # for the door to remove containers and old runs
+ATTEMPTS = 3  # over connections that could be made
+AGAIN_SECONDS = 2.0  # between two attempts over a broken connection
+
 #: Names in runs/<id>/ that are Muster's own. A script's file with such a name stays on its host.
 OURS = ("plan.json", "summary.json", "logs")
-NOTES = ("failure.json", "stopped")  # of each host: they are kept with its logs
+#: The documents of each host: they are kept with its logs. The schemas: keeper/__init__.py.
+DOCUMENTS = ("events.jsonl", "state.json", "stop.json", "exit.json", "failure.json", "stacks")
+#: What is not copied from the first host's folder as it is.
+_NOT_AS_IT_IS = (
+    *(*OURS, *DOCUMENTS, "output", "workload", "workload.copied", "written.json", "host.json", "gathered.json"),
+)
+#: Podman's State of a host's container, as it was before it was removed.
+CONTAINER = "container.json"
+
+#: rsync's exit statuses for a connection that broke or was silent (its manual page).
+_BROKEN = (10, 12, 30, 35, 255)
+_LINK_ERRORS = (OSError, EOFError, paramiko.SSHException, ssh.Unreachable)
+
+_ALL = 10**9  # more runs than a host ever has
+
+T = TypeVar("T")
 
 
-def gather(machine: Machine, host_plan: HostPlan, folder: Path) -> dict[str, Any]:
-    """Remove a host's container and copy its logs here; from the first host all else too, but no links that lead out.
+class BrokenCopy(OSError):
+    """The connection broke while rsync copied."""
 
-    Returns what `container.finish` does. Raises RuntimeError when rsync fails.
+
+@dataclass
+class Gathered:
+    """What a host's part of a gathering brought."""
+
+    left: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # what the run left there: containers, processes
+    removed: Sequence[str] = ()  # old runs that were removed there
+
+
+def gather_host(machine: Machine, plan: Plan, host_plan: HostPlan, keep: int) -> Gathered:
+    """Copy what a host has of an ended run, and remove there what is then of no use.
+
+    keep: how many gathered runs the host keeps; 0: all.
+    Raises RuntimeError with the reason when it could not be done; what was copied stays, for the next time.
     """
-    finished = container.finish(machine, host_plan)
+    reached = [machine]
+
+    def patiently(work: Callable[[Machine], T]) -> T:
+        return _through_drops(reached, work)
+
+    offer = patiently(lambda one: door.ask(one, "offer", {"run": plan.run}, OFFER_SECONDS))
+    if offer.get("running"):
+        raise RuntimeError("the run has not ended there")
+    folder = files.runs_dir() / plan.run
     logs = folder / "logs" / host_plan.host
     logs.mkdir(parents=True, exist_ok=True)
-    shell = openssh.rsync_shell(machine.target, Path(machine.known_hosts))
-    rsync(shell, machine, [f"{host_plan.run_dir}/{name}" for name in ("logs/", *NOTES)], logs, [])
+    if offer.get("container"):
+        files.write_json(logs / CONTAINER, offer["container"])
+    wanted = [f"--include=/{name}" for name in ("output", "output/**", "stacks/**", *DOCUMENTS)]
+    patiently(lambda one: _copy(one, f"{host_plan.run_dir}/", logs, ["-rt", *wanted, "--exclude=*"]))
+    _assemble(logs)
     if host_plan.node_rank == 0:
-        left_out = ["--exclude=__pycache__", *(f"--exclude=/{name}" for name in (*OURS, *NOTES))]
-        rsync(shell, machine, [f"{host_plan.run_dir}/"], folder, left_out)
-    return finished
+        left_out = ["--exclude=__pycache__", *(f"--exclude=/{name}" for name in _NOT_AS_IT_IS)]
+        links = ["-rlt", "--safe-links"]
+        patiently(lambda one: _copy(one, f"{host_plan.run_dir}/", folder, [*links, *left_out]))
+        if written := [path for path in map(str, offer.get("written", ())) if _stays_inside(path)]:
+            (folder / "workload").mkdir(exist_ok=True)
+            listed = [*links, "--from0", "--files-from=-"]
+            source = f"{host_plan.run_dir}/workload/"
+            patiently(lambda one: _copy(one, source, folder / "workload", listed, "\0".join(written)))
+    asked = {"run": plan.run, "keep": keep or _ALL, "by": ssh.local_user()}
+    sealed = patiently(lambda one: door.ask(one, "seal", asked, SEAL_SECONDS))
+    return Gathered(sealed.get("left") or {}, sealed.get("removed") or ())
 
 
-def rsync(shell: str, machine: Machine, sources: Sequence[str], into: Path, options: Sequence[str]) -> None:
-    """Copy from a host. A missing source is no error: not every run leaves everything."""
-    words = ["rsync", "-rlt", "--safe-links", "--ignore-missing-args", *options, "-e", shell]
+def _stays_inside(path: str) -> bool:
+    """Whether a path that a host names lies below the folder that it is relative to."""
+    parts = PurePosixPath(path).parts
+    return bool(parts) and not path.startswith("/") and ".." not in parts and "__pycache__" not in parts
+
+
+def _through_drops(reached: list[Machine], work: Callable[[Machine], T]) -> T:
+    """work(machine), and again over a new connection while it fails for want of one.
+
+    For LINK_SECONDS at most; and ATTEMPTS times where a connection can be made: then something else is wrong.
+    """
+    begun, attempts = time.monotonic(), 1
+    while True:
+        try:
+            return work(reached[0])
+        except _LINK_ERRORS as error:
+            if attempts == ATTEMPTS or time.monotonic() - begun > LINK_SECONDS:
+                raise RuntimeError(str(error) or "the connection broke") from error
+            time.sleep(AGAIN_SECONDS)
+            machine = reached[0]
+            try:
+                connection = ssh.connect(machine.target, machine.known_hosts)
+            except ssh.Unreachable:
+                continue
+            attempts += 1
+            machine.close()
+            reached[0] = Machine(machine.target, machine.known_hosts, connection)
+
+
+def _copy(machine: Machine, source: str, into: Path, options: Sequence[str], stdin: str = "") -> None:
+    """Copy from a host with rsync. Raises BrokenCopy for a broken connection, RuntimeError for anything else."""
+    shell = openssh.rsync_shell(machine.target, Path(machine.known_hosts))
+    words = ["rsync", f"--timeout={SILENCE_SECONDS}", "--partial", *options, "-e", shell]
     with openssh.login_slot(machine.target):
         done = subprocess.run(
-            [*words, *(openssh.rsync_source(machine.target, source) for source in sources), f"{into}/"],
+            [*words, openssh.rsync_source(machine.target, source), f"{into}/"],
+            input=stdin,
             capture_output=True,
             text=True,
-            timeout=GATHER_SECONDS,
             check=False,
             start_new_session=True,  # Ctrl-C goes to the whole process group of a terminal: this ends in its own time
         )
-    if done.returncode not in (0, 23, 24):  # 23: a folder that is not there, too; 24: a file vanished meanwhile
-        raise RuntimeError(f"rsync ended with {done.returncode}: {done.stderr.strip()[-300:]}")
+    said = done.stderr.strip()[-300:]
+    if done.returncode in _BROKEN:
+        raise BrokenCopy(f"rsync ended with {done.returncode}: {said}")
+    if done.returncode != 0:
+        raise RuntimeError(f"rsync ended with {done.returncode}: {said}")
 
 
-def stopped_elsewhere(logs: Path, host_plans: Sequence[HostPlan]) -> str | None:
-    """The note that `make stop` writes on each host, if somebody stopped this run."""
-    for host_plan in host_plans:
-        note = logs / host_plan.host / "stopped"
-        if note.exists() and (text := note.read_text().strip()).startswith("make stop"):
-            return text
-    return None
+def _assemble(logs: Path) -> None:
+    """Make one file of each stream's parts: output/ of a host becomes rank-<rank>.log and torchrun.log."""
+    parts = logs / "output"
+    for stream in output.Reader(parts).files():
+        with (logs / f"{Path(stream).name}.log").open("wb") as whole:
+            output.assemble(parts, stream, whole)
+    shutil.rmtree(parts, ignore_errors=True)
+
+
+# -- what was gathered -------------------------------------------------------------------------------------------------
+
+
+def end_of(plan: Plan, host: str, answers: bool) -> HostEnd:
+    """How a run ended on a host, from what was gathered of it."""
+    logs = files.runs_dir() / plan.run / "logs" / host
+    events = []
+    if (path := logs / "events.jsonl").exists():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                events.append(json.loads(line))
+            except ValueError:  # its end: the keeper was killed while it wrote
+                break
+    end, container = files.read_json(logs / "exit.json"), files.read_json(logs / CONTAINER)
+    return HostEnd(host, end or None, tuple(events), container, answers)
+
+
+def write_summary(plan: Plan, missing: Sequence[str]) -> dict[str, Any]:
+    """Write runs/<id>/summary.json from what was gathered, and return it. missing: hosts that gave nothing yet.
+
+    A verdict with a cause stays: what a host that was lost says later, after it was started anew, changes nothing.
+    """
+    folder = files.runs_dir() / plan.run
+    before = files.read_json(folder / "summary.json")
+    if before.get("cause"):
+        summary = {**before, "missing_hosts": list(missing)}
+    else:
+        ends = [end_of(plan, host_plan.host, host_plan.host not in missing) for host_plan in plan.hosts]
+        verdict = outcome.verdict(ends)
+        summary = summary_of(plan, verdict, ends, missing)
+    files.write_json(folder / "summary.json", summary)
+    return summary
+
+
+def summary_of(plan: Plan, verdict: Verdict, ends: Sequence[HostEnd], missing: Sequence[str]) -> dict[str, Any]:
+    """The content of summary.json."""
+    folder = files.runs_dir() / plan.run
+    failures = [failure for end in ends if end.exit for failure in end.exit.get("failures") or []]
+    refused = verdict.status == "failed" and plan.script is None and outcome.refused_its_settings(failures, folder)
+    result = files.read_json(folder / "result.json") if verdict.status == "succeeded" else {}
+    where = (plan.run, len(plan.hosts), plan.world_size, plan.master_addr)
+    return outcome.summary(*where, verdict, result, refused, missing)

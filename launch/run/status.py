@@ -1,44 +1,106 @@
-"""`make status`: every run's containers on every host of the cluster map, and the newest runs gathered here."""
+"""`make status`: the runs on the hosts of the cluster map, who waits for them, and the newest runs gathered here."""
 
 from __future__ import annotations
 
+import datetime
+import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from launch.cli import units
+from launch.cli.make_variables import name_inventory
 from launch.files import read_json, runs_dir
 from launch.hosts import clustermap
-from launch.job import container
 from launch.run import ask_hosts
+from launch.run.find import goes_on
+
+SHOWN_RUNS = 10
+
+Entries = Mapping[str, Mapping[str, Any]]  # host -> how a run is there (keeper/door.py, runs)
 
 
 def status(path: Path, console: Console) -> int:
-    """Show every run's containers on every host, and the newest runs gathered here.
+    """Show the runs on every host that are not gathered, who waits, and the newest runs gathered here.
 
     Returns UNREACHABLE when a host did not answer (the others are shown all the same).
     """
     cluster = clustermap.read(path, current=False)
-    table = Table(title=f"Containers of runs on {cluster.inventory}")
-    for column in ("run", "host", "node rank", "state", "owner"):
+    with ask_hosts.reached(cluster) as hosts:
+        answers = hosts.ask("runs")
+    table = Table(title=f"Runs on {cluster.inventory}")
+    for column in ("run", "hosts", "state", "owner", "age"):
         table.add_column(column)
-    answers = ask_hosts.on_every_host(cluster, container.listed)
-    for host, answer in answers.items():
-        for entry in answer if isinstance(answer, list) else []:
-            labels = entry["Labels"]
-            keys = ("muster.run", "muster.node_rank", "muster.owner")
-            run, node_rank, owner = (labels.get(key, "?") for key in keys)
-            table.add_row(run, host, node_rank, entry.get("Status") or entry.get("State", "?"), owner)
+    for run, entries in ask_hosts.listed(answers).items():
+        if what := state_of(run, entries):
+            one = next(iter(entries.values()))
+            age = _age(str(one.get("created") or ""))
+            table.add_row(run, ", ".join(entries), name_inventory(what, path), str(one.get("owner") or "?"), age)
     failed = ask_hosts.report_failed(answers, path)
-    answered = sum(isinstance(answer, list) for answer in answers.values())
-    nothing = f"No run has a container on the hosts that answered ({answered} of {len(cluster.hosts)})."
+    answered = sum(isinstance(answer, dict) for answer in answers.values())
+    nothing = f"Nothing runs on the hosts that answered ({answered} of {len(cluster.hosts)}), and all is gathered."
     console.print(table if table.row_count else nothing)
+    for line in waiting(answers):
+        console.print(line, highlight=False)
     _show_gathered(console)
     return failed
 
 
+def state_of(run: str, entries: Entries) -> str:
+    """How a run stands, in words; nothing where it has ended and is gathered. Pure."""
+    if any(goes_on(dict(entry)) for entry in entries.values()):
+        return progress_of([entry.get("state") or {} for entry in entries.values()])
+    if all(entry.get("gathered") for entry in entries.values()):
+        return ""
+    statuses = {str(entry["status"]) for entry in entries.values()}
+    worst = next(one for one in ("died", "failed", "stopped", "succeeded", *statuses) if one in statuses)
+    return f"{worst}, ended unseen: `make gather RUN={run}`"
+
+
+def progress_of(states: list[Mapping[str, Any]]) -> str:
+    """How far the ranks of a run are that goes on: `epoch 3/90, step 512/2000, training`. Pure."""
+    ranks = [words for state in states for words in (state.get("ranks") or {}).values()]
+    steps = [words for words in ranks if words.get("step") is not None]
+    parts = []
+    if steps:
+        slowest = min(steps, key=lambda words: words["step"])
+        for name, many in (("epoch", "epochs"), ("step", "steps")):
+            if slowest.get(name) is not None:
+                of = f"/{slowest[many]}" if slowest.get(many) else ""
+                parts.append(f"{name} {slowest[name]}{of}")
+    phases = list(dict.fromkeys(str(words["phase"]) for words in ranks if words.get("phase")))
+    standing = {str(state.get("status")) for state in states if state.get("status")}
+    parts += phases or sorted(standing)
+    if "ending" in standing and phases:
+        parts.append("ending")
+    return ", ".join(parts) or "starting"
+
+
+def waiting(answers: Mapping[str, Any]) -> list[str]:
+    """A line for each start that waits for its turn. Pure."""
+    found: dict[str, dict[str, Any]] = {}
+    for host, answer in answers.items():
+        for ticket in answer.get("queue") or [] if isinstance(answer, dict) else []:
+            one = found.setdefault(ticket["run"], {**ticket, "hosts": []})
+            one["hosts"].append(host)
+    return [
+        f"Waiting: run {run} of {one['owner']} for {', '.join(one['hosts'])}, {units.age(one['since'])} so far"
+        for run, one in found.items()
+    ]
+
+
+def _age(created: str) -> str:
+    try:
+        return units.age(max(0.0, time.time() - datetime.datetime.fromisoformat(created).timestamp()))
+    except ValueError:
+        return "?"
+
+
 def _show_gathered(console: Console) -> None:
-    found = sorted(runs_dir().glob("*/summary.json"), reverse=True)[:10]
+    found = sorted(runs_dir().glob("*/summary.json"), reverse=True)[:SHOWN_RUNS]
     if not found:
         return
     table = Table(title="Newest runs gathered in runs/")

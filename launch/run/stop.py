@@ -1,47 +1,72 @@
-"""`make stop`: ends a run on every host of the cluster map, by its label."""
+"""`make stop`: ends a run on all its hosts, and says what it waits for until it has ended."""
 
 from __future__ import annotations
 
+import contextlib
+import queue
+import time
 from pathlib import Path
 
 from rich.console import Console
 
 from launch.cli import exits
+from launch.cli.make_variables import name_inventory
 from launch.cli.refusal import refuse
 from launch.hosts import clustermap, ssh
-from launch.hosts.connection import Machine
-from launch.job import container
-from launch.run import ask_hosts
+from launch.job.follow import Follower
+from launch.run import ask_hosts, find
+from launch.run.watch import END_SECONDS_BEYOND_GRACE, TURN_SECONDS, WAITING_SECONDS, ranks_left, stop_everywhere
 
 
 def stop(path: Path, run: str, console: Console) -> int:
-    """Stop a run on every host and remove its containers; who watches it elsewhere sees it end as `stopped`.
+    """Stop a run and wait for its end; who watches it elsewhere sees it end as `stopped`, and gathers it.
 
-    Returns UNREACHABLE when a host did not answer or could not stop it (the others stop it all the same).
-    Raises Refusal without RUN, or when no host has a container of it.
+    Returns UNREACHABLE when a host did not answer, or has not ended in time. Raises Refusal without RUN, and when no
+    host that answered runs it.
     """
     cluster = clustermap.read(path, current=False)
-    if not run:
-        answers = ask_hosts.on_every_host(cluster, container.listed)
+    with ask_hosts.reached(cluster) as hosts:
+        answers = hosts.ask("runs", {"run": run} if run else None)
+        if not run:
+            raise find.which_run(answers, path)
         failed = ask_hosts.report_failed(answers, path)
-        live = {e["Labels"]["muster.run"] for answer in answers.values() if isinstance(answer, list) for e in answer}
-        on_hosts = f"on the hosts{' that answered' if failed else ''} now: {', '.join(sorted(live)) or 'none'}"
-        raise refuse("RUN", "which run?", f"give RUN=<id>; {on_hosts}", failed or exits.REFUSED)
-
-    def end(machine: Machine) -> int:
-        count = sum(e["Labels"].get("muster.run") == run for e in container.listed(machine))
-        if count:
-            container.stop(machine, run, f"make stop by {ssh.local_user()}")
-            container.remove(machine, run)
-        return count
-
-    answers = ask_hosts.on_every_host(cluster, end)
-    stopped = [host for host, answer in answers.items() if isinstance(answer, int) and answer]
-    failed = ask_hosts.report_failed(answers, path)
-    if not stopped and not failed:
-        raise refuse("RUN", f"no host has a container of run {run}", "`make status` shows what runs now")
+        entries = ask_hosts.listed(answers).get(run, {})
+        going = [host for host, entry in entries.items() if find.goes_on(entry)]
+        if not going:
+            where = "no host that answered" if failed else "no host"
+            ended = ", ".join(sorted({entry["status"] for entry in entries.values()}))
+            what = f"{where} runs {run}" + (f"; it has ended ({ended})" if ended else "")
+            fix = f"`make gather RUN={run}` fetches its results" if ended else "`make status` shows what runs now"
+            raise refuse("RUN", what, fix, failed or exits.REFUSED)
+        plan = find.plan_of(run, answers)
+        views = [view for view in find.views_of(plan, cluster, hosts) if view.host in going]
+        if refused := stop_everywhere(views, run, f"make stop by {ssh.local_user()}"):
+            ask_hosts.report_failed(refused, path)
+            return exits.UNREACHABLE
+        follower = Follower(run, views, None)
+        follower.start()
+        left = _wait(follower, plan.grace, console)
+        follower.leave()
+    stopped = [view.host for view in views if view.ended]
     if stopped:
+        gather = name_inventory(f"`make gather RUN={run}`", path)
         console.print(f"Stopped run {run} on {', '.join(stopped)}.", highlight=False)
-    if failed:
-        console.print(f"Run {run} may go on where there was no answer.", highlight=False)
-    return failed
+        console.print(f"Who watches it gathers it; if nobody does: {gather}.", highlight=False)
+    if left or failed:
+        where = ", ".join([*left, *(host for host, answer in answers.items() if not isinstance(answer, dict))])
+        console.print(f"Run {run} may go on on {where}.", highlight=False)
+    return exits.UNREACHABLE if left else failed
+
+
+def _wait(follower: Follower, grace: float, console: Console) -> list[str]:
+    """Wait until the run has ended on all hosts, or should have; returns where it has not."""
+    begun = said = time.monotonic()
+    while follower.waiting and time.monotonic() - begun < grace + END_SECONDS_BEYOND_GRACE:
+        with contextlib.suppress(queue.Empty):
+            follower.heard.get(timeout=TURN_SECONDS)
+        now = time.monotonic()
+        if follower.waiting and now - said >= WAITING_SECONDS:
+            said = now
+            ranks = ", ".join(map(ranks_left, follower.waiting))
+            console.print(f"Waiting for {ranks}: {now - begun:.0f} s of {grace:.0f} s", highlight=False)
+    return [view.host for view in follower.waiting]

@@ -1,8 +1,9 @@
-"""`make train`: from the request as typed to a plan whose hosts are ready, and then its run (launch.run.lifecycle)."""
+"""`make train`: from the request as typed to a plan whose hosts are ready, its start, and a view of it (watch.py)."""
 
 from __future__ import annotations
 
 import datetime
+import shlex
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -13,12 +14,19 @@ from rich.console import Console
 from launch.cli import exits
 from launch.cli.output import detail, say
 from launch.cli.refusal import Refusal, refuse
+from launch.cli.signals import undisturbed
+from launch.files import runs_dir, shown, write_json
 from launch.hosts import clustermap, inventory, ssh
 from launch.hosts.connection import Machine, machines
+from launch.job import placeholders, queue, readiness, trainer_arguments
 from launch.job import plan as plans
-from launch.job import readiness, trainer_arguments
 from launch.job import resume as resuming
-from launch.run.lifecycle import Run
+from launch.job.follow import View
+from launch.job.plan import Plan, Ports, document
+from launch.job.start import start
+from launch.run import keep
+from launch.run.display import Display
+from launch.run.watch import Watch
 
 
 @dataclass(frozen=True)
@@ -32,13 +40,16 @@ class Request:
     script: str = ""
     resume: str = ""
     grace: str = ""
+    keep_runs: str = ""
     dry_run: bool = False
     skip_check: bool = False
+    wait: bool = False
+    detach: bool = False
 
 
 def train(request: Request, console: Console) -> int:
     """Run a training job; returns the exit status. Raises Refusal when nothing was started."""
-    options = parse_options(request)
+    options, kept_runs = parse_options(request), keep.parse(request.keep_runs)
     cluster = clustermap.read(request.inventory)
     earlier = resuming.find(request.resume, request.inventory) if request.resume else None
     if earlier:
@@ -52,23 +63,57 @@ def train(request: Request, console: Console) -> int:
             from containers import image as images
 
             options = replace(options, image=images.workload_reference(Path(request.workload)))
-        plan = plans.make_plan(cluster, options, run, clustermap.MASTER_PORTS[0], owner, created)
-        print(plans.describe(plan))
-        ports = "{} to {}".format(*clustermap.MASTER_PORTS)
-        print(f"\nDry run: nothing was started. The start picks a free port from {ports} on {plan.master_host}.")
+        first, reach = clustermap.MASTER_PORTS, clustermap.REACH_PORTS
+        some = Ports(first[0], first[0] + 1, (reach[0],) * len(hosts))
+        print(plans.describe(plans.make_plan(cluster, options, run, some, owner, created)))
+        chosen = "from {} to {} on {}, and from {} to {} on each host".format(*first, hosts[0].name, *reach)
+        print(f"\nDry run: nothing was started. The start picks free ports {chosen}.")
         return exits.SUCCEEDED
-    with machines(cluster, hosts, say) as opened:
-        if request.workload:
-            options = replace(options, image=_ship_workload(request, opened, console, cluster.image.ref))
-        port = check_before_start(request, cluster, hosts, opened, options, earlier)
-        plan = plans.make_plan(cluster, options, run, port, owner, created)
-        return Run(plan, opened).run()
+    with machines(cluster, hosts) as opened:
+        started = False
+        try:
+            if request.workload:
+                options = replace(options, image=_ship_workload(request, opened, console, cluster.image.ref))
+            with queue.turn(opened, run, owner, request.wait, say):
+                ports = check_before_start(request, cluster, hosts, opened, options, earlier)
+                plan = plans.make_plan(cluster, options, run, ports, owner, created)
+                _announce(plan)
+                # A container that is just being created cannot be stopped: a signal waits until all exist.
+                with undisturbed():
+                    start(opened, plan)
+                    started = True
+                    write_json(runs_dir() / plan.run / "plan.json", document(plan))
+        except KeyboardInterrupt:
+            if not started:
+                raise KeyboardInterrupt("interrupted; nothing was started") from None
+        watch = Watch(plan, [View(m.target, m.known_hosts, m) for m in opened], display_of(plan), kept_runs)
+        if request.detach:
+            say(watch.goes_on())
+            return exits.SUCCEEDED
+        return watch.run()
+
+
+def _announce(plan: Plan) -> None:
+    say(
+        f"run {plan.run}: {plan.world_size} ranks on {', '.join(host_plan.host for host_plan in plan.hosts)}; "
+        f"master {plan.master_addr}:{plan.master_port}; {shown(runs_dir() / plan.run)}"
+    )
+    if plan.resume:
+        say(f"continuing run {plan.resume}: {plan.script or 'python -m train'} {shlex.join(plan.args)}")
+
+
+def display_of(plan: Plan) -> Display:
+    """What shows a plan's run."""
+    hosts = [host_plan.host for host_plan in plan.hosts]
+    return Display(hosts, max(len(f"{one.host} rank {max(one.ranks)}") for one in plan.hosts))
 
 
 def parse_options(request: Request) -> plans.Options:
     """The options of a request, checked. Raises Refusal for a bad NODES, GRACE, ARGS, WORKLOAD or SCRIPT."""
     nodes, grace = plans.parse_nodes(request.nodes), plans.parse_grace(request.grace)
     args = tuple(trainer_arguments.split(request.args))
+    if request.script:
+        placeholders.check(args)
     script = _check_workload(request.workload, request.script) if request.workload or request.script else None
     return plans.Options(nodes, args if script else trainer_arguments.inline(args), script, grace=grace)
 
@@ -99,13 +144,13 @@ def check_before_start(
     opened: Sequence[Machine],
     options: plans.Options,
     earlier: resuming.Earlier | None,
-) -> int:
+) -> Ports:
     """The quick form of `make check`, and at the same time all else that is asked before a start.
 
-    Returns a free port on the first host. Raises Refusal, naming everything that prevents the start.
+    Returns free ports of the hosts. Raises Refusal, naming everything that prevents the start.
     """
 
-    def ready() -> int:
+    def ready() -> Ports:
         return readiness.check(opened, hosts, options.image or cluster.image.id, earlier)
 
     def quick() -> list[str]:
@@ -113,20 +158,20 @@ def check_before_start(
             return []
         from launch.health import check  # here: its modules load while the hosts answer
 
-        # readiness.check asks for the image, which is this run's own, and for runs in progress.
+        # readiness.check asks for the image, which is this run's own; runs in progress are the queue's.
         verdicts = check.quick(cluster, hosts, opened, podman=False)
         return check.refuse_errors(verdicts, leave_out=("image", "runs"))
 
     with ThreadPoolExecutor() as pool:
-        settings, port, warnings = pool.submit(_check_settings, options, hosts), pool.submit(ready), pool.submit(quick)
-    errors = (job.exception() for job in (settings, port, warnings))
+        settings, ports, warnings = pool.submit(_check_settings, options, hosts), pool.submit(ready), pool.submit(quick)
+    errors = (job.exception() for job in (settings, ports, warnings))
     if refusals := [error for error in errors if isinstance(error, Refusal)]:
         problems = [problem for refusal in refusals for problem in refusal.problems]
         raise Refusal(problems, max(refusal.status for refusal in refusals))
     settings.result()
     for line in warnings.result():
         say(f"check: {line}")
-    return port.result()
+    return ports.result()
 
 
 def _check_settings(options: plans.Options, hosts: Sequence[clustermap.MapHost]) -> None:

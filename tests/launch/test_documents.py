@@ -114,10 +114,11 @@ def test_mig_slices_are_refused_and_gpus_of_another_maker_are_no_ranks() -> None
 
 
 def test_a_host_is_not_ready_for_each_reason() -> None:
-    busy = json.dumps([{"Labels": {"muster.run": "r1", "muster.owner": "ann@desk"}, "Status": "Up 3 minutes"}])
-    found = readiness.parse(f"ps={busy}\n")
-    problems = "\n".join(map(str, readiness.problems_of(cluster(1).hosts[0], found, "ab" * 32, needs_port=True)))
-    assert "does not hold image" in problems and "/srv/data" in problems and "no port from" in problems
-    assert "run r1 of ann@desk is in progress (Up 3 minutes)" in problems
-    ready = readiness.parse("image=yes\nps=[]\ndata=yes\nport=29511\n")
-    assert readiness.problems_of(cluster(1).hosts[0], ready, "ab" * 32, needs_port=True) == [] and ready.port == 29511
+    host, image = cluster(1).hosts[0], "ab" * 32
+    problems = "\n".join(
+        map(str, readiness.problems_of(host, readiness.parse("master=29500\n"), image, is_master=True))
+    )
+    assert "does not hold image" in problems and "/srv/data" in problems
+    assert "29400 to 29415 none are free" in problems and "29500 to 29599 fewer than two are free" in problems
+    ready = readiness.parse("image=yes\ndata=yes\nkeeper=29401\nmaster=29511 29502\n")
+    assert readiness.problems_of(host, ready, image, is_master=True) == [] and ready.master_ports == [29511, 29502]

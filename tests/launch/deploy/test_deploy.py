@@ -14,14 +14,15 @@ from launch.cli.refusal import Refusal
 from launch.deploy import deploy
 
 
-def entry(run: str, state: str) -> dict[str, Any]:
-    return {"Labels": {"muster.run": run, "muster.owner": "ann@desk"}, "State": state}
+def answer(**runs: str) -> dict[str, Any]:
+    """What a host's door says of its runs: their names and how they stand."""
+    return {"runs": [{"run": run, "owner": "ann@desk", "status": status} for run, status in runs.items()]}
 
 
 def test_a_run_in_progress_is_not_torn_down() -> None:
-    deploy.refuse_running([[], [entry("old", "exited")], RuntimeError("no Podman there")])
+    deploy.refuse_running([answer(), answer(old="died", older="succeeded"), RuntimeError("no Python there")])
     with pytest.raises(Refusal, match=r"run new of ann@desk is in progress\n.*make stop RUN=<id>.*YES=1"):
-        deploy.refuse_running([[entry("new", "running")], [entry("new", "running"), entry("old", "exited")]])
+        deploy.refuse_running([answer(new="starting"), answer(new="running", old="failed")])
 
 
 def test_a_build_ends_with_the_deploy_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,81 +6,150 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from launch import files
 from launch.cli import exits
 from launch.job import outcome
+from launch.job.outcome import Failure, HostEnd, Verdict
+from tests.launch.fake_hosts import cause, exit_words
 
 
-def failed(rank: int, time: float, **more: Any) -> dict[str, Any]:
-    plain = {"rank": rank, "exitcode": 1, "signal": None, "exception": "E: e", "time": time, "consequence": False}
-    return plain | more
+def ended(host: str, *causes: Any, status: str = "failed", **more: Any) -> HostEnd:
+    return HostEnd(host, exit_words(status, *causes, **more))
 
 
-def report(*failures: dict[str, Any]) -> dict[str, Any]:
-    return {"failures": list(failures)}
+def away(host: str) -> HostEnd:
+    """A host that does not answer."""
+    return HostEnd(host, answers=False, ended=False)
+
+
+def failure_of(*ends: HostEnd) -> Failure:
+    verdict = outcome.verdict(ends)
+    assert verdict.status == "failed" and verdict.failure and verdict.reason == verdict.failure.reason
+    return verdict.failure
+
+
+LOST_PEER = "E: Connection closed by peer"
 
 
 def test_a_closed_connection_yields_to_what_closed_it_even_when_noticed_earlier() -> None:
-    found = outcome.root_failure(
-        {
-            "h1": report(failed(0, 10.0, exception="E: Connection closed by peer", consequence=True)),
-            "h2": report(failed(1, 10.3, exitcode=-9, signal="SIGKILL", exception="killed by SIGKILL")),
-        },
-        {},
+    killed = cause("h2", rank=1, age=1.0)
+    found = failure_of(
+        ended("h1", cause("h1", rank=0, reason=LOST_PEER, consequence=True, age=2.0), killed), ended("h2", killed)
     )
     assert str(found) == "rank 1 on h2: killed by SIGKILL"
 
 
-def test_torchruns_own_sigterm_is_never_the_cause() -> None:
-    found = outcome.root_failure(
-        {
-            "h1": report(
-                failed(0, 1.0, exitcode=-15, signal="SIGTERM", consequence=True),
-                failed(1, 2.0, exception="ValueError: no"),
-            )
-        },
-        {},
-    )
-    assert str(found) == "rank 1 on h1: ValueError: no (exit 1)"
-
-
 def test_of_two_causes_the_earlier_counts() -> None:
-    found = outcome.root_failure(
-        {"h1": report(failed(0, 5.0, exception="A: a")), "h2": report(failed(1, 4.0, exception="B: b"))}, {}
-    )
-    assert found is not None and found.rank == 1
+    found = failure_of(ended("h1", cause("h1", rank=0, age=1.0)), ended("h2", cause("h2", rank=1, age=3.0)))
+    assert found.rank == 1
 
 
-def test_a_host_that_left_no_word_is_the_cause_when_the_others_only_lost_it() -> None:
-    end = outcome.describe_end(137, {"OOMKilled": True})
-    found = outcome.root_failure(
-        {"h1": report(failed(0, 1.0, exception="E: Connection reset by peer", consequence=True))}, {"h2": end}
+def test_a_host_whose_keeper_left_no_word_is_the_cause_when_the_others_only_lost_it() -> None:
+    followed = cause("h1", rank=0, reason=LOST_PEER, consequence=True)
+    oom = HostEnd("h2", container={"OOMKilled": True, "ExitCode": 137})
+    found = failure_of(ended("h1", followed), oom)
+    assert (found.host, found.rank) == ("h2", None) and "out of memory" in found.reason
+    gone = cause("h2", "host_lost", reason="its keeper is gone")
+    found = failure_of(ended("h1", gone), HostEnd("h2", container={"ExitCode": 137}))
+    assert str(found) == "h2: the container was killed by SIGKILL"
+
+
+def test_a_host_that_is_silent_to_all_and_does_not_answer_is_lost() -> None:
+    lost = cause("h3", "host_lost", reason="no word from it for 10 s")
+    followed = cause("h1", rank=0, reason=LOST_PEER, consequence=True, age=5.0)
+    found = failure_of(ended("h1", lost, followed), ended("h2", lost), away("h3"))
+    assert str(found) == "h3: the host is lost: no word from it for 10 s"
+
+
+def test_two_hosts_that_only_miss_each_other_are_one_cut_pair() -> None:
+    verdict = outcome.verdict(
+        [ended("h1", cause("h2", "host_lost", age=1.0)), ended("h2", cause("h1", "host_lost", age=0.5))]
     )
-    assert found is not None and (found.host, found.rank) == ("h2", None) and "out of memory" in found.reason
+    assert str(verdict.failure).startswith("h1 and h2: do not hear each other on the training network")
+    assert verdict.cause and verdict.cause["kind"] == "cut"
+
+
+def test_of_two_hosts_that_miss_each_other_the_one_that_does_not_answer_is_lost() -> None:
+    found = failure_of(away("h1"), ended("h2", cause("h1", "host_lost", reason="no word from it for 10 s")))
+    assert str(found) == "h1: the host is lost: no word from it for 10 s"
+
+
+def test_a_pair_that_a_third_host_hears_is_named_as_one() -> None:
+    pair = cause("h2", "cut", reason="do not hear each other for 10 s, though h3 hears both", other="h1")
+    assert str(failure_of(*(ended(host, pair) for host in ("h1", "h2", "h3")))).startswith("h1 and h2: do not hear")
+
+
+@pytest.mark.parametrize("alone", [cause("h1", "host_lost", age=3.0), cause("h3", "host_lost", age=3.0)])
+def test_a_host_that_answers_over_ssh_is_not_lost_but_cut_off(alone: dict[str, Any]) -> None:
+    """Whether it names itself, as it hears nobody, or the first one that it missed."""
+    lost = cause("h3", "host_lost", age=1.0)
+    found = failure_of(ended("h1", lost), ended("h2", lost), ended("h3", alone))
+    assert found.host == "h3" and "cut off on the training network: h1, h2 do not hear it" in found.reason
+
+
+@given(st.permutations(["h1", "h2", "h3", "h4"]), st.sampled_from(["h1", "h2", "h3", "h4"]))
+def test_whoever_is_cut_off_is_named_in_whatever_order_the_hosts_are_asked(order: list[str], cut: str) -> None:
+    others = [host for host in sorted(order) if host != cut]
+    ends = {host: ended(host, cause(cut, "host_lost", age=1.0)) for host in others}
+    ends[cut] = ended(cut, *(cause(host, "host_lost", age=5.0) for host in others))
+    assert failure_of(*(ends[host] for host in order)).host == cut
+
+
+def test_events_say_what_is_known_before_the_end() -> None:
+    event = {**cause("h2", rank=1), "event": "failed", "after": 7.0}
+    found = outcome.first_failure([HostEnd("h1", events=[event], ended=False), away("h2")])
+    assert found and str(found[0]) == "rank 1 on h2: killed by SIGKILL"
+    assert outcome.first_failure([HostEnd("h1", ended=False)]) is None
+
+
+def test_all_that_succeeded_succeeded() -> None:
+    assert outcome.verdict([ended("h1", status="succeeded"), ended("h2", status="succeeded")]) == Verdict("succeeded")
+
+
+def test_a_host_without_a_word_is_no_success() -> None:
+    good = ended("h1", status="succeeded")
+    assert str(failure_of(good, away("h2"))) == "h2: no answer over SSH; the other hosts succeeded"
+    assert (
+        str(failure_of(good, HostEnd("h2", container={"ExitCode": 3}))) == "h2: the container ended with exit status 3"
+    )
+    assert "its keeper says nothing any more" in failure_of(good, HostEnd("h2", ended=False)).reason
+
+
+def test_who_stopped_a_run_is_said_and_where_ranks_did_not_save() -> None:
+    stop = {"by": "make stop by ann@desk", "killed": False}
+    ends = [ended("h1", status="stopped", stop=stop), ended("h2", status="stopped", stop=stop)]
+    assert outcome.verdict(ends) == Verdict("stopped", reason="make stop by ann@desk")
+    late = ended("h2", status="stopped", stop={**stop, "killed": True})
+    said = "make stop by ann@desk; ranks on h2 did not end in time and were killed"
+    assert outcome.verdict([ends[0], late]).reason == said  # never: all ranks saved a checkpoint
 
 
 @pytest.mark.parametrize(
-    ("status", "said"),
-    [(137, "SIGKILL"), (143, "SIGTERM"), (3, "exit status 3"), (-1, "gone"), (None, "lost")],
+    ("state", "said"),
+    [({"ExitCode": 137}, "SIGKILL"), ({"ExitCode": 3}, "exit status 3"), ({}, "gone"), ({"OOMKilled": True}, "memory")],
 )
-def test_how_a_container_ended_in_words(status: int | None, said: str) -> None:
-    assert said in outcome.describe_end(status, {}, "no answer")
+def test_how_a_container_ended_in_words(state: dict[str, Any], said: str) -> None:
+    assert said in outcome.describe_container(state)
 
 
 def test_the_summary_has_every_promised_key(tmp_path: Path) -> None:
     where = ("20260101-000000-abcd", 2, 3, "10.78.0.11")
     result = {"test_accuracy": 0.98, "images_per_second": 500.0, "train_seconds": 30.0}
-    good = outcome.summary(*where, "succeeded", None, result)
+    good = outcome.summary(*where, Verdict("succeeded"), result)
     assert (good["exit_status"], good["nodes"], good["world_size"], good["failed_rank"]) == (
         exits.SUCCEEDED,
         2,
         3,
         None,
     )
-    assert (good["test_accuracy"], good["master_addr"]) == (0.98, "10.78.0.11")
-    bad = outcome.summary(*where, "failed", outcome.Failure("h2", 1, "killed by SIGKILL"))
+    assert (good["test_accuracy"], good["master_addr"], good["cause"]) == (0.98, "10.78.0.11", None)
+    failed = Verdict("failed", Failure("h2", 1, "killed by SIGKILL"), cause("h2", rank=1), "killed by SIGKILL")
+    bad = outcome.summary(*where, failed, missing=["h3"])
     assert (bad["exit_status"], bad["failed_rank"], bad["test_accuracy"]) == (exits.FAILED, 1, None)
+    assert (bad["cause"]["kind"], bad["missing_hosts"], bad["failed_host"]) == ("rank", ["h3"], "h2")
     files.write_json(tmp_path / "summary.json", bad)
     assert files.read_json(tmp_path / "summary.json") == bad
 
@@ -88,24 +157,3 @@ def test_the_summary_has_every_promised_key(tmp_path: Path) -> None:
 def test_a_torn_or_absent_document_reads_as_empty(tmp_path: Path) -> None:
     (tmp_path / "torn.json").write_text('{"a": ')
     assert files.read_json(tmp_path / "torn.json") == files.read_json(tmp_path / "absent.json") == {}
-
-
-@pytest.mark.parametrize(
-    ("statuses", "said"),
-    [
-        ([0, 0], "succeeded"),
-        ([75, 75], "stopped"),
-        ([143, 75], "stopped"),
-        ([75, 1], "failed"),
-        ([143, 143], "failed"),
-        ([75, None], "failed"),
-        ([0, 1], "failed"),
-    ],
-)
-def test_ranks_that_saved_and_ended_on_request_have_not_failed(statuses: list[int | None], said: str) -> None:
-    assert outcome.verdict(statuses) == said
-
-
-def test_what_received_the_signal_is_named() -> None:
-    assert outcome.stopped_reason(["h2"]).startswith("torchrun on h2 received a signal to stop")
-    assert outcome.stopped_reason([]).startswith("a rank received a signal to stop")

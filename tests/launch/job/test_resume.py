@@ -14,14 +14,15 @@ from launch.cli.refusal import Refusal
 from launch.hosts import connection
 from launch.hosts.inventory import Target
 from launch.job import readiness, resume
-from launch.job.plan import Options, make_plan
+from launch.job.plan import Options, Ports, make_plan
 from launch.job.resume import Earlier
+from tests.launch.fake_hosts import ports
 from tests.launch.samples import cluster
 
 
 def plan(name: str, inventory: str = "inventory/lab", script: str | None = None) -> dict[str, Any]:
     options = Options(args=("--epochs", "90"), script=script)
-    made = make_plan(replace(cluster(1, 1), inventory=inventory), options, name, 29500, "me@here", f"2026-01-{name}")
+    made = make_plan(replace(cluster(1, 1), inventory=inventory), options, name, ports(2), "me@here", f"2026-01-{name}")
     return dict(json.loads(json.dumps(asdict(made))))
 
 
@@ -131,13 +132,14 @@ class Host(connection.Machine):
 
     def answer(self, command: str, timeout: float = 0) -> str:
         assert "/var/lib/muster/runs/03/checkpoints/step-*.json" in command
-        port = "port=29500\n" if "create_server" in command else ""
-        return "image=yes\nps=[]\ndata=yes\n" + port + ("resume=yes\n" if self.has_checkpoint else "")
+        assert "create_server" in command
+        free = "keeper=29403\n" + ("master=29500 29507\n" if "master" in command else "")
+        return f"image=yes\ndata=yes\n{free}" + ("resume=yes\n" if self.has_checkpoint else "")
 
 
 def test_one_host_with_a_checkpoint_is_enough() -> None:
     hosts = cluster(1, 1).hosts
-    assert readiness.check([Host(False), Host(True)], hosts, "ab" * 32, EARLIER) == 29500
+    assert readiness.check([Host(False), Host(True)], hosts, "ab" * 32, EARLIER) == Ports(29500, 29507, (29403, 29403))
 
 
 def test_a_run_that_left_nothing_on_any_host_is_refused() -> None:
@@ -156,5 +158,5 @@ def test_a_run_that_ended_before_its_first_checkpoint_points_to_the_one_that_it_
 
 
 def test_a_hosts_answer_is_read() -> None:
-    assert readiness.parse("image=yes\nps=[]\nresume=yes\n").has_resume
-    assert not readiness.parse("image=yes\nps=[]\n").has_resume
+    assert readiness.parse("image=yes\nresume=yes\n").has_resume
+    assert not readiness.parse("image=yes\n").has_resume

@@ -1,77 +1,267 @@
-"""Promise: what comes from a host replaces no file of ours and leads to none of the user's."""
+"""Promise: an ended run comes here whole, in as many attempts as it takes, and only then goes from its hosts; what
+comes from a host replaces no file of ours and leads to none of the user's."""
 
 from __future__ import annotations
 
+import json
+import os
 import shlex
+import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
+from keeper.output import Writer
 from launch import files
-from launch.hosts import openssh
-from launch.hosts.connection import Machine
-from launch.hosts.inventory import Target
-from launch.job import container, torchrun_logs
-from launch.job.plan import HostPlan, Options, make_plan
+from launch.cli.refusal import Problem
+from launch.hosts import openssh, ssh
+from launch.job.plan import Plan
 from launch.run import gather
-from tests.launch.samples import cluster
+from tests.launch import fake_hosts
+from tests.launch.fake_hosts import Host, cause, exit_words, plan
+
+hosts = fake_hosts.hosts
 
 #: Takes ssh's place for rsync: drops the options and the host, and runs the command here as sshd would.
 HERE = 'while [ "$1" != rsync ]; do shift; done; exec sh -c "$*"'
 
+Gather = Callable[[], gather.Gathered]
+
 
 @pytest.fixture
-def host_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostPlan:
-    """The first host's part of a plan, its run's folder a folder of this machine."""
+def on_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: dict[str, Host]) -> Path:
+    """The run's folder on the first host, a folder of this machine."""
+    monkeypatch.setattr(files, "ROOT", tmp_path / "here")
+    monkeypatch.setattr(gather, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(gather, "Machine", lambda target, known_hosts, connection: connection)
     monkeypatch.setattr(openssh, "rsync_shell", lambda *arguments: shlex.join(["sh", "-c", HERE, "ssh"]))
-    monkeypatch.setattr(container, "finish", lambda *arguments: {"state": {}, "left": []})
-    (first,) = make_plan(cluster(1), Options(script="main.py"), "run-1", 29500, "me", "now").hosts
-    on_host = tmp_path / "on host"
-    on_host.mkdir()
-    return replace(first, run_dir=str(on_host))
+    folder = tmp_path / "on host"
+    folder.mkdir()
+
+    def offer(options: dict[str, Any]) -> dict[str, Any]:
+        script = [path for path in (folder / "workload").rglob("*") if path.is_file() or path.is_symlink()]
+        written = [str(path.relative_to(folder / "workload")) for path in script if path.name != "main.py"]
+        return {"exit": None, "container": {"ExitCode": 0}, "node_rank": 0, "written": written}
+
+    hosts["h1"].answers["offer"] = offer
+    return folder
 
 
-def gathered(host_plan: HostPlan, folder: Path) -> None:
-    machine: Any = SimpleNamespace(target=Target("h1", "192.0.2.1", user="me"), known_hosts=Path("known_hosts"))
-    gather.gather(cast(Machine, machine), host_plan, folder)
-    torchrun_logs.flatten(folder / "logs" / host_plan.host, host_plan.ranks)
+@pytest.fixture
+def run(on_host: Path) -> Plan:
+    """A plan whose first host has its folder there."""
+    made = plan(1, script="main.py")
+    files.write_json(files.runs_dir() / made.run / "plan.json", {"run": made.run})
+    return replace(made, hosts=[replace(made.hosts[0], run_dir=str(on_host))])
 
 
-def test_links_that_lead_outside_stay_on_the_host(host_plan: HostPlan, tmp_path: Path) -> None:
+@pytest.fixture
+def fetch(run: Plan, hosts: dict[str, Host]) -> Gather:
+    machine: Any = hosts["h1"]
+    return lambda: gather.gather_host(machine, run, run.hosts[0], 20)
+
+
+@pytest.fixture
+def here(run: Plan) -> Path:
+    return files.runs_dir() / run.run
+
+
+def test_what_there_is_comes_each_streams_output_in_one_file(on_host: Path, here: Path, fetch: Gather) -> None:
+    for stream, data in (("rank-0", b"0123456789" * 10), ("torchrun", b"says\n")):
+        writer = Writer(on_host / "output", stream, head_bytes=10, segment_bytes=10, limit_bytes=200)
+        writer.append(data)
+        writer.close()
+    (on_host / "events.jsonl").write_text('{"event": "lease"}\n')
+    files.write_json(on_host / "exit.json", exit_words())
+    (on_host / "stacks").mkdir()
+    (on_host / "stacks" / "rank-0.txt").write_text("where it stood")
+    (on_host / "metrics.jsonl").write_text("{}")
+    (on_host / "workload" / "out").mkdir(parents=True)
+    (on_host / "workload" / "main.py").write_text("the project, which is here already")
+    (on_host / "workload" / "out" / "epoch 3.pt").write_text("weights")
+    fetch()
+    logs = here / "logs" / "h1"
+    assert (logs / "rank-0.log").read_bytes() == b"0123456789" * 10
+    assert sorted(path.name for path in logs.iterdir()) == [
+        *("container.json", "events.jsonl", "exit.json", "rank-0.log", "stacks", "torchrun.log")
+    ]
+    assert (here / "metrics.jsonl").exists() and (here / "workload" / "out" / "epoch 3.pt").read_text() == "weights"
+    assert sorted(path.name for path in here.iterdir()) == ["logs", "metrics.jsonl", "plan.json", "workload"]
+    assert [path.name for path in (here / "workload").iterdir()] == ["out"]
+
+
+def test_a_host_is_cleared_only_after_all_of_it_is_here(
+    on_host: Path, here: Path, fetch: Gather, hosts: dict[str, Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (on_host / "metrics.jsonl").write_text("{}")
+    copy = gather._copy
+    monkeypatch.setattr(gather, "_copy", lambda *arguments: broken(1))
+
+    def broken(status: int) -> None:
+        raise RuntimeError("rsync ended with 23: No space left on device")
+
+    with pytest.raises(RuntimeError, match="No space left"):
+        fetch()
+    assert hosts["h1"].verbs() == ["offer"]
+    monkeypatch.setattr(gather, "_copy", copy)
+    assert fetch() == gather.Gathered({}, ())
+    assert hosts["h1"].asked[-1][0] == "seal" and hosts["h1"].asked[-1][1]["keep"] == 20
+    fetch()  # it may be repeated
+    assert (here / "metrics.jsonl").exists()
+
+
+def test_a_file_that_cannot_be_read_is_an_error_and_what_is_not_there_is_none(
+    on_host: Path, fetch: Gather, hosts: dict[str, Host]
+) -> None:
+    fetch()  # a host that died early has next to nothing
+    offer = hosts["h1"].answers["offer"]
+    assert callable(offer)
+    (on_host / "workload").mkdir()
+    hosts["h1"].answers["offer"] = lambda options: {**offer(options), "written": ["gone.pt"]}
+    with pytest.raises(RuntimeError, match="rsync ended with 23"):
+        fetch()
+
+
+def test_a_connection_that_breaks_while_gathering_is_opened_again(
+    on_host: Path, here: Path, fetch: Gather, hosts: dict[str, Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (on_host / "metrics.jsonl").write_text("{}")
+    copy, seal = gather._copy, hosts["h1"].answers["seal"]
+    breaks: list[Exception] = [gather.BrokenCopy("rsync ended with 255"), EOFError("h1: the SSH connection was lost")]
+
+    def first_broken(*arguments: Any) -> None:
+        if breaks and isinstance(breaks[0], gather.BrokenCopy):
+            raise breaks.pop(0)
+        copy(*arguments)
+
+    def then_sealed(options: dict[str, Any]) -> dict[str, Any]:
+        if breaks:
+            raise breaks.pop()
+        assert callable(seal)
+        return seal(options)
+
+    monkeypatch.setattr(gather, "_copy", first_broken)
+    hosts["h1"].answers["seal"] = then_sealed
+    fetch()
+    assert breaks == [] and (here / "metrics.jsonl").exists() and hosts["h1"].closed == 2
+
+
+def test_a_host_that_stays_away_is_given_up_after_a_while(
+    fetch: Gather, hosts: dict[str, Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(target: Any, known_hosts: Path) -> None:
+        raise ssh.Unreachable(Problem("host h1", "no route to host", "see whether it is up"))
+
+    monkeypatch.setattr(gather, "LINK_SECONDS", 0.05)
+    monkeypatch.setattr(ssh, "connect", connect)
+    hosts["h1"].answers["offer"] = EOFError("the SSH connection was lost")
+    with pytest.raises(RuntimeError, match="the SSH connection was lost"):
+        fetch()
+    assert len(hosts["h1"].asked) > 1
+
+
+def test_what_fails_over_every_connection_is_given_up_soon(fetch: Gather, hosts: dict[str, Host]) -> None:
+    hosts["h1"].answers["offer"] = gather.BrokenCopy("rsync ended with 12: rsync: command not found")
+    with pytest.raises(RuntimeError, match="command not found"):
+        fetch()
+    assert len(hosts["h1"].asked) == gather.ATTEMPTS
+
+
+def test_a_run_that_goes_on_is_not_touched(fetch: Gather, hosts: dict[str, Host]) -> None:
+    hosts["h1"].answers["offer"] = lambda options: {"running": True}
+    with pytest.raises(RuntimeError, match="has not ended there"):
+        fetch()
+    assert hosts["h1"].verbs() == ["offer"]
+
+
+def test_links_that_lead_outside_stay_on_the_host(on_host: Path, here: Path, fetch: Gather, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "precious").write_text("precious")
-    on_host, folder = Path(host_plan.run_dir), tmp_path / "runs" / "run-1"
-    files.write_json(folder / "plan.json", {"run": "run-1"})
-    attempt = on_host / "logs" / "id" / "attempt_0" / "0"
-    attempt.mkdir(parents=True)
-    (attempt / "stdout.log").symlink_to(mine / "precious")
-    (attempt / "stderr.log").write_text("an error\n")
-    for name in ("summary.json", "plan.json", "curves.png", "failure.json"):
+    for folder in ("output", "stacks", "workload"):
+        (on_host / folder).mkdir()
+    for name in ("rank-0.log", "torchrun.log"):
+        (on_host / "output" / name).symlink_to(mine / "precious")
+    (on_host / "stacks" / "rank-0.txt").symlink_to(mine / "precious")
+    for name in ("summary.json", "plan.json", "curves.png", "exit.json", "events.jsonl"):
         (on_host / name).symlink_to(mine / "precious")
     (on_host / "checkpoints").symlink_to(mine)
-    (on_host / "workload").mkdir()
     (on_host / "workload" / "epoch-3.pt").write_text("weights")
     (on_host / "workload" / "newest.pt").symlink_to("epoch-3.pt")
     (on_host / "workload" / "up").symlink_to("../../../mine/precious")
-    gathered(host_plan, folder)
-    files.write_json(folder / "summary.json", {"status": "succeeded"})
+    fetch()
+    files.write_json(here / "summary.json", {"status": "succeeded"})
     assert (mine / "precious").read_text() == "precious" and [file.name for file in mine.iterdir()] == ["precious"]
-    assert files.read_json(folder / "plan.json") == {"run": "run-1"}
-    assert files.read_json(folder / "summary.json") == {"status": "succeeded"}
-    links = [path for path in folder.rglob("*") if path.is_symlink()]
-    assert links == [folder / "workload" / "newest.pt"] and links[0].read_text() == "weights"
-    assert [file.name for file in (folder / "logs" / "h1").iterdir()] == ["rank-0.err"]
+    assert files.read_json(here / "plan.json") == {"run": "some-run"}
+    links = [path for path in here.rglob("*") if path.is_symlink()]
+    assert links == [here / "workload" / "newest.pt"] and links[0].read_text() == "weights"
+    assert not any(path.read_bytes() == b"precious" for path in here.rglob("*") if path.is_file())
 
 
-def test_a_scripts_files_with_names_of_ours_do_not_come(host_plan: HostPlan, tmp_path: Path) -> None:
-    on_host, folder = Path(host_plan.run_dir), tmp_path / "runs" / "run-1"
-    files.write_json(folder / "plan.json", {"run": "run-1"})
-    for name in ("plan.json", "summary.json", "metrics.jsonl"):
+def test_paths_that_a_host_names_stay_below_their_folder(
+    on_host: Path, fetch: Gather, hosts: dict[str, Host], tmp_path: Path
+) -> None:
+    (on_host / "workload").mkdir()
+    (tmp_path / "secret").write_text("of this machine")
+    names = ["/etc/passwd", "../../secret", "../secret", "a/../../../secret", ""]
+    hosts["h1"].answers["offer"] = lambda options: {"written": names}
+    fetch()
+    assert not list(files.runs_dir().rglob("secret")) and not list(files.runs_dir().rglob("passwd"))
+
+
+def test_a_scripts_files_with_names_of_ours_do_not_come(on_host: Path, here: Path, fetch: Gather) -> None:
+    for name in ("plan.json", "summary.json", "metrics.jsonl", "gathered.json", "host.json"):
         (on_host / name).write_text("{}")
-    gathered(host_plan, folder)
-    assert files.read_json(folder / "plan.json") == {"run": "run-1"}
-    assert not (folder / "summary.json").exists() and (folder / "metrics.jsonl").exists()
+    fetch()
+    assert files.read_json(here / "plan.json") == {"run": "some-run"}
+    assert sorted(path.name for path in here.iterdir()) == ["logs", "metrics.jsonl", "plan.json"]
+
+
+def test_a_large_copy_has_no_limit_but_silence(on_host: Path, fetch: Gather, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    run = subprocess.run
+
+    def note(words: list[str], **more: Any) -> Any:
+        asked.append((words, more))
+        return run(words, **more)
+
+    monkeypatch.setattr(subprocess, "run", note)
+    fetch()
+    assert asked and all("--timeout=60" in words and "timeout" not in more for words, more in asked)
+
+
+def gathered(host: str, name: str, document: Any) -> None:
+    files.write_json(files.runs_dir() / "some-run" / "logs" / host / name, document)
+
+
+def test_a_summary_made_later_is_that_of_a_watched_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "ROOT", tmp_path)
+    two = plan(1, 1)
+    lost = cause("h2", "host_lost", reason="no word from it for 10 s")
+    gathered("h1", "exit.json", exit_words("failed", lost))
+    first = gather.write_summary(two, ["h2"])
+    assert (first["failed_host"], first["missing_hosts"]) == ("h2", ["h2"])
+    gathered("h2", gather.CONTAINER, {"ExitCode": 0})  # it was started anew, and says nothing of use
+    second = gather.write_summary(two, [])
+    assert second == {**first, "missing_hosts": []}
+    assert json.loads((files.runs_dir() / "some-run" / "summary.json").read_text()) == second
+
+
+def test_a_verdict_that_lacked_a_host_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "ROOT", tmp_path)
+    gathered("h1", "exit.json", exit_words())
+    assert gather.write_summary(plan(1, 1), ["h2"])["status"] == "failed"
+    gathered("h2", "exit.json", exit_words())
+    assert gather.write_summary(plan(1, 1), [])["status"] == "succeeded"
+
+
+def test_half_a_line_of_events_is_no_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "ROOT", tmp_path)
+    gathered("h1", "exit.json", exit_words())
+    path = files.runs_dir() / "some-run" / "logs" / "h1" / "events.jsonl"
+    path.write_text('{"event": "lease"}\n{"eve')
+    assert [event["event"] for event in gather.end_of(plan(1), "h1", True).events] == ["lease"]
+    assert os.path.exists(path)

@@ -11,8 +11,9 @@ from launch.health import check
 from launch.hosts import preflight, trust
 from launch.hosts.inventory import Target
 from launch.job import readiness, trainer_arguments
-from launch.job.plan import Options
+from launch.job.plan import Options, Ports
 from launch.run import train as run
+from tests.launch.fake_hosts import ports
 from tests.launch.samples import cluster
 from train.settings import parse
 
@@ -48,11 +49,11 @@ def test_a_config_file_of_this_machine_travels_in_the_plan(tmp_path: Path) -> No
 @pytest.fixture
 def hosts_are_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every host of a test is ready, and the quick check finds nothing."""
-    monkeypatch.setattr(readiness, "check", lambda *arguments: 29500)
+    monkeypatch.setattr(readiness, "check", lambda *arguments: ports(2))
     monkeypatch.setattr(check, "quick", lambda *arguments, **words: [])
 
 
-def before_start(args: str, script: str | None = None) -> int:
+def before_start(args: str, script: str | None = None) -> Ports:
     known = cluster(2, 2)
     options = Options(args=trainer_arguments.inline(trainer_arguments.split(args)), script=script)
     return run.check_before_start(request(), known, known.hosts, [], options, None)
@@ -71,8 +72,8 @@ def test_wrong_settings_of_our_trainer_are_refused_before_the_start(tmp_path: Pa
             before_start(args)
         assert len(refused.value.problems) == 1 and refused.value.problems[0].where == "ARGS"
     for args in ("", "--epochs 3 --config digits", "--config /data/on-the-hosts.yaml --lr 0"):
-        assert before_start(args) == 29500
-    assert before_start("--model resnet18x", script="main.py") == 29500
+        assert before_start(args) == ports(2)
+    assert before_start("--model resnet18x", script="main.py") == ports(2)
 
 
 def test_all_that_stands_in_the_way_of_a_start_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,60 @@
+"""Starts a run on its hosts, through their doors: on all of them, or on none."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launch.cli import exits
+from launch.cli.make_variables import name_inventory
+from launch.cli.refusal import Problem, Refusal
+from launch.hosts import door, ssh
+from launch.hosts.connection import Machine
+from launch.job.plan import Plan, document
+
+CONTAINER_SECONDS = (
+    200  # for Podman to start a container and for its keeper to take the lease: more than the door allows
+)
+DROP_SECONDS = 60
+KEY_BYTES = 32  # of the key with which keepers know each other
+
+
+def start(machines: Sequence[Machine], plan: Plan, private: Mapping[str, bytes] | None = None) -> None:
+    """Start the container of every host; each one holds its host's lease when this returns.
+
+    private: the files of SECRETS, by name.
+    Raises Refusal, naming every host that did not start and why; nothing is left then on the hosts that answer.
+    """
+    content, key = document(plan), secrets.token_hex(KEY_BYTES)
+    given = {name: base64.b64encode(content).decode() for name, content in (private or {}).items()}
+
+    def one(pair: tuple[int, Machine]) -> dict[str, Any]:
+        node_rank, machine = pair
+        asked = {"plan": content, "node_rank": node_rank, "key": key, "secrets": given}
+        return door.ask(machine, "start", asked, CONTAINER_SECONDS)
+
+    results = ssh.in_parallel(one, enumerate(machines))
+    failed = {
+        machine: result for machine, result in zip(machines, results, strict=True) if isinstance(result, BaseException)
+    }
+    if not failed:
+        return
+    left = drop(machines, plan.run)
+    problems = [
+        Problem(f"host {machine.name}", f"its container did not start: {error}", "fix that; no host was left running")
+        for machine, error in failed.items()
+    ]
+    for host, error in left.items():
+        fix = name_inventory(f"`make stop RUN={plan.run}` when it answers again", Path(plan.inventory))
+        problems.append(Problem(f"host {host}", f"what was started there could not be ended: {error}", fix))
+    raise Refusal(problems, exits.FAILED)
+
+
+def drop(machines: Sequence[Machine], run: str) -> dict[str, BaseException]:
+    """End a run at once and remove all of it on these hosts; why not, by host, where that failed."""
+    results = ssh.in_parallel(lambda machine: door.ask(machine, "drop", {"run": run}, DROP_SECONDS), machines)
+    pairs = zip(machines, results, strict=True)
+    return {machine.name: result for machine, result in pairs if isinstance(result, BaseException)}

@@ -1,0 +1,37 @@
+"""`make attach`: a run that goes on without a view, or that another control machine started, comes into view here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from launch.cli.output import say
+from launch.files import read_json, runs_dir, shown
+from launch.hosts import clustermap
+from launch.run import ask_hosts, find, keep
+from launch.run.train import display_of
+from launch.run.watch import Watch
+
+EARLIER_LINES = 20  # of each rank's earlier output
+
+
+def attach(path: Path, run: str, keep_runs: str, console: Console) -> int:
+    """Watch a run from now to its end, as `make train` does; returns the exit status of the run.
+
+    Raises Refusal without RUN, and when no host has the run.
+    """
+    kept_runs, cluster = keep.parse(keep_runs), clustermap.read(path, current=False)
+    with ask_hosts.reached(cluster) as hosts:
+        answers = hosts.ask("runs", {"run": run} if run else None)
+        if not run:
+            raise find.which_run(answers, path)
+        plan = find.plan_of(run, answers)
+        summary = read_json(runs_dir() / run / "summary.json")
+        if summary and not summary.get("missing_hosts"):
+            say(f"run {run} has ended ({summary['status']}) and is gathered: {shown(runs_dir() / run)}")
+            return int(summary["exit_status"])
+        ask_hosts.report_failed(answers, path)
+        say(f"run {run} of {plan.owner} on {', '.join(one.host for one in plan.hosts)}")
+        say("Ctrl-C stops the run; closing the terminal, or `kill`, only leaves the view")
+        return Watch(plan, find.views_of(plan, cluster, hosts), display_of(plan), kept_runs, EARLIER_LINES).run()

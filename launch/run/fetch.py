@@ -1,0 +1,57 @@
+"""`make gather`: fetches runs that have ended unseen, or that could not be gathered whole, from their hosts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from launch.cli import exits
+from launch.cli.output import say
+from launch.cli.refusal import refuse
+from launch.cli.signals import undisturbed
+from launch.hosts import clustermap
+from launch.job.plan import Plan
+from launch.run import ask_hosts, find, gather, keep, watch
+
+
+def fetch(path: Path, run: str, keep_runs: str, console: Console) -> int:
+    """Gather RUN=<id>, or all ended runs that are not gathered; returns UNREACHABLE where a host gave nothing.
+
+    Raises Refusal when the run goes on, or is nowhere.
+    """
+    kept_runs, cluster = keep.parse(keep_runs), clustermap.read(path, current=False)
+    with ask_hosts.reached(cluster) as hosts:
+        answers = hosts.ask("runs", {"run": run} if run else None)
+        failed = ask_hosts.report_failed(answers, path)
+        listed = ask_hosts.listed(answers)
+        if run and any(find.goes_on(entry) for entry in listed.get(run, {}).values()):
+            raise refuse("RUN", f"run {run} has not ended", f"`make attach RUN={run}` watches it, `make stop` ends it")
+        wanted = [run] if run else [one for one, entries in listed.items() if _wants_gathering(one, entries)]
+        for one in wanted:
+            entries = answers if run else hosts.ask("runs", {"run": one})
+            plan = find.plan_of(one, entries)
+            having = ask_hosts.listed(entries)[one]
+            if not _gather(plan, {host: hosts.machines[host] for host in having}, kept_runs):
+                failed = exits.UNREACHABLE
+        if not wanted:
+            say("all runs that have ended on the hosts that answered are gathered")
+    return failed
+
+
+def _wants_gathering(run: str, entries: dict[str, dict[str, object]]) -> bool:
+    """Whether a run has ended on all hosts that answer, and one of them has what no control machine has fetched."""
+    ended = not any(find.goes_on(entry) for entry in entries.values())
+    return ended and not all(entry.get("gathered") for entry in entries.values())
+
+
+def _gather(plan: Plan, machines: dict[str, object], kept_runs: int) -> bool:
+    """Gather one run; returns whether all of it is here."""
+    say(f"gathering run {plan.run} of {plan.owner} from {', '.join(machines)}")
+    again = f"muster: left; `make gather RUN={plan.run}` goes on where it was"
+    with undisturbed(again):
+        missing = watch.gather_run(plan, machines, kept_runs, say)
+        summary = gather.write_summary(plan, missing)
+        keep.prune(plan, kept_runs, say)
+        watch.close(plan, summary, say)
+    return not missing

@@ -1,0 +1,66 @@
+"""A run that is named by RUN=<id>: its plan, from here or from its hosts, and connections to those that have it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from launch.cli import exits
+from launch.cli.refusal import refuse
+from launch.files import ROOT, read_json, runs_dir, write_json
+from launch.hosts.clustermap import ClusterMap
+from launch.hosts.connection import targets_of
+from launch.job.follow import View
+from launch.job.plan import Plan, document, from_document
+from launch.run import ask_hosts
+from launch.run.ask_hosts import Answers, Hosts
+
+
+def plan_of(run: str, answers: Answers) -> Plan:
+    """The plan of a run: from runs/<id>/plan.json, else from a host, and then kept there.
+
+    answers: to the verb `runs` with this run. Raises Refusal when no host that answered has it, or no plan can be read.
+    """
+    entries = ask_hosts.listed(answers).get(run, {})
+    if not entries:
+        silent = [host for host, answer in answers.items() if not isinstance(answer, dict)]
+        where = f"no host that answered has a run {run}" if silent else f"no host has a run {run}"
+        status = exits.UNREACHABLE if silent else exits.REFUSED
+        raise refuse("RUN", where, f"`make status` shows what there is; {ask_hosts.known_runs()}", status)
+    path = runs_dir() / run / "plan.json"
+    found_here = read_json(path) or next((found for one in entries.values() if (found := one.get("plan"))), {})
+    try:
+        plan = from_document(found_here)
+    except ValueError as error:
+        raise refuse("RUN", f"run {run}: {error}", "use the version of Muster that started it") from None
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, document(plan))
+    return plan
+
+
+def views_of(plan: Plan, cluster: ClusterMap, hosts: Hosts) -> list[View]:
+    """A view of each host of the run. A host that does not answer now is tried again while the others are watched.
+
+    Raises Refusal where the cluster map does not know one of them any more.
+    """
+    targets = {target.name: target for target in targets_of(cluster, cluster.hosts)}
+    unknown = [host_plan.host for host_plan in plan.hosts if host_plan.host not in targets]
+    if unknown:
+        what = f"it ran on {', '.join(unknown)} too, which {cluster.inventory} does not have"
+        raise refuse("RUN", what, "name the inventory of the run with INVENTORY=...")
+    known_hosts = ROOT / cluster.known_hosts
+    return [View(targets[one.host], known_hosts, hosts.machines.get(one.host)) for one in plan.hosts]
+
+
+def which_run(answers: Answers, path: Path) -> Any:
+    """The refusal of a command that lacks RUN=<id>, with what runs now."""
+    failed = ask_hosts.report_failed(answers, path)
+    live = [run for run, entries in ask_hosts.listed(answers).items() if any(map(goes_on, entries.values()))]
+    on_hosts = f"on the hosts{' that answered' if failed else ''} now: {', '.join(live) or 'none'}"
+    return refuse("RUN", "which run?", f"give RUN=<id>; {on_hosts}", failed or exits.REFUSED)
+
+
+def goes_on(entry: dict[str, Any]) -> bool:
+    """Whether a run goes on on a host, by its entry in the answer to `runs`."""
+    return entry["status"] in ("starting", "running")

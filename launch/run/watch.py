@@ -1,0 +1,321 @@
+"""A run in view, from its start or from any later moment until its end: shown, stopped, gathered, summed up.
+
+The run lives on its hosts. What happens here (a lost link, a closed terminal, a killed command) ends the view alone;
+only Ctrl-C is handed on, as a request to stop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launch import files
+from launch.cli import exits, signals, units
+from launch.cli.make_variables import name_inventory
+from launch.cli.signals import undisturbed
+from launch.hosts import door, ssh
+from launch.hosts.connection import ANSWER_SECONDS, LINK_SECONDS
+from launch.job import outcome
+from launch.job.follow import SILENT_SECONDS, Follower, Heard, View
+from launch.job.plan import Plan, document
+from launch.run import gather, keep
+from launch.run.display import Display, label
+
+TURN_SECONDS = 0.1  # between two looks at what became due
+WAITING_SECONDS = 5.0  # between two lines of what is waited for
+SETTLE_SECONDS = 0.3  # after the first word of a failure, for the other hosts to say what they know
+SILENCE_SETTLES_SECONDS = 2.0  # the same where a host is silent, which one knows less surely
+END_SECONDS_BEYOND_GRACE = 20.0  # for the hosts of a stopped run to end
+
+
+class Watch:
+    """One view of a run."""
+
+    def __init__(
+        self, plan: Plan, views: Sequence[View], display: Display, kept_runs: int, tail: int | None = None
+    ) -> None:
+        """kept_runs: KEEP_RUNS. tail: so many lines of each rank's earlier output; None: all of it."""
+        self.plan = plan
+        self.display = display
+        self.kept_runs = kept_runs
+        self.views = {view.host: view for view in views}
+        self._follower: Follower = Follower(plan.run, views, display.show, tail)
+        self._failed_at: float | None = None  # when the first word of a failure came
+        self._told = False  # whether the cause was
+        self._stopping: float | None = None  # when the run was asked to stop
+        self._grace = float(plan.grace)
+        self._due = time.monotonic() + WAITING_SECONDS
+
+    def run(self) -> int:
+        """Watch until the end; returns the exit status."""
+        try:
+            with undisturbed():
+                self._follower.start()
+            signals.raise_held()
+            self._watch()
+        except KeyboardInterrupt:
+            if signals.first_signal() != signal.SIGINT:
+                return self._detach()
+            if not self._stop():
+                return exits.INTERRUPTED
+        finally:
+            self.display.status("")
+        fetch = f"the hosts keep what is not here yet; {self.command('gather')} fetches it"
+        with undisturbed(f"muster: not waited for: run {self.plan.run} has ended; {fetch}"):
+            return self._finish()
+
+    def command(self, target: str, variable: str = "RUN") -> str:
+        """The command to type for this run."""
+        return name_inventory(f"`make {target} {variable}={self.plan.run}`", Path(self.plan.inventory))
+
+    # -- while it goes on ----------------------------------------------------------------------------------------------
+
+    def _watch(self, seconds: float | None = None) -> bool:
+        """Show what happens until the run is over, or for so many seconds; returns whether it is over."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while not self._is_over():
+            if deadline is not None and time.monotonic() > deadline:
+                return False
+            with contextlib.suppress(queue.Empty):
+                self._take(self._follower.heard.get(timeout=TURN_SECONDS))
+            self._look()
+        while not self._follower.heard.empty():
+            self._take(self._follower.heard.get())
+        self.display.show_parts(0.0)
+        return True
+
+    def _take(self, heard: Heard) -> None:
+        words, host = heard.words, heard.host
+        if heard.what == "lost":
+            self.display.say(f"{host}: no view ({words['reason']}); the run goes on there, as far as is known")
+        elif heard.what == "back":
+            self.display.say(f"{host}: in view again")
+        elif heard.what == "skipped":
+            lost = units.size(int(words["to"]) - int(words["offset"]))
+            self.display.say(f"{label(host, str(words['skipped']))}: {lost} of output were dropped there (size limit)")
+        elif heard.what == "event":
+            self._take_event(host, words)
+
+    def _take_event(self, host: str, event: Mapping[str, Any]) -> None:
+        name = event.get("event")
+        if name == "failed" and self._failed_at is None:
+            self._failed_at = time.monotonic()
+        elif name == "stop" and self._stopping is None:
+            self._stopping, self._grace = time.monotonic(), float(event.get("grace") or self.plan.grace)
+            self.display.say(f"{event.get('by')}: the run stops; ranks have {self._grace:.0f} s to finish and save")
+        elif name == "killed" and event.get("after_grace"):
+            self.display.say(f"{host}: ranks that had not ended were killed")
+        elif name == "output_failed":
+            self.display.say(f"{host}: {event.get('reason')}")
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        self.display.show_parts()
+        if self._failed_at is not None and not self._told:
+            ends = [view.end() for view in self.views.values()]
+            cause = outcome.first_cause(ends)
+            sure = cause and not cause.get("consequence") and cause["kind"] not in ("host_lost", "cut")
+            if now - self._failed_at > (SETTLE_SECONDS if sure else SILENCE_SETTLES_SECONDS):
+                self._tell_cause(outcome.first_failure(ends))
+        if now >= self._due:
+            self._due = now + WAITING_SECONDS
+            if line := self._waited_for(now):
+                self.display.say(line)
+
+    def _waited_for(self, now: float) -> str:
+        """What a start or an end that takes long waits for."""
+        waiting = [view for view in self.views.values() if not view.ended]
+        if self._stopping is not None:
+            left = ", ".join(filter(None, map(ranks_left, waiting)))
+            return f"waiting for {left}: {now - self._stopping:.0f} s of {self._grace:.0f} s" if left else ""
+        said = {str(view.state.get("waiting") or "") for view in waiting if view.answers()} - {""}
+        return f"waiting for {'; '.join(sorted(said))}" if said else ""
+
+    def _is_over(self) -> bool:
+        """Whether nothing more is to be expected of any host."""
+        waiting = [view for view in self.views.values() if not view.ended]
+        if not waiting:
+            return True
+        if len(waiting) == len(self.views) or any(view.answers() for view in waiting):
+            return False
+        # The hosts that are heard have ended; the others are silent. One that the run itself counts as lost is.
+        now = time.monotonic()
+        quiet = now - max(view.heard_at or 0.0 for view in self.views.values())
+        causes = [cause for view in self.views.values() for cause in view.end().causes]
+        named = {cause["host"] for cause in causes if cause["kind"] in ("host_lost", "start")}
+        lost = all(view.host in named for view in waiting)
+        return quiet > (SILENT_SECONDS if lost else LINK_SECONDS)
+
+    # -- the ways in which it ends -------------------------------------------------------------------------------------
+
+    def _detach(self) -> int:
+        """Leave the view, after a signal that is no Ctrl-C."""
+        number = signals.first_signal()
+        self._follower.leave()
+        self.display.say(f"{signal.Signals(number).name}: {self.goes_on()}")
+        return 128 + number
+
+    def goes_on(self) -> str:
+        """What is said of a run that goes on without a view."""
+        ways = [f"{self.command('attach')} shows it", f"{self.command('stop')} ends it"]
+        return (
+            f"run {self.plan.run} goes on on its hosts; {', '.join(ways)}, {self.command('gather')} fetches its results"
+        )
+
+    def _stop(self) -> bool:
+        """Have the run stopped, and wait for it; returns whether it has ended."""
+        run = self.plan.run
+        later = f"{self.command('attach')} shows the end, {self.command('gather')} fetches the results"
+        with undisturbed(f"muster: left; run {run} is being stopped by its hosts; {later}"):
+            self._stopping = self._stopping or time.monotonic()
+            self._due = time.monotonic() + WAITING_SECONDS
+            self.display.say(
+                f"stopping the run; ranks have {self._grace:.0f} s to finish their step and save "
+                "(Ctrl-C again: leave, its hosts stop it all the same)"
+            )
+            if failed := stop_everywhere(list(self.views.values()), run, f"Ctrl-C by {ssh.local_user()}"):
+                reasons = "; ".join(f"{host}: {error}" for host, error in failed.items())
+                self.display.say(f"the run could not be stopped, it goes on: {reasons}; try {self.command('stop')}")
+                return False
+            if self._watch(self._grace + END_SECONDS_BEYOND_GRACE):
+                return True
+            left = ", ".join(view.host for view in self.views.values() if not view.ended)
+            self.display.say(f"run {run} has not ended on {left}; {later}")
+            return False
+
+    def _finish(self) -> int:
+        """Gather, sum up, say how it ended."""
+        self._follower.leave()
+        ends = [view.end() for view in self.views.values()]
+        verdict = outcome.verdict(ends)
+        if verdict.status == "failed" and not self._told:
+            self._tell_cause(outcome.first_failure(ends))
+        missing = gather_run(self.plan, {view.host: view.machine for view in self.views.values() if view.ended},
+                             self.kept_runs, self.display.say)  # fmt: skip
+        folder = files.runs_dir() / self.plan.run
+        summary = gather.summary_of(self.plan, verdict, ends, missing)
+        files.write_json(folder / "summary.json", summary)
+        keep.prune(self.plan, self.kept_runs, self.display.say)
+        close(self.plan, summary, self.display.say)
+        return int(summary["exit_status"])
+
+    def _tell_cause(self, found: tuple[outcome.Failure, Mapping[str, Any] | None] | None) -> None:
+        """The cause, before all of its consequences: who, why, that rank's last words, and what is done."""
+        if found is None:
+            return
+        self._told = True
+        failure, cause = found
+        who = f"{failure.host}" if failure.rank is None else f"rank {failure.rank} on {failure.host} failed"
+        self.display.show_parts(0.0)
+        self.display.say(f"{who}: {failure.reason}")
+        stream = "torchrun" if failure.rank is None else f"rank-{failure.rank}"
+        for line in (cause or {}).get("lines") or []:
+            self.display.line(failure.host, stream, str(line))
+        others = [host for host in self.views if host != failure.host]
+        self.display.say(f"its ranks are being ended on {', '.join(others) if others else 'its host'}")
+
+
+def ranks_left(view: View) -> str:
+    """The ranks of a host that have not ended, and what they do: "h2 rank 1 (saving)". Pure."""
+    if not view.answers():
+        return f"{view.host} (no view)"
+    ranks = view.state.get("ranks") or {}
+    left = {rank: words for rank, words in ranks.items() if words.get("state") in ("starting", "running", "stopped")}
+    if not left:
+        return str(view.state.get("waiting") or "") or f"the keeper of {view.host}"
+    return ", ".join(f"{view.host} rank {rank} ({_doing(words)})" for rank, words in left.items())
+
+
+def _doing(words: Mapping[str, Any]) -> str:
+    what = str(words.get("phase") or words.get("state"))
+    return f"{what}, step {words['step']}" if words.get("step") is not None else what
+
+
+def stop_everywhere(views: Sequence[View], run: str, by: str) -> dict[str, Exception]:
+    """Ask all hosts to stop a run. Returns when the first one will, as keepers tell each other: {}.
+
+    Where none could be asked, why not, by host.
+    """
+    answers: queue.SimpleQueue[tuple[str, Exception | None]] = queue.SimpleQueue()
+
+    def ask(view: View) -> None:
+        try:
+            if view.machine is None:
+                raise ConnectionError("no SSH connection")
+            door.ask(view.machine, "stop", {"run": run, "by": by, "grace": None}, ANSWER_SECONDS)
+            answers.put((view.host, None))
+        except Exception as error:
+            answers.put((view.host, error))
+
+    for view in views:
+        threading.Thread(target=ask, args=(view,), daemon=True).start()
+    failed: dict[str, Exception] = {}
+    while len(failed) < len(views):
+        host, error = answers.get()
+        if error is None:
+            return {}
+        failed[host] = error
+    return failed
+
+
+def gather_run(plan: Plan, machines: Mapping[str, Any], kept_runs: int, say: Callable[[str], None]) -> list[str]:
+    """Gather an ended run from all its hosts that can be reached; returns those from which nothing came.
+
+    machines: by host; None, or not there: it cannot be reached.
+    """
+    folder = files.runs_dir() / plan.run
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write_json(folder / "plan.json", document(plan))
+    reached = [host_plan for host_plan in plan.hosts if machines.get(host_plan.host)]
+    work = [(machines[host_plan.host], plan, host_plan, kept_runs) for host_plan in reached]
+    results = ssh.in_parallel(lambda arguments: gather.gather_host(*arguments), work)
+    missing = [host_plan.host for host_plan in plan.hosts if host_plan not in reached]
+    removed: list[str] = []
+    for host_plan, result in zip(reached, results, strict=True):
+        if isinstance(result, BaseException):
+            say(f"{host_plan.host}: could not gather: {result}")
+            missing.append(host_plan.host)
+            continue
+        removed += result.removed
+        if left := [f"{kind} {', '.join(map(str, found))}" for kind, found in result.left.items() if found]:
+            say(f"{host_plan.host}: left by the run, and cleared: {'; '.join(left)}")
+    if removed:
+        runs = sorted(set(removed))
+        say(f"removed from the hosts, as KEEP_RUNS={kept_runs}: {', '.join(runs)}")
+    if missing:
+        later = name_inventory(f"`make gather RUN={plan.run}`", Path(plan.inventory))
+        say(f"nothing was gathered from {', '.join(missing)}; {later} when {'it' if len(missing) == 1 else 'they'} can")
+    return missing
+
+
+def close(plan: Plan, summary: Mapping[str, Any], say: Callable[[str], None]) -> None:
+    """The last lines: the result, where everything is, how the run ended."""
+    folder = files.runs_dir() / plan.run
+    if summary["test_accuracy"] is not None:
+        say(
+            f"test accuracy {summary['test_accuracy']:.2%}, {summary['images_per_second']:.0f} images/s, "
+            f"{summary['train_seconds']:.1f} s of training"
+        )
+    if (folder / "curves.png").exists():
+        say(f"curves: {files.shown(folder / 'curves.png')}")
+    if plan.script is None:
+        more = ", metrics and checkpoint" if (folder / "metrics.jsonl").exists() else ""
+        say(f"logs{more}: {files.shown(folder)}")
+    else:
+        written = folder / "workload"
+        wrote = f"; what the script wrote: {files.shown(written)}" if written.exists() else ""
+        say(f"logs: {files.shown(folder / 'logs')}{wrote}")
+    if summary["status"] != "succeeded" and any((folder / "checkpoints").glob("step-*.json")):
+        again = name_inventory(f"`make train RESUME={plan.run}`", Path(plan.inventory))
+        say(f"it continues from its last checkpoint with {again}")
+    if summary["status"] == "failed":
+        failure = outcome.Failure(summary["failed_host"], summary["failed_rank"], summary["reason"])
+        say(f"run {plan.run} FAILED: {failure}")
+    else:
+        say(f"run {plan.run} {summary['status']}" + (f": {summary['reason']}" if summary["reason"] else ""))

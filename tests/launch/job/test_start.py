@@ -1,0 +1,57 @@
+"""Promise: a run starts on all its hosts or on none; its secrets travel to its hosts and stand in no document."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from launch.cli import exits
+from launch.cli.refusal import Refusal
+from launch.job.start import start
+from tests.launch import fake_hosts
+from tests.launch.fake_hosts import Host, plan, refusal
+
+hosts = fake_hosts.hosts
+
+
+def two(hosts: dict[str, Host]) -> Any:
+    return [hosts["h1"], hosts["h2"]]
+
+
+def test_every_host_gets_the_plan_its_place_and_the_same_new_key(hosts: dict[str, Host]) -> None:
+    for _ in range(2):
+        start(two(hosts), plan(1, 2))
+    asked = [options for host in two(hosts) for verb, options in host.asked]
+    assert [options["node_rank"] for options in asked] == [0, 0, 1, 1]
+    assert all(options["plan"] == asdict(plan(1, 2)) for options in asked)
+    keys = [options["key"] for options in asked]
+    assert keys[0] == keys[2] != keys[1] == keys[3] and len(bytes.fromhex(keys[0])) == 32
+    assert all(key not in json.dumps(options["plan"]) for key, options in zip(keys, asked, strict=True))
+
+
+def test_secrets_are_in_no_plan(hosts: dict[str, Host]) -> None:
+    start(two(hosts), plan(1, 1), {"token": b"s3cret\x00"})
+    for host in two(hosts):
+        (_, options) = host.asked[0]
+        assert options["secrets"] == {"token": base64.b64encode(b"s3cret\x00").decode()}
+        assert "s3cret" not in json.dumps(options["plan"])
+
+
+def test_one_host_that_does_not_start_leaves_nothing_on_any(hosts: dict[str, Host]) -> None:
+    hosts["h2"].answers["start"] = refusal("podman: no space left on device")
+    with pytest.raises(Refusal, match="host h2: its container did not start: podman: no space left") as refused:
+        start(two(hosts), plan(1, 1))
+    assert refused.value.status == exits.FAILED
+    assert [host.verbs() for host in two(hosts)] == [["start", "drop"]] * 2  # the host that failed too: it may be late
+
+
+def test_what_could_not_be_ended_is_said(hosts: dict[str, Host]) -> None:
+    hosts["h1"].answers["start"] = TimeoutError("h1: no answer within 200 s")
+    hosts["h1"].answers["drop"] = OSError("no route to host")
+    with pytest.raises(Refusal, match=r"host h1: what was started there could not be ended: no route(.|\n)*make stop"):
+        start(two(hosts), plan(1, 1))
+    assert hosts["h2"].verbs() == ["start", "drop"]

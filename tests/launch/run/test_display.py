@@ -1,0 +1,109 @@
+"""Promise: every line of every rank is shown once, whole, with host and rank before it, in few writes."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launch.run.display import PART_BYTES, Display, Part, label, whole_lines
+
+
+def shown_in(pieces: list[bytes]) -> list[bytes]:
+    """The lines that come of these pieces of a stream, its last one complete."""
+    part, lines = Part(), b""
+    for piece in pieces:
+        lines += whole_lines(part, piece, 0.0)
+    return (lines + whole_lines(part, b"\n" if part.data else b"", 0.0)).split(b"\n")[:-1]
+
+
+def test_labels() -> None:
+    assert [label("h2", stream) for stream in ("rank-12", "torchrun")] == ["h2 rank 12", "h2"]
+
+
+@given(
+    lines=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\n\r"), max_size=8), max_size=8),
+    cuts=st.lists(st.integers(0, 60), max_size=8),
+)
+def test_pieces_of_any_size_give_the_same_lines(lines: list[str], cuts: list[int]) -> None:
+    data = "".join(f"{line}\n" for line in lines).encode()
+    edges = sorted({0, len(data), *(min(cut, len(data)) for cut in cuts)})
+    assert shown_in([data[a:b] for a, b in itertools.pairwise(edges)]) == [line.encode() for line in lines]
+
+
+@given(cuts=st.lists(st.integers(0, 40), max_size=6))
+def test_a_progress_bar_is_a_line_for_each_of_its_forms(cuts: list[int]) -> None:
+    data = b"begin\r\n\r 5%\r 50%\r 100%\r\nend\n"
+    edges = sorted({0, len(data), *(min(cut, len(data)) for cut in cuts)})
+    found = [line for line in shown_in([data[a:b] for a, b in itertools.pairwise(edges)]) if line]
+    assert found == [b"begin", b" 5%", b" 50%", b" 100%", b"end"]
+
+
+def test_a_line_without_an_end_is_shown_after_a_while_and_goes_on_as_another(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    display = Display(["h1"], 9, terminal=False)
+    display.show("h1", "rank-0", b"waiting ...")
+    display.show_parts(60.0)
+    assert capsys.readouterr().out == ""
+    display.show_parts(0.0)
+    display.show("h1", "rank-0", b"\nthere\n")  # the end of the line that was shown is no empty line
+    assert capsys.readouterr().out == "h1 rank 0 | waiting ...\nh1 rank 0 | there\n"
+
+
+def test_a_line_without_an_end_does_not_fill_the_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    part = Part()
+    assert sum(len(whole_lines(part, b"x" * 1000, 0.0)) for _ in range(1000)) > 900_000
+    assert len(part.data) <= PART_BYTES
+
+
+def test_lines_of_several_streams_do_not_mix(capsys: pytest.CaptureFixture[str]) -> None:
+    display = Display(["h1", "h2"], 9, terminal=False)
+    display.show("h1", "rank-0", b"a ")
+    display.show("h2", "rank-1", b"b\nc\n\n")
+    display.show("h1", "rank-0", b"line\n")
+    display.show("h2", "torchrun", b"says\n")
+    assert capsys.readouterr().out == (
+        "h2 rank 1 | b\nh2 rank 1 | c\nh2 rank 1 | \nh1 rank 0 | a line\nh2        | says\n"
+    )
+
+
+class Counting(io.StringIO):
+    writes = 0
+
+    def write(self, text: str) -> int:
+        self.writes += 1
+        return super().write(text)
+
+
+def test_a_chatty_rank_costs_a_write_a_piece_and_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, pieces = Counting(), [f"line {number}\n".encode() * 5000 for number in range(20)]
+    monkeypatch.setattr(sys, "stdout", out)
+    display = Display(["h1"], 9, terminal=False)
+    for piece in pieces:
+        display.show("h1", "rank-0", piece)
+    assert out.writes == len(pieces)
+    assert out.getvalue() == "".join(f"h1 rank 0 | line {number}\n" * 5000 for number in range(20))
+    assert all(not part.data for part in display._parts.values())
+
+
+def test_what_is_no_text_is_shown_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    Display(["h1"], 9, terminal=False).show("h1", "rank-0", b"\xff\xfe ok\n")
+    assert capsys.readouterr().out == "h1 rank 0 | �� ok\n"
+
+
+def test_on_a_terminal_the_state_stays_below_the_output(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    display = Display(["h1"], 9, terminal=True)
+    display.status("step 1 of 10, and more than fits")
+    display.show("h1", "rank-0", b"text\n")
+    display.status("")
+    clear = "\r\x1b[2K"
+    status = "step 1 of 10, and m"
+    assert capsys.readouterr().out == f"{clear}{status}{clear}\x1b[36mh1 rank 0\x1b[0m | text\n{status}{clear}"

@@ -1,0 +1,355 @@
+"""Promises: the run lives on its hosts, the command that watches it is a window. Ctrl-C stops the run, nothing else
+does; the cause of a failure comes first and with its name; no wait is endless; what ended is gathered, summed up."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch import files
+from launch.cli import exits, signals
+from launch.hosts.door import Frame
+from launch.job import follow
+from launch.run import gather, watch
+from launch.run.gather import Gathered
+from launch.run.train import display_of
+from launch.run.watch import Watch
+from tests.launch import fake_hosts
+from tests.launch.fake_hosts import DROP, Host, cause, died, end, output, plan, refusal, state
+
+hosts = fake_hosts.hosts
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(files, "ROOT", tmp_path)
+    monkeypatch.setattr(follow, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(gather, "gather_host", lambda machine, *more: Gathered({}, ()) if machine else None)
+    # Whatever goes wrong in a test, its signals end no test session.
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in ENDING}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    signals._received.first, signals._received.raised = None, False
+
+
+def watched(*those: Host) -> int:
+    """Watch a run on these hosts as a command does."""
+    made = plan(*(1 for _ in those))
+    with signals.interrupts_as_exceptions():
+        return Watch(made, [host.view() for host in those], display_of(made), 20).run()
+
+
+def summary() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path("runs/some-run/summary.json").read_text())
+    return found
+
+
+def when(condition: Callable[[], object], do: Callable[[], object]) -> threading.Thread:
+    """Do something, in another thread, once something is so."""
+
+    def wait() -> None:
+        deadline = time.monotonic() + 60
+        while not condition() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        do()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+def event(name: str, after: float = 1.0, **words: Any) -> Frame:
+    return output("events", 0, json.dumps({"event": name, "after": after, **words}).encode() + b"\n")
+
+
+def come(*numbers: int) -> None:
+    for number in numbers:
+        os.kill(os.getpid(), number)
+        time.sleep(0.05)
+
+
+def test_a_run_that_succeeds_is_shown_gathered_and_summed_up(
+    hosts: dict[str, Host], capsys: pytest.CaptureFixture[str]
+) -> None:
+    hosts["h1"].say(output("rank-0", 0, b"a step\n"), end())
+    hosts["h2"].say(output("rank-1", 0, b"last words"), end())
+    assert watched(hosts["h1"], hosts["h2"]) == exits.SUCCEEDED
+    out = capsys.readouterr().out
+    assert "h1 rank 0 | a step\n" in out and "h2 rank 1 | last words\n" in out
+    assert out.splitlines()[-1] == "muster | run some-run succeeded"
+    assert (summary()["status"], summary()["missing_hosts"], summary()["cause"]) == ("succeeded", [], None)
+    assert json.loads(Path("runs/some-run/plan.json").read_text())["run"] == "some-run"
+
+
+def test_the_cause_comes_first_then_the_ranks_last_lines_and_consequences_stay_in_the_files(
+    hosts: dict[str, Host], capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = cause("h2", rank=1, reason="ValueError: no", lines=["epoch 3", "ValueError: no"], age=0.1)
+    followed = cause("h1", rank=0, reason="Connection closed by peer", consequence=True)
+    hosts["h1"].say(event("failed", **followed), end("failed", followed, first))
+    hosts["h2"].say(event("failed", **first), end("failed", first))
+    assert watched(hosts["h1"], hosts["h2"]) == exits.FAILED
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:4] == [
+        "muster | rank 1 on h2 failed: ValueError: no",
+        "h2 rank 1 | epoch 3",
+        "h2 rank 1 | ValueError: no",
+        "muster | its ranks are being ended on h1",
+    ]
+    assert lines[-1] == "muster | run some-run FAILED: rank 1 on h2: ValueError: no"
+    assert not any("Connection closed" in line for line in lines)
+    assert (summary()["failed_rank"], summary()["failed_host"], summary()["cause"]["kind"]) == (1, "h2", "rank")
+
+
+def test_the_cause_is_told_while_other_hosts_still_run(
+    hosts: dict[str, Host], capsys: pytest.CaptureFixture[str]
+) -> None:
+    said: list[str] = []
+
+    def told() -> bool:
+        said.append(capsys.readouterr().out)
+        return "rank 0 on h1 failed: killed by SIGKILL" in "".join(said)
+
+    killed = cause("h1", rank=0)
+    hosts["h1"].say(event("failed", **killed))
+    hosts["h2"].say(state(rank_1={"phase": "saving"}))
+    thread = when(told, lambda: [hosts[name].say(end("failed", killed)) for name in ("h1", "h2")])
+    assert watched(hosts["h1"], hosts["h2"]) == exits.FAILED
+    thread.join()
+    assert "failed: killed" not in capsys.readouterr().out  # and once
+
+
+def test_a_lost_link_is_no_failure_and_is_said_once(hosts: dict[str, Host], capsys: pytest.CaptureFixture[str]) -> None:
+    hosts["h1"].say(*[DROP] * 20, output("rank-0", 0, b"a step\n"), end())
+    assert watched(hosts["h1"]) == exits.SUCCEEDED
+    out = capsys.readouterr().out
+    assert out.count("h1: no view (the SSH connection was lost); the run goes on there") == 1
+    assert out.count("h1: in view again") == 1
+
+
+def test_one_host_that_ended_does_not_end_the_wait_for_one_that_goes_on(hosts: dict[str, Host]) -> None:
+    hosts["h1"].say(end())
+    hosts["h2"].say(*[state(rank_1={"step": number}) for number in range(5)])
+    begun = time.monotonic()
+    thread = when(lambda: time.monotonic() - begun > 0.5, lambda: hosts["h2"].say(end()))
+    assert watched(hosts["h1"], hosts["h2"]) == exits.SUCCEEDED
+    thread.join()
+
+
+def test_a_host_that_stays_silent_after_the_others_ended_is_not_waited_for_without_end(
+    hosts: dict[str, Host], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(follow, "SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(watch, "LINK_SECONDS", 0.3)
+    hosts["h1"].say(end())
+    hosts["h2"].say(state(rank_1={"step": 1}))
+    assert watched(hosts["h1"], hosts["h2"]) == exits.FAILED
+    assert summary()["reason"] == "no answer over SSH; the other hosts succeeded"
+    assert summary()["missing_hosts"] == ["h2"]
+    assert "nothing was gathered from h2; `make gather RUN=some-run INVENTORY=inventory/lab`" in capsys.readouterr().out
+
+
+def test_a_host_that_the_run_counts_as_lost_is_named_and_soon_not_waited_for(
+    hosts: dict[str, Host], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for room in (follow, watch):
+        monkeypatch.setattr(room, "SILENT_SECONDS", 0.1)
+    lost = cause("h2", "host_lost", reason="no word from it for 10 s")
+    hosts["h1"].say(event("failed", **lost), end("failed", lost))
+    hosts["h2"].say(state(rank_1={"step": 1}), *[DROP] * 3)
+    assert watched(hosts["h1"], hosts["h2"]) == exits.FAILED
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "muster | run some-run FAILED: h2: the host is lost: no word from it for 10 s"
+    )
+
+
+def test_a_keeper_without_a_last_word_is_described_by_its_container(hosts: dict[str, Host]) -> None:
+    hosts["h1"].say(died(OOMKilled=True, ExitCode=137))
+    assert watched(hosts["h1"]) == exits.FAILED
+    assert "out of memory" in summary()["reason"] and summary()["failed_host"] == "h1"
+
+
+def stopping(host: Host) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """A host whose run ends when it is asked to stop."""
+
+    def stop(options: dict[str, Any]) -> dict[str, Any]:
+        host.say(
+            event("stop", by=options["by"], grace=30.0), end("stopped", stop={"by": options["by"], "killed": False})
+        )
+        return {"asked": True}
+
+    return stop
+
+
+@pytest.mark.parametrize("again", [(), (signal.SIGINT,), (signal.SIGTERM, signal.SIGHUP)])
+def test_ctrl_c_stops_the_run_however_often_the_signal_comes(
+    again: tuple[int, ...], hosts: dict[str, Host], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for host in (hosts["h1"], hosts["h2"]):
+        host.answers["stop"] = stopping(host)
+        host.say(output("rank-0", 0, b"a step\n"))
+    thread = when(lambda: hosts["h1"].follows, lambda: come(signal.SIGINT, *again))
+    assert watched(hosts["h1"], hosts["h2"]) == exits.INTERRUPTED
+    thread.join()
+    assert (summary()["status"], summary()["exit_status"]) == ("stopped", exits.INTERRUPTED)
+    assert summary()["reason"].startswith("Ctrl-C by ")
+    out = capsys.readouterr().out
+    assert out.count("stopping the run; ranks have 30 s") == 1 and out.splitlines()[-1].startswith(
+        "muster | run some-run stopped: Ctrl-C by "
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_closed_terminal_and_a_killed_command_leave_the_run_alone(
+    number: signal.Signals, hosts: dict[str, Host], capsys: pytest.CaptureFixture[str]
+) -> None:
+    hosts["h1"].say(output("rank-0", 0, b"a step\n"))
+    thread = when(lambda: hosts["h1"].follows, lambda: come(number, number))
+    assert watched(hosts["h1"]) == 128 + number
+    thread.join()
+    assert hosts["h1"].verbs() == [] and not Path("runs/some-run/summary.json").exists()
+    assert "run some-run goes on on its hosts; `make attach RUN=some-run INVENTORY" in capsys.readouterr().out
+
+
+def test_a_signal_that_came_during_the_start_counts(hosts: dict[str, Host]) -> None:
+    hosts["h1"].answers["stop"] = stopping(hosts["h1"])
+    made = plan(1)
+    with signals.interrupts_as_exceptions():
+        with signals.undisturbed():
+            come(signal.SIGINT)
+        assert Watch(made, [hosts["h1"].view()], display_of(made), 20).run() == exits.INTERRUPTED
+    assert hosts["h1"].verbs() == ["stop"]
+
+
+def test_one_host_that_takes_the_stop_is_enough(hosts: dict[str, Host]) -> None:
+    def stop_both(options: dict[str, Any]) -> dict[str, Any]:
+        for name in ("h1", "h2"):
+            stopping(hosts[name])(options)
+        return {"asked": True}
+
+    hosts["h1"].answers["stop"] = OSError("no route to host")
+    hosts["h2"].answers["stop"] = stop_both
+    thread = when(lambda: hosts["h1"].follows and hosts["h2"].follows, lambda: come(signal.SIGINT))
+    assert watched(hosts["h1"], hosts["h2"]) == exits.INTERRUPTED
+    thread.join()
+    assert summary()["status"] == "stopped"
+
+
+def test_a_run_that_cannot_be_stopped_is_said_to_go_on(
+    hosts: dict[str, Host], capsys: pytest.CaptureFixture[str]
+) -> None:
+    hosts["h1"].answers["stop"] = refusal("sudo: a password is required")
+    thread = when(lambda: hosts["h1"].follows, lambda: come(signal.SIGINT))
+    assert watched(hosts["h1"]) == exits.INTERRUPTED
+    thread.join()
+    said = "it goes on: h1: sudo: a password is required; try `make stop RUN=some-run INVENTORY=inventory/lab`"
+    assert said in capsys.readouterr().out and not Path("runs/some-run/summary.json").exists()
+
+
+def test_while_a_run_stops_it_is_said_now_and_then_whom_it_waits_for(
+    hosts: dict[str, Host], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(watch, "WAITING_SECONDS", 0.1)
+    said: list[str] = []
+
+    def waited() -> bool:
+        said.append(capsys.readouterr().out)
+        return "".join(said).count("waiting for h1 rank 0 (saving, step 7), h2 rank 1 (running): 0 s of 30 s") >= 2
+
+    hosts["h1"].say(state(rank_0={"phase": "saving", "step": 7}))
+    hosts["h2"].say(state(rank_1={}))
+    stop = {"by": "me", "killed": False}
+    threads = [
+        when(lambda: hosts["h1"].follows and hosts["h2"].follows, lambda: come(signal.SIGINT)),
+        when(waited, lambda: [hosts[name].say(end("stopped", stop=stop)) for name in ("h1", "h2")]),
+    ]
+    assert watched(hosts["h1"], hosts["h2"]) == exits.INTERRUPTED
+    for thread in threads:
+        thread.join()
+
+
+def test_hosts_that_do_not_end_in_time_are_named_and_left(
+    hosts: dict[str, Host], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(watch, "END_SECONDS_BEYOND_GRACE", -29.8)
+    hosts["h1"].say(state(rank_0={"phase": "saving"}))
+    hosts["h2"].answers["stop"] = stopping(hosts["h2"])
+    thread = when(lambda: hosts["h1"].follows and hosts["h2"].follows, lambda: come(signal.SIGINT))
+    assert watched(hosts["h1"], hosts["h2"]) == exits.INTERRUPTED
+    thread.join()
+    out = capsys.readouterr().out
+    assert "run some-run has not ended on h1; `make attach RUN=some-run" in out and "`make gather RUN=some-run" in out
+
+
+def test_a_stop_from_elsewhere_is_said_with_its_name(
+    hosts: dict[str, Host], capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopping(hosts["h1"])({"by": "make stop by ann@desk"})
+    assert watched(hosts["h1"]) == exits.INTERRUPTED
+    out = capsys.readouterr().out
+    assert "muster | make stop by ann@desk: the run stops; ranks have 30 s to finish and save" in out
+    assert out.splitlines()[-1] == "muster | run some-run stopped: make stop by ann@desk"
+
+
+def test_a_host_that_cannot_be_gathered_is_missing_not_the_runs_result(
+    hosts: dict[str, Host], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def gather_host(machine: Host, *more: Any) -> Gathered:
+        if machine.name == "h2":
+            raise RuntimeError("rsync ended with 11: No space left on device")
+        return Gathered({"containers": [], "processes": [4711]}, ["old-run"])
+
+    monkeypatch.setattr(gather, "gather_host", gather_host)
+    hosts["h1"].say(end())
+    hosts["h2"].say(end())
+    assert watched(hosts["h1"], hosts["h2"]) == exits.SUCCEEDED
+    out = capsys.readouterr().out
+    assert "h2: could not gather: rsync ended with 11: No space left on device" in out
+    assert "h1: left by the run, and cleared: processes 4711" in out
+    assert "removed from the hosts, as KEEP_RUNS=20: old-run" in out
+    assert summary()["missing_hosts"] == ["h2"]
+
+
+LEAVING = """
+from pathlib import Path
+import pytest
+from tests.launch import fake_hosts
+from launch.cli import signals
+from launch.run.train import display_of
+from launch.run.watch import Watch
+patch = pytest.MonkeyPatch()
+(host, *_) = fake_hosts.hosts.__wrapped__(patch, Path(".")).values()
+plan = fake_hosts.plan(1)
+host.say(fake_hosts.output("rank-0", 0, b"a step\\n"))
+signals.LATER_SECONDS = 0.0
+with signals.interrupts_as_exceptions():
+    Watch(plan, [host.view()], display_of(plan), 20).run()
+"""
+
+
+def test_a_second_ctrl_c_says_what_will_happen_and_leaves() -> None:
+    root = Path(__file__).resolve().parents[3]
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", LEAVING], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root
+    )
+    assert process.stdout is not None
+    for said in ("a step", "stopping the run"):
+        while said not in (line := process.stdout.readline()):
+            assert line
+        process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == exits.INTERRUPTED
+    assert "muster: left; run some-run is being stopped by its hosts; `make attach RUN=some-run" in err
