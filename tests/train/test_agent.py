@@ -7,7 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import pytest
 
 from keeper import causes
 from train.settings import EXIT_STOPPED
-from train.start import failures
+from train.start import agent, failures
 
 pytestmark = pytest.mark.slow  # nearly every test starts torchrun
 
@@ -272,6 +274,25 @@ def test_an_agent_that_waits_for_other_hosts_ends_when_asked(tmp_path: Path) -> 
         assert process.poll() is None, "the agent ended early"
     process.send_signal(signal.SIGTERM)
     assert process.wait(GUARD_SECONDS) == 128 + signal.SIGTERM
+
+
+def test_an_agent_hands_over_to_torchrun_once_the_master_can_be_reached() -> None:
+    with socket.socket() as master:
+        master.bind(("127.0.0.1", 0))
+        place = {"master_addr": "127.0.0.1", "master_port": master.getsockname()[1]}
+        agent.wait_for_master(Namespace(node_rank=0, **place))  # its store is this agent's own
+        threading.Timer(0.3, master.listen).start()
+        agent.wait_for_master(Namespace(node_rank=1, **place))
+        master.settimeout(0)
+        master.accept()[0].close()
+
+
+def test_no_name_server_is_asked() -> None:
+    """A host whose name server does not answer would lose seconds for each rank, at its start and when it fails."""
+    program = "import socket\nsocket.gethostbyaddr = None\nfrom train.start import hooks\nhooks.install(0)\n"
+    program += "from torch.distributed.elastic.agent.server.api import _get_fq_hostname\nprint(_get_fq_hostname())"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == f"{socket.gethostname()}\n", done.stderr
 
 
 def failure(rank: int, exception: str, when: float) -> dict[str, Any]:

@@ -30,28 +30,36 @@ Run it with python -P where the working directory may hold a train.py of the use
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import os
 import runpy
 import signal
+import socket
 import sys
 import tempfile
 import threading
 import time
 import traceback
+from argparse import Namespace
 from pathlib import Path
 from types import FrameType
 
 from keeper.causes import EXIT_STOPPED, PEER_LOST, explanation, in_order
+from train.start import forked
 from train.start.failures import describe, only_stopped, own_failure, report
 
 SHUTDOWN_GRACE_SECONDS = "30"  # that ranks get between SIGTERM and SIGKILL
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+MASTER_SECONDS = 20.0
+MASTER_POLL_SECONDS = 0.05
 MONITOR_SECONDS = 0.05  # between two looks at the ranks; torchrun's own is 0.1
 
 
 def direct(rank: str, world_size: str, address: str, port: str, module: str, *arguments: str) -> int:
     """A rank as torchrun would start it, in this process. Returns its exit status, or 1."""
+    leave_while_torch_waits()
     error_file = Path(tempfile.mkdtemp()) / "error.json"  # where torch writes the exception of a rank
     os.environ.update(
         RANK=rank, LOCAL_RANK="0", WORLD_SIZE=world_size, LOCAL_WORLD_SIZE="1",
@@ -80,7 +88,13 @@ def direct(rank: str, world_size: str, address: str, port: str, module: str, *ar
 def main(arguments: list[str]) -> int:
     filling = arguments[:1] == ["--fill"]
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SHUTDOWN_GRACE_SECONDS)
+    gc.disable()  # what is imported stays: looking for garbage in it takes a tenth of that time
     from torch.distributed import run as torchrun
+
+    options = torchrun.parse_args(arguments[filling:])
+    ranks = forked.fork(forked.wanted(options))
+    gc.enable()
+    leave_while_torch_waits()  # starts a thread: after the fork
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -89,12 +103,12 @@ def main(arguments: list[str]) -> int:
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # the same is reported below, in one line
-    options = torchrun.parse_args(arguments[filling:])
-    hooks.install(to_fill=len(options.training_script_args) * filling)
+    hooks.install(len(options.training_script_args), filling, ranks)
     options.monitor_interval = MONITOR_SECONDS
     # torchrun fills in templates ("$$", "${local_rank}"): arguments shall arrive as they were given.
     options.training_script_args = [word.replace("$", "$$") for word in options.training_script_args]
     since = time.time()
+    wait_for_master(options)
     try:
         torchrun.run(options)
     except ChildFailedError as error:
@@ -111,16 +125,31 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def wait_for_master(options: Namespace) -> None:
+    """Until torchrun's store of the first host can be reached, or MASTER_SECONDS: torchrun, which tries again after 1,
+    2, 4 ... seconds, would lose the rest of such a pause."""
+    limit = time.monotonic() + MASTER_SECONDS
+    while options.node_rank and options.master_port and time.monotonic() < limit:
+        with contextlib.suppress(OSError), socket.create_connection((options.master_addr, options.master_port), 1):
+            return
+        time.sleep(MASTER_POLL_SECONDS)
+
+
+def early(number: int, frame: FrameType | None) -> None:
+    """The handler of signals while there is nothing to end in order. torchrun sets its own just before it starts the
+    ranks; from then on they alone count."""
+    os._exit(128 + number)
+
+
 def leave_at_once_until_there_are_ranks() -> None:
-    """Lets SIGTERM, SIGINT and SIGHUP end this process while there is nothing to end in order.
+    """In a container this may be process 1, which the kernel shields from signals without a handler."""
+    for number in ENDING:
+        signal.signal(number, early)
 
-    In a container this is process 1, which the kernel shields from signals without a handler, and while it waits for
-    the other hosts in torch's C++ no Python handler runs: the wakeup descriptor is written all the same. torchrun sets
-    its own handlers just before it starts the ranks; from then on they alone count.
-    """
 
-    def early(number: int, frame: FrameType | None) -> None:
-        os._exit(128 + number)
+def leave_while_torch_waits() -> None:
+    """While this process waits for the other hosts in torch's C++ no Python handler runs: a thread stands in for it, as
+    the wakeup descriptor is written all the same."""
 
     def watch() -> None:
         while number := os.read(reading, 1):
@@ -129,8 +158,6 @@ def leave_at_once_until_there_are_ranks() -> None:
 
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, early)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     threading.Thread(target=watch, daemon=True).start()
 

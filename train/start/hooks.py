@@ -1,7 +1,9 @@
-"""What the agent changes in torchrun: ranks' arguments, where their output goes, and what the keeper learns at once.
+"""What the agent changes in torchrun: ranks' arguments, where their output goes, what the keeper learns at once, and
+ranks that are forked.
 
-All of it is in one place of torch's, `start_processes` as its elastic agent calls it, and in ProcessFailure, which is
-made the moment torchrun sees that a rank has failed, before it ends the others. Imports torch.
+It is done in three places of torch's: `start_processes` and `get_subprocess_handler`, as its elastic agent calls them,
+and ProcessFailure, which is made the moment torchrun sees that a rank has failed, before it ends the others. Imports
+torch.
 
 Where MUSTER_PIPES names a folder, stdout and stderr of each rank both go to the FIFO rank-<rank> there, which keeps
 their order. Where MUSTER_KEEPER names a datagram socket, the keeper is told there (keeper/ranks.py):
@@ -17,15 +19,17 @@ import json
 import os
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from torch.distributed.elastic import multiprocessing
 from torch.distributed.elastic.agent.server import local_elastic_agent
-from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, PContext
+from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, PContext, api, subprocess_handler
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from train.start.failures import Failure, describe
+from train.start.forked import Handler, Rank
 from train.start.placeholders import fill
 
 DATAGRAM_BYTES = 4096  # the most that the keeper reads of one
@@ -49,26 +53,43 @@ class Pipes(LogsSpecs):
         return dataclasses.replace(self.specs.reify(envs), stdouts=fifos, stderrs=fifos)
 
 
-def install(to_fill: int = 0) -> None:
-    """`to_fill`: how many of the last words of a rank's command may hold placeholders, to be filled in for that rank.
+def install(own_words: int, filling: bool = False, forked: Sequence[Rank] = ()) -> None:
+    """`own_words`: how many of the last words of a rank's command are the script's or module's own arguments.
+    `filling`: whether placeholders in these are filled in, for each rank.
+    `forked`: processes that wait to be the ranks, by local rank; none where torchrun shall start the processes.
 
-    Raises RuntimeError or KeyError for a torch that this was not written for."""
-    if vars(local_elastic_agent)["start_processes"] is not multiprocessing.start_processes:
-        raise RuntimeError("torch's elastic agent does not start its processes as torch 2.13 does")
+    Raises RuntimeError or KeyError for a torch that this was not written for.
+    """
+    socket.getfqdn = lambda name="": name or socket.gethostname()  # torch asks the name server for each of its events
     ranks: dict[int, int] = {}
 
     def start_processes(
         *, args: dict[int, tuple[str, ...]], envs: dict[int, dict[str, str]], logs_specs: LogsSpecs, **others: Any
     ) -> PContext:
         ranks.update({local_rank: int(env["RANK"]) for local_rank, env in envs.items()})
-        args = {rank: with_values(words, to_fill, os.environ | envs[rank]) for rank, words in args.items()}
+        if filling:
+            args = {rank: with_values(words, own_words, os.environ | envs[rank]) for rank, words in args.items()}
         if folder := os.environ.get("MUSTER_PIPES"):
             logs_specs = Pipes(logs_specs, folder)
         context = multiprocessing.start_processes(args=args, envs=envs, logs_specs=logs_specs, **others)
         tell({"agent": "started", "pids": {str(ranks[local]): pid for local, pid in context.pids().items()}})
         return context
 
-    vars(local_elastic_agent)["start_processes"] = start_processes
+    def get_subprocess_handler(
+        *, args: tuple[str, ...], env: dict[str, str], stdout: str, stderr: str, local_rank_id: int, **others: Any
+    ) -> Any:
+        if local_rank_id >= len(forked) or forked[local_rank_id].started:
+            return torchs_handler(
+                args=args, env=env, stdout=stdout, stderr=stderr, local_rank_id=local_rank_id, **others
+            )
+        rank = forked[local_rank_id]
+        rank.start(list(args[len(args) - own_words :]), os.environ | env, stdout, stderr)
+        return Handler(rank)
+
+    torchs_handler = replace(
+        api, "get_subprocess_handler", subprocess_handler.get_subprocess_handler, get_subprocess_handler
+    )
+    replace(local_elastic_agent, "start_processes", multiprocessing.start_processes, start_processes)
     made = ProcessFailure.__post_init__
 
     def note(self: Any) -> None:
@@ -77,6 +98,14 @@ def install(to_fill: int = 0) -> None:
         tell_failure(describe(ranks.get(self.local_rank), self))
 
     ProcessFailure.__post_init__ = note  # type: ignore[method-assign]
+
+
+def replace(module: Any, name: str, torchs: Any, ours: Any) -> Any:
+    """Puts a function of ours in the place of torch's, which is returned."""
+    if vars(module)[name] is not torchs:
+        raise RuntimeError(f"torch does not start its processes as torch 2.13 does: {module.__name__}.{name}")
+    setattr(module, name, ours)
+    return torchs
 
 
 def with_values(words: tuple[str, ...], to_fill: int, environment: dict[str, str]) -> tuple[str, ...]:
