@@ -148,6 +148,8 @@ class Follower:
                 if self._left.is_set():
                     return
                 self._take(view, frame)
+                if view.ended:
+                    return
         finally:
             door.close()
 

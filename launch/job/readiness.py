@@ -19,17 +19,20 @@ from launch.job.plan import Ports
 
 NO_ANSWER_FIX = "log in and try `sudo -n podman ps`: Muster needs root and Podman there; then run this command again"
 
-#: Tries the ports of each range on all addresses (torch's TCPStore listens on all) and prints free ones, as many as are
-#: wanted of each: the ports of the first range in one line, then those of the second.
+#: Tries the ports of each range and prints free ones, as many as are wanted, a range a line. Without an address on all
+#: of them, as torch's TCPStore listens on all; a keeper listens on its own address alone.
 _FREE_PORTS = """
 import random, socket
 both = socket.has_dualstack_ipv6()
-for name, first, last, count in {wanted!r}:
+for name, address, first, last, count in {wanted!r}:
     ports, found = list(range(first, last + 1)), []
     random.shuffle(ports)
     for port in ports:
         try:
-            if both:
+            if address:
+                family = socket.AF_INET6 if ":" in address else socket.AF_INET
+                socket.create_server((address, port), family=family).close()
+            elif both:
                 socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True).close()
             else:
                 socket.create_server(("0.0.0.0", port)).close()
@@ -65,7 +68,7 @@ def check(
 
     def ask_one(pair: tuple[Machine, MapHost]) -> Readiness:
         machine, host = pair
-        return ask(machine, image, host.data_dir, 2 if host is hosts[0] else 0, resume)
+        return ask(machine, image, host.data_dir, host.address, 2 if host is hosts[0] else 0, resume)
 
     results = ssh.in_parallel(ask_one, zip(machines, hosts, strict=True))
     problems: list[Problem] = []
@@ -85,21 +88,29 @@ def check(
 
 
 def ask(
-    machine: Machine, image: str, data_dir: str | None = None, master_ports: int = 0, resume: str | None = None
+    machine: Machine,
+    image: str,
+    data_dir: str | None = None,
+    address: str | None = None,
+    master_ports: int = 0,
+    resume: str | None = None,
 ) -> Readiness:
     """One host's readiness, in one call.
 
-    `image` is an id, `master_ports` how many free ones are wanted, and `resume` a shell command that succeeds where
-    there is something to continue from.
+    `image` is an id, `address` the one on which its keeper would listen (None: no port is wanted), `master_ports` how
+    many free ones are wanted, and `resume` a shell command that succeeds where there is something to continue from.
     Raises as `Machine.answer`; also when the container engine does not answer, or sudo asks for a password.
     """
-    wanted = [("keeper", *REACH_PORTS, 1), ("master", *MASTER_PORTS, master_ports)]
+    wanted = [
+        *([("keeper", address, *REACH_PORTS, 1)] if address else []),
+        *([("master", "", *MASTER_PORTS, master_ports)] if master_ports else []),
+    ]
     script = [
         # First: without the engine, which then ends with another status than 0 and 1, the call must fail.
         f"podman image exists {image}; case $? in 0) echo image=yes;; 1) ;; *) exit 1;; esac",
         f"test -d {shlex.quote(data_dir)} && echo data=yes" if data_dir else "echo data=yes",
         *([f"{resume} && echo resume=yes"] if resume else []),
-        shlex.join([machine.target.python, "-c", _FREE_PORTS.format(wanted=[one for one in wanted if one[3]])]),
+        shlex.join([machine.target.python, "-c", _FREE_PORTS.format(wanted=wanted)]),
     ]
     return parse(machine.answer("; ".join(script)))
 

@@ -142,7 +142,7 @@ def _copy(machine: Machine, source: str, into: Path, options: Sequence[str], std
             check=False,
             start_new_session=True,  # Ctrl-C goes to the whole process group of a terminal: this ends in its own time
         )
-    said = done.stderr.strip()[-300:]
+    said = "; ".join(done.stderr.strip().splitlines())[:300]
     if done.returncode in _BROKEN:
         raise BrokenCopy(f"rsync ended with {done.returncode}: {said}")
     if done.returncode != 0:
