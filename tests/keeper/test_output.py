@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from keeper import output
@@ -159,6 +159,7 @@ def test_the_offset_of_the_last_lines_is_where_they_begin(pieces: list[str], cou
 
 
 @given(st.integers(0, 300), st.integers(0, 100), st.integers(1, 40))
+@example(134, 43, 1)  # a block that ends just behind what was dropped
 def test_the_last_lines_of_which_some_are_dropped_begin_behind_what_is_dropped(
     total: int, count: int, size: int
 ) -> None:
