@@ -25,6 +25,8 @@ exit.json       how the run ended, as this host knows it; written by the keeper,
                 "failures": [...] as in failure.json, "seconds": from the keeper's start, "time"}
 failure.json    what torchrun's agent says of failed ranks; schema: train/start/agent.py
 gathered.json   {"by", "time"}: a control machine has a copy of all this; written by the door
+host.json       {"node_rank"}: which host of the plan this is; written by the door before the container starts
+written.json    {"paths"}: files below workload/ that the script wrote; written by the door when the run is offered
 output/         what the ranks and torchrun printed: output.py
 stacks/         rank-<r>.txt: where a rank stood when it was declared hung
 

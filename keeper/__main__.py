@@ -24,7 +24,7 @@ from keeper.decide import Cause, Ended, Failed, Heard, Refused, Started, StopAsk
 from keeper.ranks import LAUNCHER, Launcher, Memory, Outputs, Reports
 from keeper.stuck import Stuck
 
-TURN_SECONDS = 0.05  # between two looks at children and at what became due
+PAUSE_SECONDS = 0.05  # between two looks at children and at what became due
 STATE_SECONDS = 1.0  # between two state.json
 WAITING_SECONDS = {"ending": 5.0, "ended": 60.0}  # between two events that say what is waited for
 PROGRESS = ("phase", "step", "patience")  # what the other hosts are told of a rank
@@ -170,7 +170,7 @@ class Keeper:
 
     def _turn(self) -> None:
         try:
-            event = self.events.get(timeout=TURN_SECONDS)
+            event = self.events.get(timeout=PAUSE_SECONDS)
         except queue.Empty:
             event = None
         if event is not None:
@@ -367,8 +367,8 @@ class Keeper:
             "seconds": round(now - self.began, 3),
             "time": time.time(),
         }
-        write_whole(self.run_dir / "exit.json", document)
         self.note("exit", document)
+        write_whole(self.run_dir / "exit.json", document)  # last: who follows the run has then seen all
 
 
 def main() -> int:
