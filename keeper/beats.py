@@ -24,6 +24,7 @@ import time
 from typing import Any, Callable, Mapping, Optional, Tuple
 
 BEAT_SECONDS = 1.0
+PAUSE_SECONDS = 0.05  # between two beats at least: where all hosts end at once, each has news with every word it hears
 RETRY_SECONDS = 0.2  # between two attempts to connect
 STUCK_SECONDS = 3.0  # for data to be acknowledged, and for a connection to be made
 LONGEST_LINE = 65536  # bytes
@@ -105,15 +106,15 @@ class Beats:
         os.set_blocking(self._wake_writing, False)
         self._selector.register(self._wake_reading, selectors.EVENT_READ, self._woken)
         self._lock = threading.Lock()
-        self._due = 0.0
+        self._sent = self._due = 0.0
         self._ending = False
         self._thread = threading.Thread(target=self._serve, daemon=True, name="beats")
         self._thread.start()
 
     def tell(self, words: Any) -> None:
-        """Send these words to all others now, and again each second."""
+        """Send these words to all others now (PAUSE_SECONDS after the last time at the earliest), and each second."""
         with self._lock:
-            self._words, self._due = words, 0.0
+            self._words, self._due = words, self._sent + PAUSE_SECONDS
         with contextlib.suppress(OSError):
             os.write(self._wake_writing, b"x")
 
@@ -132,11 +133,13 @@ class Beats:
             with self._lock:
                 due, words = now >= self._due and self._words is not None, self._words
                 if due:
-                    self._due = now + BEAT_SECONDS
+                    self._sent, self._due = now, now + BEAT_SECONDS
             if due:
                 self._send_to_all(words, now)
             for chosen, _ in self._selector.select(self._pause()):
                 chosen.data(chosen.fileobj)
+        if self._words is not None:
+            self._send_to_all(self._words, time.monotonic())  # what was told last may have waited
         for key in list(self._selector.get_map().values()):
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()

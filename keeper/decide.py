@@ -24,8 +24,9 @@ LOST_SECONDS = 10.0  # of silence after which a host is lost
 REFUSED_SECONDS = 2.0  # of refused connections after which a keeper that was heard is gone
 FRESH_SECONDS = 3.0  # a beat this old still says how things stand
 LINGER_SECONDS = 3.0  # for the others to learn that this host's ranks have ended
-AFTER_DEATH_SECONDS = 0.2  # from SIGTERM to SIGKILL for the ranks when another one is dead, hung or out of reach
-LAST_WORDS_SECONDS = 2.0  # the same when a rank ended by itself: the others may have more to say
+AFTER_DEATH_SECONDS = 0.2  # from SIGTERM to SIGKILL for the ranks when there is nothing left to save
+LAST_WORDS_SECONDS = 2.0  # for ranks to end by themselves when another one has: they may have more to say
+CAUSE_SECONDS = 6.0  # the same when all that is known only follows from another failure: its rank may still be ending
 MARGIN_SECONDS = 5.0  # for torchrun to end after its ranks have, beyond their grace
 EXIT_STOPPED = 75  # of a rank that has saved because it was asked to stop
 
@@ -44,20 +45,30 @@ class Cause:
     consequence: bool = False  # it only follows from another failure
     other: str = ""  # the second host of a cut pair
     lines: tuple[str, ...] = ()  # what that rank printed last
-    patience: float = AFTER_DEATH_SECONDS  # how long ranks may still run
+    patience: float = 0.0  # seconds for other ranks to end by themselves, before they are ended
 
     def words(self, now: float) -> Words:
         """As it travels: with its age, as clocks differ."""
         found = {"kind": self.kind, "host": self.host, "rank": self.rank, "reason": self.reason, "other": self.other}
-        return {**found, "consequence": self.consequence, "lines": list(self.lines), "age": round(now - self.at, 3)}
+        more = {"consequence": self.consequence, "lines": list(self.lines), "patience": self.patience}
+        return {**found, **more, "age": round(now - self.at, 3)}
 
 
 def cause_of(words: Words, now: float) -> Cause:
     """A cause that another host speaks of, on this host's clock."""
     rank = words["rank"]
     lines = tuple(str(line) for line in words["lines"])
-    named = (str(words["kind"]), str(words["host"]), None if rank is None else int(rank), str(words["reason"]))
-    return Cause(*named, now - float(words["age"]), bool(words["consequence"]), str(words["other"]), lines)
+    return Cause(
+        kind=str(words["kind"]),
+        host=str(words["host"]),
+        rank=None if rank is None else int(rank),
+        reason=str(words["reason"]),
+        at=now - float(words["age"]),
+        consequence=bool(words["consequence"]),
+        other=str(words["other"]),
+        lines=lines,
+        patience=float(words["patience"]),
+    )
 
 
 @dataclass(frozen=True)
@@ -99,7 +110,9 @@ class State:
     attempt: int = 1
     causes: tuple[Cause, ...] = ()  # in the order in which they were learnt
     stop: Stop | None = None
+    terminate_at: float | None = None  # when ranks get SIGTERM; None: it is not to come, or they have
     kill_at: float | None = None  # when ranks that are still there are killed
+    terminated: bool = False  # ranks have got SIGTERM: however they end now, it is not their doing
     killed: bool = False
     exit_status: int | None = None  # torchrun's, when it has ended
     all_ended_at: float | None = None  # when the last host's end became known
@@ -215,6 +228,7 @@ def decide(state: State, event: Any) -> tuple[State, Actions]:
     elif isinstance(event, Ended):
         state = _ended(state, event, actions)
     state = _find_lost(state, now, actions)
+    state = _terminate_when_due(state, now, actions)
     state = _kill_what_is_late(state, now, actions)
     return _maybe_leave(state, now, actions), actions
 
@@ -263,7 +277,6 @@ def _hear(state: State, event: Heard, actions: Actions) -> State:
         return state
     if before.last is None:
         actions.append(Note("heard", {"host": event.host}))
-        actions.append(Tell())
     ended_before = before.ended
     state = _with_peer(state, event.host, replace(before, last=event.now, beat=event.words, refused_since=None))
     if not ended_before and state.peers[event.host].ended:
@@ -296,12 +309,12 @@ def _same(one: Cause, other: Cause) -> bool:
 def _learn(state: State, cause: Cause, now: float, actions: Actions) -> State:
     if any(_same(cause, known) for known in state.causes):
         return state
-    if cause.kind in ("rank", "launcher") and state.status == "ending" and cause.host == state.me:
-        cause = replace(cause, consequence=True)  # its end was on its way already
+    if cause.kind in ("rank", "launcher") and state.terminated and cause.host == state.me:
+        cause = replace(cause, consequence=True)
     state = replace(state, causes=(*state.causes, cause))
     actions.append(Note("failed", cause.words(now)))
     actions.append(Tell())
-    return _end_ranks(state, now + cause.patience, actions)
+    return _end_ranks(state, now + cause.patience, AFTER_DEATH_SECONDS)
 
 
 def _stop(state: State, stop: Stop, now: float, actions: Actions) -> State:
@@ -310,16 +323,25 @@ def _stop(state: State, stop: Stop, now: float, actions: Actions) -> State:
     state = replace(state, stop=stop)
     actions.append(Note("stop", {"by": stop.by, "grace": stop.grace}))
     actions.append(Tell())
-    return _end_ranks(state, now + stop.grace + MARGIN_SECONDS, actions)
+    return _end_ranks(state, now, stop.grace + MARGIN_SECONDS)
 
 
-def _end_ranks(state: State, kill_at: float, actions: Actions) -> State:
+def _end_ranks(state: State, terminate_at: float, grace: float) -> State:
+    """Let the ranks get SIGTERM at this time and, `grace` seconds later, SIGKILL; or sooner, as decided before."""
     if state.status == "ended":
         return state
-    if state.status != "ending":
-        actions.append(Terminate())
-    sooner = kill_at if state.kill_at is None else min(kill_at, state.kill_at)
-    return replace(state, status="ending", kill_at=sooner)
+    kill_at = min([terminate_at + grace, *([state.kill_at] if state.kill_at is not None else [])])
+    if not state.terminated:
+        terminate_at = min([terminate_at, *([state.terminate_at] if state.terminate_at is not None else [])])
+        state = replace(state, terminate_at=terminate_at)
+    return replace(state, status="ending", kill_at=kill_at)
+
+
+def _terminate_when_due(state: State, now: float, actions: Actions) -> State:
+    if state.terminate_at is None or now < state.terminate_at or state.status != "ending":
+        return state
+    actions.append(Terminate())
+    return replace(state, terminate_at=None, terminated=True)
 
 
 def _ended(state: State, event: Ended, actions: Actions) -> State:
@@ -336,7 +358,7 @@ def _ended(state: State, event: Ended, actions: Actions) -> State:
         asked_to_end = event.status == 128 + signal.SIGTERM
         cause = Cause("launcher", state.me, None, reason, event.now, consequence=asked_to_end)
         state = _learn(state, cause, event.now, actions)
-    state = replace(state, status="ended", exit_status=event.status, kill_at=None)
+    state = replace(state, status="ended", exit_status=event.status, terminate_at=None, kill_at=None)
     actions.extend([Kill(), Note("ended", {"status": event.status}), Tell()])  # what ranks left behind goes, too
     return state
 

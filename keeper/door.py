@@ -4,6 +4,7 @@ sources that come on standard input (launch/hosts/door.py): nothing is installed
 One call is one verb of VERBS with its options. It answers in frames on standard output: a line `muster:{json}`, and,
 where that has "bytes": n, n raw bytes. The last frame of a verb that failed is {"error": one line}, and the exit status
 1. The end of standard input means that the caller has gone; what only serves the caller then ends at once.
+A start calls several doors of each host, so a door loads quickly: what few verbs need is imported where it is used.
 
 Every verb takes the option "root" (tests): a folder that stands before the folders of the host.
 """
@@ -15,14 +16,10 @@ import contextlib
 import json
 import os
 import re
-import secrets
 import select
-import shutil
 import signal
 import subprocess
-import tempfile
 import time
-import traceback
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
@@ -190,8 +187,8 @@ def call(words: Sequence[str], seconds: float = ENGINE_SECONDS, wait: Callable[[
 
     The command is ended when `wait`, which is called all the time, raises something.
     """
-    # Files, not pipes: what Podman leaves running may keep a pipe open.
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as said:
+    # Files (in memory), not pipes: what Podman leaves running may keep a pipe open.
+    with os.fdopen(os.memfd_create("out"), "w+b") as out, os.fdopen(os.memfd_create("said"), "w+b") as said:
         process = subprocess.Popen(
             list(words), stdin=subprocess.DEVNULL, stdout=out, stderr=said, start_new_session=True
         )
@@ -269,7 +266,7 @@ def write_file(path: Path, data: bytes, mode: int) -> None:
 def write_document(path: Path, words: Any) -> None:
     """Write a document of a run's folder whole, in the place of an older one."""
     # A script can write into the folder: a name that it cannot know, so that nothing is written through a link of it.
-    new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    new = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     try:
         write_file(new, json.dumps(words).encode(), 0o600)
         os.replace(new, path)
@@ -282,13 +279,15 @@ def write_document(path: Path, words: Any) -> None:
 def remove_folder(path: Path) -> None:
     """Remove a folder, if it is there, in such a way that no half of it is ever seen under its name."""
     with contextlib.suppress(FileNotFoundError):
-        going = path.with_name(f".removed-{secrets.token_hex(8)}")
+        going = path.with_name(f".removed-{os.urandom(8).hex()}")
         path.rename(going)
         remove_all(going)
 
 
 def remove_all(path: Path) -> None:
     """Remove a folder, or a link in its place; another door may be removing the same one."""
+    import shutil
+
     while os.path.lexists(path):
         with contextlib.suppress(FileNotFoundError):
             path.unlink() if path.is_symlink() else shutil.rmtree(path)
@@ -641,6 +640,8 @@ def main(options: Words) -> int:
     except Refused as error:
         words = {"error": str(error), **error.more}
     except Exception as error:
+        import traceback
+
         traceback.print_exc()
         words = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
     with contextlib.suppress(EOFError):

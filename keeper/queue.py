@@ -21,7 +21,6 @@ import contextlib
 import json
 import os
 import select
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -86,7 +85,8 @@ class Ticket:
         os.makedirs(_tickets(folder), mode=0o700, exist_ok=True)
         with _alone(folder):
             number = 1 + max([ticket["number"] for ticket in _live(folder)], default=0)
-            self._fd, self._path = tempfile.mkstemp(prefix="ticket-", dir=_tickets(folder))
+            self._path = os.path.join(_tickets(folder), f"ticket-{os.urandom(8).hex()}")
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             self._words: dict[str, Any] = {
                 **{"run": run, "owner": owner, "wait": wait, "number": number},
                 # All readers are processes of this host, whose monotonic clocks are one.

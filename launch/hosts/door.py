@@ -30,7 +30,7 @@ WORDS_BYTES = 4096  # of standard error that are kept
 #: Reads `muster:<bytes of the sources> <bytes of the options>` and these, both compressed JSON, and not a byte more;
 #: sudo's password may stand before. Finds the modules among the sources.
 _LOADER = """
-import importlib.abc, importlib.util, json, os, sys, zlib
+import importlib.machinery, json, os, sys, zlib
 def take(size):
     data = b""
     while len(data) < size:
@@ -43,10 +43,10 @@ line = b""
 while not (line.startswith(b"muster:") and line.endswith(b"\\n")):
     line = take(1) if line.endswith(b"\\n") else line + take(1)
 sources, options = (json.loads(zlib.decompress(take(int(size)))) for size in line[7:].split())
-class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class Finder:
     def find_spec(self, name, path, target=None):
         if name in sources:
-            return importlib.util.spec_from_loader(name, self, is_package="." not in name)
+            return importlib.machinery.ModuleSpec(name, self, is_package="." not in name)
     def create_module(self, spec):
         return None
     def exec_module(self, module):
@@ -196,8 +196,11 @@ def ask(machine: Machine, verb: str, options: Mapping[str, Any], timeout: float 
 
 
 def command(python: str) -> str:
-    """The shell command that runs a door on what `question` gives it. -I: nothing of the user's folders is imported."""
-    return shlex.join([python, "-I", "-c", _LOADER])
+    """The shell command that runs a door on what `question` gives it.
+
+    -I: nothing of the user's folders is imported. -S: nor is what is installed there, which only takes time.
+    """
+    return shlex.join([python, "-I", "-S", "-c", _LOADER])
 
 
 def question(verb: str, options: Mapping[str, Any]) -> bytes:
