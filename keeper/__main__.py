@@ -281,7 +281,11 @@ class Keeper:
         lines = self.outputs.last_lines(stream, LAST_LINES)
         explained = self._explained(failure, "\n".join(self.outputs.last_lines(stream, 500)))
         self.failures.append(explained)
-        patience = deciding.AFTER_DEATH_SECONDS if failure.get("signal") else deciding.LAST_WORDS_SECONDS
+        patience = deciding.LAST_WORDS_SECONDS
+        if explained["consequence"]:
+            patience = deciding.CAUSE_SECONDS
+        elif failure.get("signal"):
+            patience = 0.0
         kind = "launcher" if rank is None else "rank"
         reason = causes.described(explained)
         cause = Cause(kind, self.me, rank, reason, now, bool(explained["consequence"]), "", tuple(lines), patience)

@@ -19,7 +19,7 @@ from keeper.ranks import process_state
 
 STOPPED_SECONDS = 8.0  # that a rank's process may be stopped (SIGSTOP) before the run ends
 STACK_SECONDS = 1.0  # for ranks to write where they stand, and between the two times
-OTHERS_SECONDS = 5.0  # for another host to name its rank, where all ranks of this one wait in a collective
+OTHERS_SECONDS = 2.0  # for another host to name its rank, where all ranks of this one wait in a collective
 
 Found = Tuple[Optional[int], str]  # (rank, or None where none is to blame; why the run has to end)
 

@@ -40,6 +40,7 @@ class HostEnd:
     container: Words = field(default_factory=dict)  # Podman's State; {}: there is none, or the host does not answer
     answers: bool = True  # over SSH
     ended: bool = True  # false: the run goes on there, as far as is known
+    stuck: bool = False  # its keeper says nothing any more, though the host answers
 
     @property
     def causes(self) -> list[Words]:
@@ -85,6 +86,8 @@ def first_failure(ends: Sequence[HostEnd]) -> tuple[Failure, Words | None] | Non
         return _silence(cause, ends)
     if cause["kind"] == "cut" and cause.get("other"):
         return Failure(" and ".join(sorted((cause["host"], cause["other"]))), None, cause["reason"]), cause
+    if cause["kind"] == "hang" and cause.get("rank") is None:  # whoever said so first is not to blame
+        return Failure(", ".join(end.host for end in ends), None, cause["reason"]), cause
     return Failure(cause["host"], cause.get("rank"), cause["reason"]), cause
 
 
@@ -104,6 +107,9 @@ def _silence(cause: Words, ends: Sequence[HostEnd]) -> tuple[Failure, Words]:
     own = by_host.get(lost)
     if own is None or not own.answers:
         return Failure(lost, None, f"the host is lost: {reason}"), {**cause, "host": lost, "reason": reason}
+    if own.stuck:
+        what = "its keeper says nothing any more, though the host answers over SSH: the container may be frozen"
+        return Failure(lost, None, what), {**cause, "host": lost, "reason": what}
     if own.ended and not own.exit:
         return Failure(lost, None, describe_container(own.container)), {**cause, "host": lost}
     if other and other != lost and pair.get(other) == lost and votes[lost] == 1:

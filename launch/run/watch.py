@@ -26,11 +26,13 @@ from launch.job.follow import SILENT_SECONDS, Follower, Heard, View
 from launch.job.plan import Plan, document
 from launch.run import gather, keep
 from launch.run.display import Display, label
+from launch.run.progress import Progress
 
 TURN_SECONDS = 0.1  # between two looks at what became due
 WAITING_SECONDS = 5.0  # between two lines of what is waited for
 SETTLE_SECONDS = 0.3  # after the first word of a failure, for the other hosts to say what they know
 SILENCE_SETTLES_SECONDS = 2.0  # the same where a host is silent, which one knows less surely
+CAUSE_SECONDS = 6.0  # the same where all that is known only follows from another failure
 END_SECONDS_BEYOND_GRACE = 20.0  # for the hosts of a stopped run to end
 
 
@@ -48,6 +50,7 @@ class Watch:
         self._follower: Follower = Follower(plan.run, views, display.show, tail)
         self._failed_at: float | None = None  # when the first word of a failure came
         self._told = False  # whether the cause was
+        self._progress = Progress()
         self._stopping: float | None = None  # when the run was asked to stop
         self._grace = float(plan.grace)
         self._due = time.monotonic() + WAITING_SECONDS
@@ -117,11 +120,11 @@ class Watch:
     def _look(self) -> None:
         now = time.monotonic()
         self.display.show_parts()
+        self.display.status(self._progress.line({host: view.state for host, view in self.views.items()}, now))
         if self._failed_at is not None and not self._told:
             ends = [view.end() for view in self.views.values()]
             cause = outcome.first_cause(ends)
-            sure = cause and not cause.get("consequence") and cause["kind"] not in ("host_lost", "cut")
-            if now - self._failed_at > (SETTLE_SECONDS if sure else SILENCE_SETTLES_SECONDS):
+            if now - self._failed_at > settle_seconds(cause):
                 self._tell_cause(outcome.first_failure(ends))
         if now >= self._due:
             self._due = now + WAITING_SECONDS
@@ -142,11 +145,10 @@ class Watch:
         waiting = [view for view in self.views.values() if not view.ended]
         if not waiting:
             return True
-        if len(waiting) == len(self.views) or any(view.answers() for view in waiting):
+        if len(waiting) == len(self.views) or any(view.answers() and not view.is_stuck() for view in waiting):
             return False
         # The hosts that are heard have ended; the others are silent. One that the run itself counts as lost is.
-        now = time.monotonic()
-        quiet = now - max(view.heard_at or 0.0 for view in self.views.values())
+        quiet = time.monotonic() - max(view.news_at or 0.0 for view in self.views.values())
         causes = [cause for view in self.views.values() for cause in view.end().causes]
         named = {cause["host"] for cause in causes if cause["kind"] in ("host_lost", "start")}
         lost = all(view.host in named for view in waiting)
@@ -219,6 +221,13 @@ class Watch:
             self.display.line(failure.host, stream, str(line))
         others = [host for host in self.views if host != failure.host]
         self.display.say(f"its ranks are being ended on {', '.join(others) if others else 'its host'}")
+
+
+def settle_seconds(cause: Mapping[str, Any] | None) -> float:
+    """How long after the first word of a failure this one may count as its cause. Pure."""
+    if cause is None or cause.get("consequence"):
+        return CAUSE_SECONDS
+    return SILENCE_SETTLES_SECONDS if cause["kind"] in ("host_lost", "cut") else SETTLE_SECONDS
 
 
 def ranks_left(view: View) -> str:

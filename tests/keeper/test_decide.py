@@ -239,6 +239,24 @@ def test_a_rank_that_lost_its_peer_is_not_the_cause_where_another_failed_later()
     assert cause is not None and (cause.host, cause.rank) == ("h2", 1)
 
 
+def test_a_rank_that_is_slow_to_end_after_its_exception_is_not_ended_by_what_its_peers_say() -> None:
+    state = keeper("h2")
+    lost = d.Cause("rank", "h2", 1, "connection closed by peer", 1.5, consequence=True, patience=d.CAUSE_SECONDS)
+    beat = {"status": "ending", "hears": {}, "ended": [], "causes": [lost.words(1.6)]}
+    state, actions = d.decide(state, d.Heard(1.6, "h2", beat))
+    assert not any(isinstance(action, (d.Terminate, d.Kill)) for action in actions)
+    state, _ = d.decide(state, d.Failed(4.0, d.Cause("rank", "h1", 0, "ValueError: bad data", 4.0)))
+    cause = d.root(state)
+    assert cause is not None and (cause.host, cause.rank) == ("h1", 0) and not cause.consequence
+
+
+def test_what_only_follows_from_another_failure_ends_the_run_all_the_same() -> None:
+    lost = d.Cause("rank", "h1", 0, "connection closed by peer", 2.0, consequence=True, patience=d.CAUSE_SECONDS)
+    state, _ = d.decide(keeper("h2"), d.Failed(2.0, lost))
+    state, actions = d.decide(state, d.Tick(2.0 + d.CAUSE_SECONDS))
+    assert d.Terminate() in actions
+
+
 def test_ranks_killed_after_their_grace_did_not_all_stop_as_asked() -> None:
     state, _ = d.decide(keeper("h2"), d.StopAsked(2.0, "Ctrl-C", 1.0))
     state, actions = d.decide(state, d.Tick(2.0 + 1.0 + d.MARGIN_SECONDS))
