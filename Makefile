@@ -52,11 +52,11 @@ check:  ## measure links, hosts and sameness, forecast a run; report.html  [NODE
 	$(need) control
 	@$(BIN)/fab check
 
-train:  ## run on the first NODES hosts  [NODES=2 ARGS="..." WORKLOAD=dir SCRIPT=main.py RESUME=last GRACE=30 WAIT=1 DETACH=1 KEEP_RUNS=20 SKIP_CHECK=1 DRY_RUN=1]
+train:  ## run on the first NODES hosts  [NODES=2 ARGS="..." WORKLOAD=dir SCRIPT=main.py RESUME=last GRACE=30 WAIT=1 DETACH=1 SECRETS=file VIEW=plain KEEP_RUNS=20 SKIP_CHECK=1 DRY_RUN=1]
 	$(need) control
 	@$(BIN)/fab train
 
-attach:  ## watch a run that goes on on its hosts, whoever started it; Ctrl-C stops it  [RUN=<id> KEEP_RUNS=20]
+attach:  ## watch a run that goes on on its hosts, whoever started it; Ctrl-C stops it  [RUN=<id> VIEW=plain KEEP_RUNS=20]
 	$(need) control
 	@$(BIN)/fab attach
 
@@ -64,7 +64,7 @@ status:  ## runs on the hosts, who waits for them, and the newest results
 	$(need) control
 	@$(BIN)/fab status
 
-logs:  ## output of a run from its begin, live while it runs; Ctrl-C leaves the view  [RUN=<id>]
+logs:  ## output of a run from its begin, live while it runs; Ctrl-C leaves the view  [RUN=<id> VIEW=plain]
 	$(need) control
 	@$(BIN)/fab logs
 

@@ -83,6 +83,8 @@ def deploy(context: Context, inventory: str = "", horovod: bool = False, measure
         "wait": "wait for the hosts while other runs are in progress there; first come, first served",
         "detach": "start, and end without watching; make attach shows the run later",
         "keep-runs": "how many gathered runs stay on the hosts and here (20); 0: all",
+        "secrets": "a folder of files, or a file with lines NAME=value: /muster/private/secrets/<name> for the ranks",
+        "view": "plain: lines alone, also on a terminal",
         "dry-run": "print every host's command and environment, start nothing",
         "skip-check": "leave out the quick check before the start",
     }
@@ -97,6 +99,8 @@ def train(
     resume: str = "",
     grace: str = "",
     keep_runs: str = "",
+    secrets: str = "",
+    view: str = "",
     wait: bool = False,
     detach: bool = False,
     dry_run: bool = False,
@@ -114,6 +118,8 @@ def train(
         resume=_given(resume, "RESUME"),
         grace=_given(grace, "GRACE"),
         keep_runs=_given(keep_runs, "KEEP_RUNS"),
+        secrets=_given(secrets, "SECRETS"),
+        view=_given(view, "VIEW"),
         wait=_truth(wait, "WAIT"),
         detach=_truth(detach, "DETACH"),
         dry_run=_truth(dry_run, "DRY_RUN"),
@@ -146,13 +152,19 @@ def check(
     _end(lambda: checking.check(request, CONSOLE), request.inventory, RUNS_GO_ON)
 
 
-@task(help={"keep-runs": "how many gathered runs stay on the hosts and here (20); 0: all"})
-def attach(context: Context, inventory: str = "", run: str = "", keep_runs: str = "") -> None:
+@task(
+    help={
+        "keep-runs": "how many gathered runs stay on the hosts and here (20); 0: all",
+        "view": "plain: lines alone, also on a terminal",
+    }
+)
+def attach(context: Context, inventory: str = "", run: str = "", keep_runs: str = "", view: str = "") -> None:
     """Watch RUN=<id> that goes on on its hosts, whoever started it, as train does; Ctrl-C stops it."""
     from launch.run import attach as attaching
 
-    path = _inventory(inventory)
-    _end(lambda: attaching.attach(path, _given(run, "RUN"), _given(keep_runs, "KEEP_RUNS"), CONSOLE), path, RUNS_GO_ON)
+    path, name = _inventory(inventory), _given(run, "RUN")
+    kept, plain = _given(keep_runs, "KEEP_RUNS"), _given(view, "VIEW")
+    _end(lambda: attaching.attach(path, name, kept, plain, CONSOLE), path, RUNS_GO_ON)
 
 
 @task(help={"keep-runs": "how many gathered runs stay on the hosts and here (20); 0: all"})
@@ -172,12 +184,13 @@ def status(context: Context, inventory: str = "") -> None:
     _end(lambda: showing.status(_inventory(inventory), CONSOLE), _inventory(inventory))
 
 
-@task
-def logs(context: Context, inventory: str = "", run: str = "") -> None:
+@task(help={"view": "plain: lines alone, also on a terminal"})
+def logs(context: Context, inventory: str = "", run: str = "", view: str = "") -> None:
     """Print the output of RUN=<id> from its begin, labelled by host and rank; live while it runs."""
     from launch.run import logs as viewing
 
-    _end(lambda: viewing.logs(_inventory(inventory), _given(run, "RUN"), CONSOLE), _inventory(inventory))
+    path, name, plain = _inventory(inventory), _given(run, "RUN"), _given(view, "VIEW")
+    _end(lambda: viewing.logs(path, name, plain, CONSOLE), path)
 
 
 @task

@@ -12,7 +12,8 @@ from launch.cli.refusal import Problem, Refusal
 #: Every variable that a target takes (`make` alone lists them by target).
 KNOWN = (
     *("INVENTORY", "NODES", "ARGS", "WORKLOAD", "SCRIPT", "DRY_RUN", "RUN", "YES", "RESUME", "GRACE"),
-    *("MEASURE", "SKIP_CHECK", "JSON", "FORECAST", "WAIT", "DETACH", "KEEP_RUNS"),
+    *("MEASURE", "SKIP_CHECK", "JSON", "FORECAST", "WAIT", "DETACH"),
+    *("KEEP_RUNS", "SECRETS", "VIEW"),
     *("LAB", "HOSTS", "LINK", "CPUS", "NPROC", "HOROVOD", "PYTHON"),
 )
 DEFAULT_INVENTORY = Path("inventory/hosts.yml")

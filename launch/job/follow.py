@@ -24,6 +24,7 @@ from launch.job.outcome import HostEnd
 
 IDLE_SECONDS = 30.0  # without a frame, of which a run in progress gives one each second, a door is opened anew
 SILENT_SECONDS = 5.0  # without a frame a host counts as one that does not answer
+KEEPER_SILENT_SECONDS = 5.0  # without a word of its keeper, which gives one each second, that one counts as stuck
 AGAIN_SECONDS = 2.0  # between two attempts to reach a host
 
 Show = Callable[[str, str, bytes], None]  # host, stream ("rank-3", "torchrun"), output
@@ -55,6 +56,7 @@ class View:
         self.lost = False  # whether it was said that there is no view of it
         self.showing = False  # whether its output waits to be shown
         self.heard_at: float | None = None  # time.monotonic() of its last word
+        self.news_at: float | None = None  # of its keeper's last word, which gives one each second
         self._part = b""  # of an event's line
 
     @property
@@ -67,9 +69,16 @@ class View:
             return True
         return self.heard_at is not None and time.monotonic() - self.heard_at < SILENT_SECONDS
 
+    def is_stuck(self) -> bool:
+        """Whether its keeper says nothing any more, though the host answers."""
+        if self.ended or self.showing or self.news_at is None or not self.answers():
+            return False
+        return time.monotonic() - self.news_at > KEEPER_SILENT_SECONDS
+
     def end(self) -> HostEnd:
         """What is known of how the run ended there."""
-        return HostEnd(self.host, self.exit, tuple(self.events), self.container, self.answers(), self.ended)
+        known = (self.host, self.exit, tuple(self.events), self.container)
+        return HostEnd(*known, self.answers(), self.ended, self.is_stuck())
 
     def new_events(self, data: bytes) -> list[dict[str, Any]]:
         """The events whose lines end in `data`, the next piece of events.jsonl."""
@@ -155,6 +164,8 @@ class Follower:
 
     def _take(self, view: View, frame: Frame) -> None:
         view.heard_at = time.monotonic()
+        if "alive" not in frame.words:
+            view.news_at = view.heard_at
         if view.lost:
             view.lost = False
             self._tell(view, "back")

@@ -10,18 +10,19 @@ from launch.cli.output import say
 from launch.files import read_json, runs_dir, shown
 from launch.hosts import clustermap
 from launch.run import ask_hosts, find, keep
-from launch.run.train import display_of
+from launch.run.train import display_of, parse_view
 from launch.run.watch import Watch
 
 EARLIER_LINES = 20  # of each rank's earlier output
 
 
-def attach(path: Path, run: str, keep_runs: str, console: Console) -> int:
+def attach(path: Path, run: str, keep_runs: str, view: str, console: Console) -> int:
     """Watch a run from now to its end, as `make train` does; returns the exit status of the run.
 
     Raises Refusal without RUN, and when no host has the run.
     """
-    kept_runs, cluster = keep.parse(keep_runs), clustermap.read(path, current=False)
+    kept_runs, plain = keep.parse(keep_runs), parse_view(view)
+    cluster = clustermap.read(path, current=False)
     with ask_hosts.reached(cluster) as hosts:
         answers = hosts.ask("runs", {"run": run} if run else None)
         if not run:
@@ -34,4 +35,4 @@ def attach(path: Path, run: str, keep_runs: str, console: Console) -> int:
         ask_hosts.report_failed(answers, path)
         say(f"run {run} of {plan.owner} on {', '.join(one.host for one in plan.hosts)}")
         say("Ctrl-C stops the run; closing the terminal, or `kill`, only leaves the view")
-        return Watch(plan, find.views_of(plan, cluster, hosts), display_of(plan), kept_runs, EARLIER_LINES).run()
+        return Watch(plan, find.views_of(plan, cluster, hosts), display_of(plan, plain), kept_runs, EARLIER_LINES).run()

@@ -1,7 +1,8 @@
 """What a view of a run prints: the ranks' output, labelled, Muster's own lines, and on a terminal how the run stands.
 
 Output is handled in pieces as it arrives, never line by line: a script may print tens of thousands of lines a second.
-Whoever prints waits for the terminal; nothing is kept in memory meanwhile.
+Whoever prints waits for the terminal; nothing is kept in memory meanwhile. Only on a terminal, and only few lines at a
+time, are compared: what several ranks say at once is one line there.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from dataclasses import dataclass
 
 PART_SECONDS = 1.0  # a line without an end is shown so long after its last piece
 PART_BYTES = 65536  # or when it is longer than this
+FOLD_SECONDS = 0.2  # so long lines wait on a terminal for equal ones of other ranks
+FOLDED_LINES = 100  # that wait at most
 
 _COLOURS = (36, 33, 35, 32, 34, 91, 96, 93)  # ANSI; a host keeps its colour
 _REDRAWN = re.compile(rb"\r+\n?")  # a progress bar draws its line anew after each of these
@@ -61,6 +64,57 @@ def whole_lines(part: Part, data: bytes, now: float) -> bytes:
     return lines + found
 
 
+def folded(sources: Sequence[tuple[str, str]]) -> str:
+    """Who says the same: `h1 rank 0, h2 rank 1-3`. sources: (host, stream). Pure."""
+    ranks: dict[str, list[int]] = {}
+    for host, stream in sources:
+        _, _, rank = label(host, stream).rpartition(" rank ")
+        ranks.setdefault(host, []).extend([int(rank)] if rank.isdigit() else [])
+    return ", ".join(f"{host} rank {_ranges(sorted(own))}" if own else host for host, own in ranks.items())
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], number]
+        else:
+            parts.append([number])
+    return ",".join("-".join(map(str, part)) for part in parts)
+
+
+class Folder:
+    """Lines that wait for equal ones of other streams. The lines of each stream keep their order."""
+
+    def __init__(self) -> None:
+        self.since = 0.0  # when the first one came
+        self._lines: list[tuple[str, list[tuple[str, str]]]] = []  # a line, and who said it
+        self._places: dict[str, list[int]] = {}  # of a line among these
+        self._last: dict[tuple[str, str], int] = {}  # the place of a stream's last line
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def add(self, source: tuple[str, str], line: str, now: float) -> None:
+        """Add a line that `source`, (host, stream), said."""
+        if not self._lines:
+            self.since = now
+        after = self._last.get(source, -1)
+        place = next((place for place in self._places.get(line, ()) if place > after), None)
+        if place is None:
+            place = len(self._lines)
+            self._lines.append((line, []))
+            self._places.setdefault(line, []).append(place)
+        self._lines[place][1].append(source)
+        self._last[source] = place
+
+    def take(self) -> list[tuple[str, list[tuple[str, str]]]]:
+        """All lines, in order, with who said each."""
+        lines = self._lines
+        self._lines, self._places, self._last = [], {}, {}
+        return lines
+
+
 class Display:
     """Prints under one lock, so that hosts do not write into each other's lines."""
 
@@ -71,6 +125,7 @@ class Display:
         self._width = longest_label
         self._codes = {host: _COLOURS[i % len(_COLOURS)] for i, host in enumerate(hosts)}
         self._parts: dict[tuple[str, str], Part] = {}
+        self._folder = Folder()
         self._status = ""
 
     def show(self, host: str, stream: str, data: bytes) -> None:
@@ -81,22 +136,26 @@ class Display:
                 self._print_lines(host, stream, lines)
 
     def show_parts(self, age_seconds: float = PART_SECONDS) -> None:
-        """Print the lines whose end has not come for so long."""
+        """Print the lines whose end has not come for so long, and those that have waited for equal ones."""
         now = time.monotonic()
         with self._lock:
             for (host, stream), part in self._parts.items():
                 if part.data and now - part.since >= age_seconds:
                     lines, part.data, part.cut = part.data.rstrip(b"\r") + b"\n", b"", True
                     self._print_lines(host, stream, lines)
+            if self._folder and now - self._folder.since >= min(age_seconds, FOLD_SECONDS):
+                self._unfold()
 
     def say(self, text: str) -> None:
         """Print a line of Muster itself."""
         with self._lock:
+            self._unfold()
             self._write(f"muster | {text}\n")
 
     def line(self, host: str, stream: str, text: str) -> None:
         """Print a line of a stream as it is."""
         with self._lock:
+            self._unfold()
             self._write(f"{self.prefix(host, stream)}{text}\n")
 
     def status(self, text: str) -> None:
@@ -113,9 +172,24 @@ class Display:
         return f"\x1b[{self._codes.get(host, 0)}m{head}\x1b[0m | " if self._terminal else f"{head} | "
 
     def _print_lines(self, host: str, stream: str, lines: bytes) -> None:
-        before = self.prefix(host, stream)
-        text = lines[:-1].decode(errors="replace")
-        self._write(before + text.replace("\n", "\n" + before) + "\n")
+        before, text = self.prefix(host, stream), lines[:-1].decode(errors="replace")
+        few = self._terminal and lines.count(b"\n") <= FOLDED_LINES
+        if few:
+            for line in text.split("\n"):
+                self._folder.add((host, stream), line, time.monotonic())
+        if not few or len(self._folder) > FOLDED_LINES:
+            self._unfold()
+        if not few:
+            self._write(before + text.replace("\n", "\n" + before) + "\n")
+
+    def _unfold(self) -> None:
+        """Print the lines that wait for equal ones."""
+        said = [
+            f"{self.prefix(*sources[0]) if len(sources) == 1 else f'{folded(sources)} | '}{line}\n"
+            for line, sources in self._folder.take()
+        ]
+        if said:
+            self._write("".join(said))
 
     def _write(self, text: str) -> None:
         if self._terminal:

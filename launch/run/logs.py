@@ -16,20 +16,21 @@ from launch.hosts import clustermap
 from launch.job.follow import Follower
 from launch.run import ask_hosts, find
 from launch.run.display import Display
-from launch.run.train import display_of
+from launch.run.train import display_of, parse_view
 
 TURN_SECONDS = 0.1  # between two looks whether there is still somebody who reads
 BLOCK_BYTES = 262144  # read at once
 
 
-def logs(path: Path, run: str, console: Console) -> int:
+def logs(path: Path, run: str, view: str, console: Console) -> int:
     """Print a run's output, labelled: from runs/<id>/logs when it is gathered, from the hosts while it goes on.
 
     Raises Refusal when no such run is known here or on the hosts, and KeyboardInterrupt when the user leaves a live
     view, with the message that the run continues.
     """
+    plain = parse_view(view)
     if run and (runs_dir() / run / "summary.json").exists():
-        return _gathered(runs_dir() / run / "logs")
+        return _gathered(runs_dir() / run / "logs", plain)
     cluster = clustermap.read(path, current=False)
     with ask_hosts.reached(cluster) as hosts:
         answers = hosts.ask("runs", {"run": run} if run else None)
@@ -37,7 +38,7 @@ def logs(path: Path, run: str, console: Console) -> int:
             raise find.which_run(answers, path)
         plan = find.plan_of(run, answers)
         failed = ask_hosts.report_failed(answers, path)
-        display = display_of(plan)
+        display = display_of(plan, plain)
         follower = Follower(run, find.views_of(plan, cluster, hosts), display.show)
         try:
             with undisturbed(then_interrupt=True):
@@ -64,13 +65,13 @@ def _until_the_end(follower: Follower, display: Display) -> None:
     display.show_parts(0.0)
 
 
-def _gathered(folder: Path) -> int:
+def _gathered(folder: Path, plain: bool) -> int:
     """Print what is here: host by host and rank by rank."""
     # A run on hosts keeps each rank's output in its host's folder; a run on this machine, output and errors apart.
     files = sorted(folder.glob("*/*.log"), key=_order) or sorted(folder.glob("rank-*.*"))
     if not files:
         raise refuse("RUN", f"there is no output in {shown(folder)}", "see what else there is of it")
-    display = Display([file.parent.name for file in files], 0)
+    display = Display([file.parent.name for file in files], 0, False if plain else None)
     for file in files:
         host = file.parent.name if file.parent != folder else file.stem
         with file.open("rb") as content:

@@ -17,6 +17,7 @@ from launch.files import read_json, runs_dir
 from launch.hosts import clustermap
 from launch.run import ask_hosts
 from launch.run.find import goes_on
+from launch.run.progress import position
 
 SHOWN_RUNS = 10
 
@@ -52,31 +53,12 @@ def status(path: Path, console: Console) -> int:
 def state_of(run: str, entries: Entries) -> str:
     """How a run stands, in words; nothing where it has ended and is gathered. Pure."""
     if any(goes_on(dict(entry)) for entry in entries.values()):
-        return progress_of([entry.get("state") or {} for entry in entries.values()])
+        return position([entry.get("state") or {} for entry in entries.values()])
     if all(entry.get("gathered") for entry in entries.values()):
         return ""
     statuses = {str(entry["status"]) for entry in entries.values()}
     worst = next(one for one in ("died", "failed", "stopped", "succeeded", *statuses) if one in statuses)
     return f"{worst}, ended unseen: `make gather RUN={run}`"
-
-
-def progress_of(states: list[Mapping[str, Any]]) -> str:
-    """How far the ranks of a run are that goes on: `epoch 3/90, step 512/2000, training`. Pure."""
-    ranks = [words for state in states for words in (state.get("ranks") or {}).values()]
-    steps = [words for words in ranks if words.get("step") is not None]
-    parts = []
-    if steps:
-        slowest = min(steps, key=lambda words: words["step"])
-        for name, many in (("epoch", "epochs"), ("step", "steps")):
-            if slowest.get(name) is not None:
-                of = f"/{slowest[many]}" if slowest.get(many) else ""
-                parts.append(f"{name} {slowest[name]}{of}")
-    phases = list(dict.fromkeys(str(words["phase"]) for words in ranks if words.get("phase")))
-    standing = {str(state.get("status")) for state in states if state.get("status")}
-    parts += phases or sorted(standing)
-    if "ending" in standing and phases:
-        parts.append("ending")
-    return ", ".join(parts) or "starting"
 
 
 def waiting(answers: Mapping[str, Any]) -> list[str]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import datetime
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 
-from launch.cli import exits
+from launch.cli import exits, signals
 from launch.cli.output import detail, say
 from launch.cli.refusal import Refusal, refuse
 from launch.cli.signals import undisturbed
@@ -24,7 +25,7 @@ from launch.job import resume as resuming
 from launch.job.follow import View
 from launch.job.plan import Plan, Ports, document
 from launch.job.start import start
-from launch.run import keep
+from launch.run import keep, private
 from launch.run.display import Display
 from launch.run.watch import Watch
 
@@ -43,13 +44,16 @@ class Request:
     keep_runs: str = ""
     dry_run: bool = False
     skip_check: bool = False
+    secrets: str = ""
+    view: str = ""
     wait: bool = False
     detach: bool = False
 
 
 def train(request: Request, console: Console) -> int:
     """Run a training job; returns the exit status. Raises Refusal when nothing was started."""
-    options, kept_runs = parse_options(request), keep.parse(request.keep_runs)
+    options, kept_runs, plain = parse_options(request), keep.parse(request.keep_runs), parse_view(request.view)
+    secrets = private.read(request.secrets, say)
     cluster = clustermap.read(request.inventory)
     earlier = resuming.find(request.resume, request.inventory) if request.resume else None
     if earlier:
@@ -74,23 +78,44 @@ def train(request: Request, console: Console) -> int:
         try:
             if request.workload:
                 options = replace(options, image=_ship_workload(request, opened, console, cluster.image.ref))
-            with queue.turn(opened, run, owner, request.wait, say):
-                ports = check_before_start(request, cluster, hosts, opened, options, earlier)
+            with _turn_and_ports(request, run, owner, cluster, hosts, opened, options, earlier) as ports:
                 plan = plans.make_plan(cluster, options, run, ports, owner, created)
                 _announce(plan)
                 # A container that is just being created cannot be stopped: a signal waits until all exist.
                 with undisturbed():
-                    start(opened, plan)
+                    start(opened, plan, secrets)
                     started = True
                     write_json(runs_dir() / plan.run / "plan.json", document(plan))
         except KeyboardInterrupt:
             if not started:
                 raise KeyboardInterrupt("interrupted; nothing was started") from None
-        watch = Watch(plan, [View(m.target, m.known_hosts, m) for m in opened], display_of(plan), kept_runs)
-        if request.detach:
+        watch = Watch(plan, [View(m.target, m.known_hosts, m) for m in opened], display_of(plan, plain), kept_runs)
+        if request.detach and not signals.first_signal():
             say(watch.goes_on())
             return exits.SUCCEEDED
         return watch.run()
+
+
+@contextmanager
+def _turn_and_ports(
+    request: Request,
+    run: str,
+    owner: str,
+    cluster: clustermap.ClusterMap,
+    hosts: Sequence[clustermap.MapHost],
+    opened: Sequence[Machine],
+    options: plans.Options,
+    earlier: resuming.Earlier | None,
+) -> Iterator[Ports]:
+    """The run's turn on all hosts, and free ports of theirs, once all was checked. Whoever waits checks after that."""
+
+    def check() -> Ports:
+        return check_before_start(request, cluster, hosts, opened, options, earlier)
+
+    with ThreadPoolExecutor(1) as pool:
+        checking = None if request.wait else pool.submit(check)
+        with queue.turn(opened, run, owner, request.wait, say):
+            yield (checking or pool.submit(check)).result()
 
 
 def _announce(plan: Plan) -> None:
@@ -102,10 +127,18 @@ def _announce(plan: Plan) -> None:
         say(f"continuing run {plan.resume}: {plan.script or 'python -m train'} {shlex.join(plan.args)}")
 
 
-def display_of(plan: Plan) -> Display:
-    """What shows a plan's run."""
+def parse_view(text: str) -> bool:
+    """VIEW as typed: whether the output is to be plain lines on a terminal too. Raises Refusal."""
+    if text not in ("", "live", "plain"):
+        raise refuse("VIEW", f"VIEW={text} is not known", "give VIEW=plain, or leave it out")
+    return text == "plain"
+
+
+def display_of(plan: Plan, plain: bool = False) -> Display:
+    """What shows a plan's run; `plain`: as lines alone, on a terminal too."""
     hosts = [host_plan.host for host_plan in plan.hosts]
-    return Display(hosts, max(len(f"{one.host} rank {max(one.ranks)}") for one in plan.hosts))
+    width = max(len(f"{one.host} rank {max(one.ranks)}") for one in plan.hosts)
+    return Display(hosts, width, False if plain else None)
 
 
 def parse_options(request: Request) -> plans.Options:

@@ -193,8 +193,8 @@ def test_a_command_without_run_says_what_runs_and_does_not_speak_for_the_silent_
     lose(hosts["h2"])
     for command in (
         lambda: stop.stop(INVENTORY, "", console()),
-        lambda: logs.logs(INVENTORY, "", console()),
-        lambda: attach.attach(INVENTORY, "", "", console()),
+        lambda: logs.logs(INVENTORY, "", "", console()),
+        lambda: attach.attach(INVENTORY, "", "", "", console()),
     ):
         with pytest.raises(Refusal, match="on the hosts that answered now: some-run") as refused:
             command()
@@ -237,7 +237,7 @@ def test_a_live_view_is_left_at_once_and_the_run_goes_on(
     thread = when(shown, come_twice)
     left = "left the view; run some-run goes on, `make stop RUN=some-run` ends it"
     with pytest.raises(KeyboardInterrupt, match=left), signals.interrupts_as_exceptions():
-        logs.logs(INVENTORY, "some-run", console())
+        logs.logs(INVENTORY, "some-run", "", console())
     thread.join()
     assert set(hosts["h1"].verbs()) == {"runs"}  # it asked for no end
     assert hosts["h1"].follows[0]["tail"] is None  # from the first byte
@@ -249,7 +249,7 @@ def test_a_live_view_that_is_watched_to_the_end_is_whole(
     for number, name in enumerate(("h1", "h2")):
         has(hosts[name], entry())
         hosts[name].say(output(f"rank-{number}", 0, b"a step\nthe end"), end())
-    assert logs.logs(INVENTORY, "some-run", console()) == exits.SUCCEEDED
+    assert logs.logs(INVENTORY, "some-run", "", console()) == exits.SUCCEEDED
     lines = capsys.readouterr().out.splitlines()
     assert sorted(lines) == [f"h{rank + 1} rank {rank} | {text}" for rank in (0, 1) for text in ("a step", "the end")]
 
@@ -258,7 +258,7 @@ def test_a_view_ends_when_nobody_reads_it(hosts: dict[str, Host], monkeypatch: p
     has(hosts["h1"], entry())
     hosts["h1"].say(output("rank-0", 0, b"a step\n"))
     monkeypatch.setattr(logs, "nobody_reads", lambda: bool(hosts["h1"].follows))
-    assert logs.logs(INVENTORY, "some-run", console()) in (exits.SUCCEEDED, exits.UNREACHABLE)
+    assert logs.logs(INVENTORY, "some-run", "", console()) in (exits.SUCCEEDED, exits.UNREACHABLE)
 
 
 def test_a_live_view_of_a_host_that_is_away_is_no_success(
@@ -274,7 +274,7 @@ def test_a_live_view_of_a_host_that_is_away_is_no_success(
     monkeypatch.setattr(ssh, "connect", h2_is_away)
     has(hosts["h1"], entry())
     hosts["h1"].say(output("rank-0", 0, b"a step\n"), end())
-    assert logs.logs(INVENTORY, "some-run", console()) == exits.UNREACHABLE
+    assert logs.logs(INVENTORY, "some-run", "", console()) == exits.UNREACHABLE
     out, err = capsys.readouterr()
     assert "h1 rank 0 | a step\n" in out and "host h2: no SSH connection" in err
 
@@ -290,7 +290,7 @@ def test_the_output_of_a_gathered_run_is_printed_from_here(capsys: pytest.Captur
         (folder / "logs" / host).mkdir(parents=True, exist_ok=True)
         (folder / "logs" / host / f"{name}.log").write_text(text)
     files.write_json(folder / "summary.json", {"status": "succeeded"})
-    assert logs.logs(INVENTORY, "old-run", console()) == exits.SUCCEEDED
+    assert logs.logs(INVENTORY, "old-run", "", console()) == exits.SUCCEEDED
     said = ["h1 | t", "h1 rank 0 | a", "h1 rank 0 | b", "h2 rank 2 | two", "h2 rank 10 | ten"]
     assert capsys.readouterr().out.splitlines() == said
 
@@ -301,17 +301,17 @@ def test_the_output_of_a_run_on_this_machine_is_printed(capsys: pytest.CaptureFi
     (folder / "logs" / "rank-0.out").write_text("said\n")
     (folder / "logs" / "rank-0.err").write_text("complained\n")
     files.write_json(folder / "summary.json", {"status": "succeeded"})
-    assert logs.logs(INVENTORY, "old-local", console()) == exits.SUCCEEDED
+    assert logs.logs(INVENTORY, "old-local", "", console()) == exits.SUCCEEDED
     assert capsys.readouterr().out.splitlines() == ["rank-0 | complained", "rank-0 | said"]
 
 
 def test_a_run_that_is_nowhere_is_refused(hosts: dict[str, Host]) -> None:
     (files.runs_dir() / "old-run").mkdir(parents=True)
     with pytest.raises(Refusal, match=r"no host has a run nil(.|\n)*the newest here: old-run"):
-        logs.logs(INVENTORY, "nil", console())
+        logs.logs(INVENTORY, "nil", "", console())
     lose(hosts["h2"])
     with pytest.raises(Refusal, match="no host that answered has a run nil") as refused:
-        logs.logs(INVENTORY, "nil", console())
+        logs.logs(INVENTORY, "nil", "", console())
     assert refused.value.status == exits.UNREACHABLE
 
 
@@ -325,7 +325,7 @@ def test_any_control_machine_can_attach_with_the_plan_of_a_host(
         has(hosts[name], entry())
         hosts[name].say(output(f"rank-{number}", 900, b"step 99\n"), end())
     with signals.interrupts_as_exceptions():
-        assert attach.attach(INVENTORY, "some-run", "", console()) == exits.SUCCEEDED
+        assert attach.attach(INVENTORY, "some-run", "", "", console()) == exits.SUCCEEDED
     lines = capsys.readouterr().out.splitlines()
     assert "Ctrl-C stops the run; closing the terminal, or `kill`, only leaves the view" in lines[1]
     assert hosts["h1"].follows[0]["tail"] == attach.EARLIER_LINES and "h1 rank 0 | step 99" in lines
@@ -337,7 +337,7 @@ def test_any_control_machine_can_attach_with_the_plan_of_a_host(
 def test_a_run_of_another_version_is_not_guessed_at(hosts: dict[str, Host]) -> None:
     has(hosts["h1"], entry(plan={"schema": "muster.plan/3"}))
     with pytest.raises(Refusal, match=r"muster\.plan/3, not muster\.plan/4"):
-        attach.attach(INVENTORY, "some-run", "", console())
+        attach.attach(INVENTORY, "some-run", "", "", console())
 
 
 def test_attach_to_a_run_that_is_gathered_only_says_so(
@@ -346,7 +346,7 @@ def test_attach_to_a_run_that_is_gathered_only_says_so(
     has(hosts["h1"], entry("failed", gathered={"by": "me", "time": 0}))
     summary = {"status": "failed", "exit_status": 1, "missing_hosts": []}
     files.write_json(files.runs_dir() / "some-run" / "summary.json", summary)
-    assert attach.attach(INVENTORY, "some-run", "", console()) == exits.FAILED
+    assert attach.attach(INVENTORY, "some-run", "", "", console()) == exits.FAILED
     assert "has ended (failed) and is gathered: runs/some-run" in capsys.readouterr().out
 
 

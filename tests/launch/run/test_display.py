@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import itertools
+import re
 import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.run.display import PART_BYTES, Display, Part, label, whole_lines
+from launch.run.display import FOLDED_LINES, PART_BYTES, Display, Folder, Part, folded, label, whole_lines
 
 
 def shown_in(pieces: list[bytes]) -> list[bytes]:
@@ -103,7 +104,55 @@ def test_on_a_terminal_the_state_stays_below_the_output(
     display = Display(["h1"], 9, terminal=True)
     display.status("step 1 of 10, and more than fits")
     display.show("h1", "rank-0", b"text\n")
+    display.show_parts(0.0)
     display.status("")
     clear = "\r\x1b[2K"
     status = "step 1 of 10, and m"
     assert capsys.readouterr().out == f"{clear}{status}{clear}\x1b[36mh1 rank 0\x1b[0m | text\n{status}{clear}"
+
+
+def test_what_several_ranks_say_at_once_is_one_line_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    display = Display(["h1", "h2"], 9, terminal=True)
+    for host, rank in (("h1", 0), ("h2", 1), ("h2", 2), ("h2", 4)):
+        display.show(host, f"rank-{rank}", b"begin\nready\n" + f"mine is {rank}\n".encode())
+    assert capsys.readouterr().out == ""
+    display.say("a word of Muster")  # stands behind what came before it
+    lines = re.sub("\r|\x1b\\[[0-9]*[Km]", "", capsys.readouterr().out).splitlines()
+    assert lines == [
+        *("h1 rank 0, h2 rank 1-2,4 | begin", "h1 rank 0, h2 rank 1-2,4 | ready"),
+        *("h1 rank 0 | mine is 0", "h2 rank 1 | mine is 1", "h2 rank 2 | mine is 2", "h2 rank 4 | mine is 4"),
+        "muster | a word of Muster",
+    ]
+
+
+def test_without_a_terminal_lines_are_not_folded(capsys: pytest.CaptureFixture[str]) -> None:
+    display = Display(["h1"], 9, terminal=False)
+    for rank in (0, 1):
+        display.show("h1", f"rank-{rank}", b"same\n")
+    assert capsys.readouterr().out == "h1 rank 0 | same\nh1 rank 1 | same\n"
+
+
+def test_who_says_the_same() -> None:
+    ranks = [("h1", "rank-0"), ("h2", "rank-3"), ("h2", "rank-1"), ("h2", "rank-2"), ("h3", "torchrun")]
+    assert folded(ranks) == "h1 rank 0, h2 rank 1-3, h3"
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from("ab")), max_size=30))
+def test_folding_loses_no_line_and_keeps_the_order_of_each_rank(said: list[tuple[int, str]]) -> None:
+    folder = Folder()
+    for rank, line in said:
+        folder.add(("h1", f"rank-{rank}"), line, 0.0)
+    lines = folder.take()
+    for rank in range(4):
+        assert [line for line, who in lines for one in who if one[1] == f"rank-{rank}"] == [
+            line for own, line in said if own == rank
+        ]
+    assert len(folder) == 0
+
+
+def test_many_lines_at_once_are_not_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    display = Display(["h1"], 9, terminal=True)
+    display.show("h1", "rank-0", b"first\n")
+    display.show("h1", "rank-1", b"x\n" * (FOLDED_LINES + 1))
+    out = capsys.readouterr().out
+    assert out.count("| x\n") == FOLDED_LINES + 1 and out.index("first") < out.index("| x")

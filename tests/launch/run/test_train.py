@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import json
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
+from launch import files
+from launch.cli import exits, signals
 from launch.cli.refusal import Refusal, refuse
 from launch.health import check
-from launch.hosts import preflight, trust
+from launch.hosts import clustermap, preflight, trust
 from launch.hosts.inventory import Target
-from launch.job import readiness, trainer_arguments
-from launch.job.plan import Options, Ports
+from launch.job import plan as plans
+from launch.job import queue, readiness, trainer_arguments
+from launch.job.plan import Options, Plan, Ports
 from launch.run import train as run
-from tests.launch.fake_hosts import ports
+from tests.launch import fake_hosts
+from tests.launch.fake_hosts import Host, ports
 from tests.launch.samples import cluster
 from train.settings import parse
 
+hosts = fake_hosts.hosts
 
-def request(**more: str) -> run.Request:
-    return run.Request(inventory=Path("inventory/lab"), **more)  # type: ignore[arg-type]
+
+def request(**more: Any) -> run.Request:
+    return run.Request(inventory=Path("inventory/lab"), **more)
 
 
 def test_arguments_are_split_as_a_shell_would() -> None:
@@ -128,3 +141,103 @@ def test_what_a_host_answers_at_first_sight(answer: str, said: list[str]) -> Non
     problems = preflight.problems_in(Target("h1", "192.0.2.1", user="me"), answer)
     assert len(problems) == len(said)
     assert all(text in problem.what for text, problem in zip(said, problems, strict=True))
+
+
+@pytest.fixture
+def started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: dict[str, Host], hosts_are_ready: None
+) -> dict[str, Host]:
+    """Hosts on which `make train` starts at once."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(files, "ROOT", tmp_path)
+    monkeypatch.setattr(clustermap, "read", lambda path: cluster(1, 1))
+    monkeypatch.setattr(run, "machines", lambda *arguments: contextlib.nullcontext([hosts["h1"], hosts["h2"]]))
+    monkeypatch.setattr(queue, "turn", lambda *arguments: contextlib.nullcontext())
+    return hosts
+
+
+def started_plan() -> dict[str, Any]:
+    (plan,) = files.runs_dir().glob("*/plan.json")
+    return files.read_json(plan)
+
+
+def test_a_detached_run_is_started_and_left(started: dict[str, Host], capsys: pytest.CaptureFixture[str]) -> None:
+    with signals.interrupts_as_exceptions():
+        assert run.train(request(detach=True), Console()) == exits.SUCCEEDED
+    plan = started_plan()
+    assert [started[name].verbs() for name in ("h1", "h2")] == [["start"], ["start"]] and started["h1"].follows == []
+    out = capsys.readouterr().out
+    assert f"`make attach RUN={plan['run']} INVENTORY=inventory/lab` shows it" in out and "`make gather RUN=" in out
+
+
+def test_a_secret_reaches_the_hosts_and_nothing_else(
+    started: dict[str, Host], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tokens").write_text("TOKEN=s3cret\n")
+    with signals.interrupts_as_exceptions():
+        run.train(request(detach=True, secrets="tokens"), Console())
+    (_, asked) = started["h2"].asked[0]
+    assert asked["secrets"] == {"TOKEN": base64.b64encode(b"s3cret").decode()}
+    out, err = capsys.readouterr()
+    everywhere = [json.dumps(asked["plan"]), json.dumps(started_plan()), out, err, plans.describe(plan_of(asked))]
+    assert all("s3cret" not in text and asked["secrets"]["TOKEN"] not in text for text in everywhere)
+
+
+def plan_of(asked: dict[str, Any]) -> Plan:
+    return plans.from_document(json.loads(json.dumps(asked["plan"])))
+
+
+def test_an_interrupt_before_the_start_says_that_nothing_was_started(
+    started: dict[str, Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextlib.contextmanager
+    def turn(*arguments: Any) -> Iterator[None]:
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(queue, "turn", turn)
+    with pytest.raises(KeyboardInterrupt, match="interrupted; nothing was started"):
+        run.train(request(), Console())
+    assert started["h1"].verbs() == [] and not files.runs_dir().exists()
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_whoever_waits_for_its_turn_checks_the_hosts_after_that(
+    wait: bool, started: dict[str, Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+
+    @contextlib.contextmanager
+    def turn(*arguments: Any) -> Iterator[None]:
+        assert arguments[3] is wait
+        if not wait:
+            assert checked.wait(60)  # beside it
+        steps.append("turn")
+        yield
+        steps.append("gives the place back")
+
+    checked = threading.Event()
+
+    def check_hosts(*arguments: Any) -> Ports:
+        steps.append("checked")
+        checked.set()
+        return ports(2)
+
+    monkeypatch.setattr(queue, "turn", turn)
+    monkeypatch.setattr(readiness, "check", check_hosts)
+    started["h1"].answers["start"] = lambda options: steps.append("started") or {}  # type: ignore[func-returns-value]
+    with signals.interrupts_as_exceptions():
+        run.train(request(detach=True, wait=wait), Console())
+    begin = ["turn", "checked"] if wait else ["checked", "turn"]
+    assert steps == [*begin, "started", "gives the place back"]
+
+
+def test_a_view_and_placeholders_are_checked_before_any_host_is_asked(tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match="VIEW=fancy"):
+        run.parse_view("fancy")
+    assert [run.parse_view(text) for text in ("", "live", "plain")] == [False, False, True]
+    (tmp_path / "main.py").write_text("")
+    with pytest.raises(Refusal, match=r"\{ranks\} is not known"):
+        run.parse_options(request(workload=str(tmp_path), script="main.py", args="--rank {ranks}"))
+    kept = run.parse_options(request(workload=str(tmp_path), script="main.py", args="--rank {rank}")).args
+    assert kept == ("--rank", "{rank}")

@@ -176,6 +176,28 @@ def test_a_host_that_the_run_counts_as_lost_is_named_and_soon_not_waited_for(
     )
 
 
+def test_a_frozen_keeper_is_named_and_not_waited_for_without_end(
+    hosts: dict[str, Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "KEEPER_SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(watch, "SILENT_SECONDS", 0.3)
+    lost = cause("h2", "host_lost", reason="no word from it for 10 s")
+    hosts["h1"].say(event("failed", **lost), end("failed", lost))
+    hosts["h2"].say(state(rank_1={"step": 1}))
+    alive = threading.Event()
+
+    def keep_alive() -> None:
+        while not alive.wait(0.02):
+            hosts["h2"].say(Frame({"alive": True}, b""))
+
+    thread = threading.Thread(target=keep_alive)
+    thread.start()
+    assert watched(hosts["h1"], hosts["h2"]) == exits.FAILED
+    alive.set()
+    thread.join()
+    assert summary()["failed_host"] == "h2" and "its keeper says nothing any more" in summary()["reason"]
+
+
 def test_a_keeper_without_a_last_word_is_described_by_its_container(hosts: dict[str, Host]) -> None:
     hosts["h1"].say(died(OOMKilled=True, ExitCode=137))
     assert watched(hosts["h1"]) == exits.FAILED
