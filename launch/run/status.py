@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from launch.cli import units
@@ -97,6 +98,6 @@ def _show_gathered(console: Console) -> None:
             str(known.get("world_size", "?")),
             "" if accuracy is None else f"{accuracy:.2%}",
             "" if rate is None else f"{rate:.0f}",
-            known.get("reason") or "",
+            escape(known.get("reason") or ""),
         )
     console.print(table)

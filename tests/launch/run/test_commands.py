@@ -114,6 +114,16 @@ def test_status_names_a_silent_host(hosts: dict[str, Host], capsys: pytest.Captu
     assert "some-run" in out and named(err)
 
 
+def test_status_shows_a_reason_as_it_is(hosts: dict[str, Host], capsys: pytest.CaptureFixture[str]) -> None:
+    """Brackets are markup to rich; gloo's own messages begin with a path in brackets."""
+    has(hosts["h1"])
+    has(hosts["h2"])
+    reason = "RuntimeError: [/gloo/pair.cc:553] Connection closed by peer"
+    files.write_json(files.runs_dir() / "a-run" / "summary.json", {"run": "a-run", "reason": reason})
+    assert status.status(INVENTORY, console()) == exits.SUCCEEDED
+    assert "[/gloo/pair.cc:553]" in capsys.readouterr().out
+
+
 # -- stop -------------------------------------------------------------------------------------------------------------
 
 
