@@ -148,7 +148,8 @@ def runs(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
             verdicts.append(of_host("runs", name, ERROR, f"another run is in progress: {who}", fix))
         else:
             what = f"a container is left of {who} ({first['container']}, {first['state']})"
-            verdicts.append(of_host("leftovers", name, WARNING, what, f"`make stop RUN={run}` removes it"))
+            fix = f"`make gather RUN={run}` fetches its results; where there are none `make stop RUN={run}` removes it"
+            verdicts.append(of_host("leftovers", name, WARNING, what, fix))
     return verdicts or [of_host("runs", name, HEALTHY, "no other run, and nothing left of one")]
 
 

@@ -133,10 +133,12 @@ class Follower:
                 reason = "the connection ended"
             except Exception as error:  # whatever it is: the run goes on, and so does the attempt to see it
                 reason = str(error) or type(error).__name__
+                if self._left.is_set():  # what is left here may be asked for something else
+                    return
                 if not isinstance(error, RuntimeError) and view.machine:  # RuntimeError: the host's own words
                     view.machine.close()
                     view.machine = None
-            if not view.lost and not self._left.is_set():
+            if not view.lost:
                 view.lost = True
                 self._tell(view, "lost", {"reason": reason})
             self._left.wait(AGAIN_SECONDS)

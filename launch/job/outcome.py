@@ -61,11 +61,6 @@ class Verdict:
     cause: Words | None = None  # CAUSE of keeper/__init__.py, where a keeper gave it
     reason: str | None = None  # why it stopped, or failed
 
-    @property
-    def lines(self) -> list[str]:
-        """The last lines of the rank that failed."""
-        return [str(line) for line in (self.cause or {}).get("lines") or []]
-
 
 def first_cause(ends: Sequence[HostEnd]) -> Words | None:
     """Of all causes that keepers know, one that does not only follow from another, and of these the earliest."""

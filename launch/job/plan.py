@@ -195,6 +195,7 @@ def _assemble(cluster: ClusterMap, options: Options, run: str, ports: Ports, own
     world_size = sum(host.nproc_per_node for host in hosts)
     image = options.image or cluster.image.id
     rdma = rdma_environments(hosts)
+    direct = options.direct and all(host.nproc_per_node == 1 for host in hosts)
     host_plans, first_rank = [], 0
     for node_rank, host in enumerate(hosts):
         ranks = list(range(first_rank, first_rank + host.nproc_per_node))
@@ -215,7 +216,7 @@ def _assemble(cluster: ClusterMap, options: Options, run: str, ports: Ports, own
                 resume_dir=run_dir_on_host(options.resume) if options.resume else None,
                 container=container,
                 environment=environment,
-                agent=_agent(hosts, node_rank, options, ports.master),
+                agent=_agent(hosts, node_rank, options, ports.master, direct),
                 command=[*engine, image, "python3", "-P", "-m", "keeper", str(node_rank)],
             )
         )
@@ -240,10 +241,10 @@ def _assemble(cluster: ClusterMap, options: Options, run: str, ports: Ports, own
     )
 
 
-def _agent(hosts: Sequence[MapHost], node_rank: int, options: Options, master_port: int) -> list[str]:
+def _agent(hosts: Sequence[MapHost], node_rank: int, options: Options, master_port: int, direct: bool) -> list[str]:
     """The command that starts a host's ranks (train/start/agent.py)."""
     agent, address = ["python3", "-P", "-m", "train.start.agent"], hosts[0].address
-    if options.direct and all(host.nproc_per_node == 1 for host in hosts):
+    if direct:
         ranked = [str(node_rank), str(len(hosts)), address, str(master_port)]
         return [*agent, "--direct", *ranked, options.module, *options.args]
     return [

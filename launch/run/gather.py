@@ -21,7 +21,7 @@ import paramiko
 from keeper import output
 from launch import files
 from launch.hosts import door, openssh, ssh
-from launch.hosts.connection import LINK_SECONDS, Machine
+from launch.hosts.connection import ANSWER_SECONDS, LINK_SECONDS, Machine
 from launch.job import outcome
 from launch.job.outcome import HostEnd, Verdict
 from launch.job.plan import HostPlan, Plan
@@ -62,6 +62,7 @@ class Gathered:
 
     left: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # what the run left there: containers, processes
     removed: Sequence[str] = ()  # old runs that were removed there
+    elsewhere: str = ""  # who has fetched what the script wrote, where it is not to be had here any more
 
 
 def gather_host(machine: Machine, plan: Plan, host_plan: HostPlan, keep: int) -> Gathered:
@@ -78,7 +79,7 @@ def gather_host(machine: Machine, plan: Plan, host_plan: HostPlan, keep: int) ->
     offer = patiently(lambda one: door.ask(one, "offer", {"run": plan.run}, OFFER_SECONDS))
     if offer.get("running"):
         raise RuntimeError("the run has not ended there")
-    folder = files.runs_dir() / plan.run
+    folder, elsewhere = files.runs_dir() / plan.run, ""
     logs = folder / "logs" / host_plan.host
     logs.mkdir(parents=True, exist_ok=True)
     if offer.get("container"):
@@ -94,10 +95,23 @@ def gather_host(machine: Machine, plan: Plan, host_plan: HostPlan, keep: int) ->
             (folder / "workload").mkdir(exist_ok=True)
             listed = [*links, "--from0", "--files-from=-"]
             source = f"{host_plan.run_dir}/workload/"
-            patiently(lambda one: _copy(one, source, folder / "workload", listed, "\0".join(written)))
+            try:
+                patiently(lambda one: _copy(one, source, folder / "workload", listed, "\0".join(written)))
+            except RuntimeError:
+                elsewhere = patiently(lambda one: _fetched_by(one, plan.run))
+                if not elsewhere:
+                    raise
+                if all((folder / "workload" / path).exists() for path in written):  # it was here
+                    elsewhere = ""
     asked = {"run": plan.run, "keep": keep or _ALL, "by": ssh.local_user()}
     sealed = patiently(lambda one: door.ask(one, "seal", asked, SEAL_SECONDS))
-    return Gathered(sealed.get("left") or {}, sealed.get("removed") or ())
+    return Gathered(sealed.get("left") or {}, sealed.get("removed") or (), elsewhere)
+
+
+def _fetched_by(machine: Machine, run: str) -> str:
+    """Which control machine has gathered a run from this host; nothing where none has."""
+    entries = door.ask(machine, "runs", {"run": run}, ANSWER_SECONDS)["runs"]
+    return next((str(entry["gathered"]["by"]) for entry in entries if entry.get("gathered")), "")
 
 
 def _stays_inside(path: str) -> bool:

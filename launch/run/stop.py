@@ -12,9 +12,10 @@ from rich.console import Console
 from launch.cli import exits
 from launch.cli.make_variables import name_inventory
 from launch.cli.refusal import refuse
-from launch.hosts import clustermap, ssh
+from launch.hosts import clustermap, door, ssh
 from launch.job.follow import Follower
 from launch.run import ask_hosts, find
+from launch.run.ask_hosts import Answers, Hosts
 from launch.run.watch import END_SECONDS_BEYOND_GRACE, TURN_SECONDS, WAITING_SECONDS, ranks_left, stop_everywhere
 
 
@@ -32,6 +33,9 @@ def stop(path: Path, run: str, console: Console) -> int:
         failed = ask_hosts.report_failed(answers, path)
         entries = ask_hosts.listed(answers).get(run, {})
         going = [host for host, entry in entries.items() if find.goes_on(entry)]
+        if not going and not entries and (cleared := _clear(hosts, answers, run)):
+            console.print(f"Removed what was left of run {run} on {', '.join(cleared)}.", highlight=False)
+            return failed
         if not going:
             where = "no host that answered" if failed else "no host"
             ended = ", ".join(sorted({entry["status"] for entry in entries.values()}))
@@ -56,6 +60,15 @@ def stop(path: Path, run: str, console: Console) -> int:
         where = ", ".join([*left, *(host for host, answer in answers.items() if not isinstance(answer, dict))])
         console.print(f"Run {run} may go on on {where}.", highlight=False)
     return exits.UNREACHABLE if left else failed
+
+
+def _clear(hosts: Hosts, answers: Answers, run: str) -> list[str]:
+    """Remove containers of a run that no host knows (a leftover), by its label alone; returns where there were some."""
+    asked = {"run": run}
+    answered = [machine for name, machine in hosts.machines.items() if isinstance(answers[name], dict)]
+    results = ssh.in_parallel(lambda machine: door.ask(machine, "drop", asked), answered)
+    pairs = zip(answered, results, strict=True)
+    return [machine.name for machine, result in pairs if isinstance(result, dict) and result.get("dropped")]
 
 
 def _wait(follower: Follower, grace: float, console: Console) -> list[str]:

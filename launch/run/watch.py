@@ -213,14 +213,13 @@ class Watch:
             return
         self._told = True
         failure, cause = found
-        who = f"{failure.host}" if failure.rank is None else f"rank {failure.rank} on {failure.host} failed"
         self.display.show_parts(0.0)
+        who = failure.host if failure.rank is None else f"rank {failure.rank} on {failure.host} failed"
         self.display.say(f"{who}: {failure.reason}")
         stream = "torchrun" if failure.rank is None else f"rank-{failure.rank}"
         for line in (cause or {}).get("lines") or []:
-            self.display.line(failure.host, stream, str(line))
-        others = [host for host in self.views if host != failure.host]
-        self.display.say(f"its ranks are being ended on {', '.join(others) if others else 'its host'}")
+            self.display.line(str((cause or {})["host"]), stream, str(line))
+        self.display.say("all its ranks are being ended, on every host")
 
 
 def settle_seconds(cause: Mapping[str, Any] | None) -> float:
@@ -292,6 +291,8 @@ def gather_run(plan: Plan, machines: Mapping[str, Any], kept_runs: int, say: Cal
             missing.append(host_plan.host)
             continue
         removed += result.removed
+        if result.elsewhere:
+            say(f"{host_plan.host}: what the script wrote is not there any more: {result.elsewhere} has fetched it")
         if left := [f"{kind} {', '.join(map(str, found))}" for kind, found in result.left.items() if found]:
             say(f"{host_plan.host}: left by the run, and cleared: {'; '.join(left)}")
     if removed:

@@ -204,7 +204,7 @@ def test_another_run_in_progress_is_an_error_with_owner_run_and_age() -> None:
 def test_leftovers_of_a_dead_run_are_reported_with_owner_and_age(state: str) -> None:
     verdict = one("leftovers", host(runs=[container("r1", state)]))
     assert verdict.level == WARNING
-    assert all(word in verdict.what for word in ("r1", "ann", "2.0 h", state)) and "make stop RUN=r1" in verdict.fix
+    assert all(word in verdict.what for word in ("r1", "ann", "2.0 h", state)) and "make gather RUN=r1" in verdict.fix
 
 
 def test_each_run_is_reported_once() -> None:

@@ -157,3 +157,10 @@ def test_the_summary_has_every_promised_key(tmp_path: Path) -> None:
 def test_a_torn_or_absent_document_reads_as_empty(tmp_path: Path) -> None:
     (tmp_path / "torn.json").write_text('{"a": ')
     assert files.read_json(tmp_path / "torn.json") == files.read_json(tmp_path / "absent.json") == {}
+
+
+def test_where_all_ranks_wait_for_each_other_no_single_host_is_to_blame() -> None:
+    stuck = cause("h3", "hang", reason="no progress: all ranks wait for each other in collectives")
+    found = failure_of(ended("h1", stuck), ended("h3", stuck))
+    assert (found.host, found.rank) == ("h1, h3", None)
+    assert str(failure_of(ended("h1", cause("h1", "hang", 2, "no progress; it stands at x.py:3")))).startswith("rank 2")

@@ -211,6 +211,19 @@ def test_a_command_without_run_says_what_runs_and_does_not_speak_for_the_silent_
         assert refused.value.status == exits.UNREACHABLE and named(capsys.readouterr().err)
 
 
+def test_stop_clears_a_leftover_that_no_host_knows_by_its_label(
+    hosts: dict[str, Host], capsys: pytest.CaptureFixture[str]
+) -> None:
+    hosts["h2"].answers["drop"] = lambda options: {"dropped": True, "documents": {}}
+    assert stop.stop(INVENTORY, "dead-run", console()) == exits.SUCCEEDED
+    assert capsys.readouterr().out == "Removed what was left of run dead-run on h2.\n"
+    assert dict(hosts["h1"].asked)["drop"] == {"run": "dead-run"}
+    has(hosts["h1"], entry("failed"))
+    with pytest.raises(Refusal, match="it has ended"):  # its results are not thrown away
+        stop.stop(INVENTORY, "some-run", console())
+    assert hosts["h1"].verbs().count("drop") == 1
+
+
 # -- logs -------------------------------------------------------------------------------------------------------------
 
 

@@ -125,6 +125,24 @@ def test_a_file_that_cannot_be_read_is_an_error_and_what_is_not_there_is_none(
         fetch()
 
 
+def test_what_somebody_else_has_fetched_meanwhile_is_no_error(
+    on_host: Path, here: Path, fetch: Gather, hosts: dict[str, Host]
+) -> None:
+    (on_host / "workload").mkdir()
+    (on_host / "workload" / "out.pt").write_text("weights")
+    gathered_by = {"by": "ann@desk", "time": 0}
+    hosts["h1"].answers["runs"] = lambda options: {"runs": [{"run": "some-run", "gathered": gathered_by}]}
+    assert fetch().elsewhere == ""
+    offer = hosts["h1"].answers["offer"]
+    assert callable(offer)
+    there = offer({})
+    hosts["h1"].answers["offer"] = lambda options: there
+    (on_host / "workload" / "out.pt").unlink()
+    assert fetch().elsewhere == ""  # it is here
+    (here / "workload" / "out.pt").unlink()
+    assert fetch().elsewhere == "ann@desk"
+
+
 def test_a_connection_that_breaks_while_gathering_is_opened_again(
     on_host: Path, here: Path, fetch: Gather, hosts: dict[str, Host], monkeypatch: pytest.MonkeyPatch
 ) -> None:

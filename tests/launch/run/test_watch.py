@@ -107,7 +107,7 @@ def test_the_cause_comes_first_then_the_ranks_last_lines_and_consequences_stay_i
         "muster | rank 1 on h2 failed: ValueError: no",
         "h2 rank 1 | epoch 3",
         "h2 rank 1 | ValueError: no",
-        "muster | its ranks are being ended on h1",
+        "muster | all its ranks are being ended, on every host",
     ]
     assert lines[-1] == "muster | run some-run FAILED: rank 1 on h2: ValueError: no"
     assert not any("Connection closed" in line for line in lines)
