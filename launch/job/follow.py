@@ -125,7 +125,7 @@ class Follower:
         self.heard.put(Heard(view.host, what, words or {}))
 
     def _follow(self, view: View) -> None:
-        while not self._left.is_set():
+        while not (self._left.is_set() or view.ended):
             try:
                 self._read(view)
                 if view.ended:

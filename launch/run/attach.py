@@ -35,4 +35,8 @@ def attach(path: Path, run: str, keep_runs: str, view: str, console: Console) ->
         ask_hosts.report_failed(answers, path)
         say(f"run {run} of {plan.owner} on {', '.join(one.host for one in plan.hosts)}")
         say("Ctrl-C stops the run; closing the terminal, or `kill`, only leaves the view")
-        return Watch(plan, find.views_of(plan, cluster, hosts), display_of(plan, plain), kept_runs, EARLIER_LINES).run()
+        views = find.views_of(plan, cluster, hosts)
+        having = ask_hosts.listed(answers)[run]
+        for one in views:
+            one.ended = isinstance(answers[one.host], dict) and one.host not in having  # nothing is left of it there
+        return Watch(plan, views, display_of(plan, plain), kept_runs, EARLIER_LINES).run()

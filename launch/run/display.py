@@ -128,6 +128,11 @@ class Display:
         self._folder = Folder()
         self._status = ""
 
+    @property
+    def is_live(self) -> bool:
+        """Whether it shows the line of `status`."""
+        return self._terminal
+
     def show(self, host: str, stream: str, data: bytes) -> None:
         """Print a piece of a stream's output."""
         with self._lock:

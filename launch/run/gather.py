@@ -62,6 +62,7 @@ class Gathered:
 
     left: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # what the run left there: containers, processes
     removed: Sequence[str] = ()  # old runs that were removed there
+    cleared: bool = True  # whether all that it left is gone
     elsewhere: str = ""  # who has fetched what the script wrote, where it is not to be had here any more
 
 
@@ -105,7 +106,7 @@ def gather_host(machine: Machine, plan: Plan, host_plan: HostPlan, keep: int) ->
                     elsewhere = ""
     asked = {"run": plan.run, "keep": keep or _ALL, "by": ssh.local_user()}
     sealed = patiently(lambda one: door.ask(one, "seal", asked, SEAL_SECONDS))
-    return Gathered(sealed.get("left") or {}, sealed.get("removed") or (), elsewhere)
+    return Gathered(sealed.get("left") or {}, sealed.get("removed") or (), bool(sealed.get("cleared")), elsewhere)
 
 
 def _fetched_by(machine: Machine, run: str) -> str:

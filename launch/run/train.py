@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import shlex
+import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -82,10 +83,9 @@ def train(request: Request, console: Console) -> int:
                 plan = plans.make_plan(cluster, options, run, ports, owner, created)
                 _announce(plan)
                 # A container that is just being created cannot be stopped: a signal waits until all exist.
-                with undisturbed():
+                with undisturbed(), _kept(plan):
                     start(opened, plan, secrets)
                     started = True
-                    write_json(runs_dir() / plan.run / "plan.json", document(plan))
         except KeyboardInterrupt:
             if not started:
                 raise KeyboardInterrupt("interrupted; nothing was started") from None
@@ -116,6 +116,21 @@ def _turn_and_ports(
         checking = None if request.wait else pool.submit(check)
         with queue.turn(opened, run, owner, request.wait, say):
             yield (checking or pool.submit(check)).result()
+
+
+@contextmanager
+def _kept(plan: Plan) -> Iterator[None]:
+    """The plan is in runs/<id>/ before anything starts, and not there when nothing has started."""
+    folder = runs_dir() / plan.run
+    try:
+        write_json(folder / "plan.json", document(plan))
+    except OSError as error:
+        raise refuse(shown(folder), f"cannot be written: {error.strerror}", "make room, or let it be written") from None
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _announce(plan: Plan) -> None:

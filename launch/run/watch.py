@@ -29,6 +29,7 @@ from launch.run.display import Display, label
 from launch.run.progress import Progress
 
 TURN_SECONDS = 0.1  # between two looks at what became due
+LIVE_SECONDS = 0.5  # between two forms of the line that says how far the run is
 WAITING_SECONDS = 5.0  # between two lines of what is waited for
 SETTLE_SECONDS = 0.3  # after the first word of a failure, for the other hosts to say what they know
 SILENCE_SETTLES_SECONDS = 2.0  # the same where a host is silent, which one knows less surely
@@ -51,6 +52,7 @@ class Watch:
         self._failed_at: float | None = None  # when the first word of a failure came
         self._told = False  # whether the cause was
         self._progress = Progress()
+        self._live_due = 0.0
         self._stopping: float | None = None  # when the run was asked to stop
         self._grace = float(plan.grace)
         self._due = time.monotonic() + WAITING_SECONDS
@@ -120,7 +122,9 @@ class Watch:
     def _look(self) -> None:
         now = time.monotonic()
         self.display.show_parts()
-        self.display.status(self._progress.line({host: view.state for host, view in self.views.items()}, now))
+        if self.display.is_live and now >= self._live_due:
+            self._live_due = now + LIVE_SECONDS
+            self.display.status(self._progress.line({host: view.state for host, view in self.views.items()}, now))
         if self._failed_at is not None and not self._told:
             ends = [view.end() for view in self.views.values()]
             cause = outcome.first_cause(ends)
@@ -198,12 +202,15 @@ class Watch:
         verdict = outcome.verdict(ends)
         if verdict.status == "failed" and not self._told:
             self._tell_cause(outcome.first_failure(ends))
-        missing = gather_run(self.plan, {view.host: view.machine for view in self.views.values() if view.ended},
-                             self.kept_runs, self.display.say)  # fmt: skip
-        folder = files.runs_dir() / self.plan.run
-        summary = gather.summary_of(self.plan, verdict, ends, missing)
-        files.write_json(folder / "summary.json", summary)
-        keep.prune(self.plan, self.kept_runs, self.display.say)
+        machines = {view.host: view.machine for view in self.views.values() if view.ended}
+        try:
+            missing = gather_run(self.plan, machines, self.kept_runs, self.display.say)
+            summary = gather.summary_of(self.plan, verdict, ends, missing)
+            files.write_json(files.runs_dir() / self.plan.run / "summary.json", summary)
+            keep.prune(self.plan, self.kept_runs, self.display.say)
+        except OSError as error:
+            self.display.say(f"{error.filename}: {error.strerror}; {self.command('gather')} when there is room")
+            summary = gather.summary_of(self.plan, verdict, ends, list(self.views))
         close(self.plan, summary, self.display.say)
         return int(summary["exit_status"])
 
@@ -293,6 +300,8 @@ def gather_run(plan: Plan, machines: Mapping[str, Any], kept_runs: int, say: Cal
         removed += result.removed
         if result.elsewhere:
             say(f"{host_plan.host}: what the script wrote is not there any more: {result.elsewhere} has fetched it")
+        if not result.cleared:
+            say(f"{host_plan.host}: not all that the run left there could be ended")
         if left := [f"{kind} {', '.join(map(str, found))}" for kind, found in result.left.items() if found]:
             say(f"{host_plan.host}: left by the run, and cleared: {'; '.join(left)}")
     if removed:

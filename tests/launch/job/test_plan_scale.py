@@ -30,7 +30,10 @@ def work(hosts: int, options: Options) -> tuple[int, int]:
     return calls, len(json.dumps(plans.document(plan)))
 
 
-@pytest.mark.parametrize("options", [Options(), Options(script="main.py", args=("--rank", "{rank}"), resume="other")])
+@pytest.mark.parametrize(
+    "options",
+    [Options(), Options(direct=True), Options(script="main.py", args=("--rank", "{rank}"), resume="other")],
+)
 def test_ten_times_the_hosts_are_ten_times_the_work(options: Options) -> None:
     few_calls, few_bytes = work(100, options)
     many_calls, many_bytes = work(1000, options)

@@ -357,6 +357,17 @@ def test_any_control_machine_can_attach_with_the_plan_of_a_host(
     assert files.read_json(files.runs_dir() / "some-run" / "summary.json")["status"] == "succeeded"
 
 
+def test_a_host_that_has_nothing_of_the_run_any_more_is_not_waited_for(
+    hosts: dict[str, Host], capsys: pytest.CaptureFixture[str]
+) -> None:
+    has(hosts["h1"], entry())
+    hosts["h1"].say(end())
+    with signals.interrupts_as_exceptions():
+        assert attach.attach(INVENTORY, "some-run", "", "", console()) == exits.FAILED
+    assert hosts["h2"].follows == []
+    assert capsys.readouterr().out.splitlines()[-1] == "muster | run some-run FAILED: h2: the container is gone"
+
+
 def test_a_run_of_another_version_is_not_guessed_at(hosts: dict[str, Host]) -> None:
     has(hosts["h1"], entry(plan={"schema": "muster.plan/3"}))
     with pytest.raises(Refusal, match=r"muster\.plan/3, not muster\.plan/4"):

@@ -187,6 +187,20 @@ def plan_of(asked: dict[str, Any]) -> Plan:
     return plans.from_document(json.loads(json.dumps(asked["plan"])))
 
 
+def test_where_no_plan_can_be_kept_nothing_is_started(started: dict[str, Host]) -> None:
+    files.runs_dir().write_text("no folder")
+    with pytest.raises(Refusal, match=r"cannot be written"), signals.interrupts_as_exceptions():
+        run.train(request(), Console())
+    assert started["h1"].verbs() == []
+
+
+def test_of_a_start_that_failed_nothing_is_kept(started: dict[str, Host]) -> None:
+    started["h2"].answers["start"] = fake_hosts.refusal("podman: no space left on device")
+    with pytest.raises(Refusal, match="no space left"), signals.interrupts_as_exceptions():
+        run.train(request(), Console())
+    assert list(files.runs_dir().iterdir()) == []
+
+
 def test_an_interrupt_before_the_start_says_that_nothing_was_started(
     started: dict[str, Host], monkeypatch: pytest.MonkeyPatch
 ) -> None:

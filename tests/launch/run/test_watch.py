@@ -326,13 +326,26 @@ def test_a_stop_from_elsewhere_is_said_with_its_name(
     assert out.splitlines()[-1] == "muster | run some-run stopped: make stop by ann@desk"
 
 
+def test_a_full_disk_here_costs_the_run_nothing(
+    hosts: dict[str, Host], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(path: Path, document: Any) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(files, "write_json", full)
+    hosts["h1"].say(end())
+    assert watched(hosts["h1"]) == exits.SUCCEEDED
+    out = capsys.readouterr().out
+    assert "No space left on device; `make gather RUN=some-run" in out and out.splitlines()[-1].endswith("succeeded")
+
+
 def test_a_host_that_cannot_be_gathered_is_missing_not_the_runs_result(
     hosts: dict[str, Host], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def gather_host(machine: Host, *more: Any) -> Gathered:
         if machine.name == "h2":
             raise RuntimeError("rsync ended with 11: No space left on device")
-        return Gathered({"containers": [], "processes": [4711]}, ["old-run"])
+        return Gathered({"containers": [], "processes": [4711]}, ["old-run"], cleared=False)
 
     monkeypatch.setattr(gather, "gather_host", gather_host)
     hosts["h1"].say(end())
@@ -341,6 +354,7 @@ def test_a_host_that_cannot_be_gathered_is_missing_not_the_runs_result(
     out = capsys.readouterr().out
     assert "h2: could not gather: rsync ended with 11: No space left on device" in out
     assert "h1: left by the run, and cleared: processes 4711" in out
+    assert "h1: not all that the run left there could be ended" in out
     assert "removed from the hosts, as KEEP_RUNS=20: old-run" in out
     assert summary()["missing_hosts"] == ["h2"]
 
