@@ -32,6 +32,9 @@ class Outputs:
 
     def __init__(self, folder: Path, ranks: Sequence[int], failed: Callable[[OSError], None]) -> None:
         """failed: called once, from the thread, when the files cannot be written (a full disk)."""
+        folder.mkdir(mode=0o700, exist_ok=True)
+        for stream in (*(f"rank-{rank}" for rank in ranks), LAUNCHER):
+            (folder / f"{stream}.log").touch()  # a rank that prints nothing has a file, too
         self.pipes = Path(tempfile.mkdtemp(prefix="muster-pipes-"))
         self._failed: Optional[Callable[[OSError], None]] = failed
         self._writers: Dict[int, Writer] = {}  # by file descriptor

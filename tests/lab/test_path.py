@@ -82,7 +82,7 @@ def test_a_dry_run_prints_every_hosts_command_and_starts_nothing(lab: Lab) -> No
     assert done.returncode == 0 and set(Path("runs").glob("*")) == before
     for host in lab.cluster["hosts"][:2]:
         assert f"GLOO_SOCKET_IFNAME={host['interface']}" in done.stdout
-    assert done.stdout.count("$ sudo mkdir -p") == 2 and "--node-rank 1" in done.stdout
+    assert done.stdout.count("$ sudo podman run") == 2 and "--node-rank 1" in done.stdout
 
 
 def test_a_clone_in_a_path_with_blanks_trusts_deploys_and_trains(lab: Lab, tmp_path: Path) -> None:

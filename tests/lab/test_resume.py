@@ -25,7 +25,8 @@ def test_a_stopped_run_goes_on_from_where_it_was_saved(lab: Lab) -> None:
     rest, _ = process.communicate(timeout=300)
     printed += rest
     folder, summary = summary_of(printed)
-    assert (process.returncode, summary["status"], summary["reason"]) == (130, "stopped", "Ctrl-C"), printed
+    assert (process.returncode, summary["status"]) == (130, "stopped"), printed
+    assert summary["reason"].startswith("Ctrl-C by ")
     assert f"make train RESUME={folder.name} INVENTORY={lab.inventory}" in printed
     saved = max(int(path.stem.removeprefix("step-")) for path in (folder / "checkpoints").glob("step-*.json"))
 

@@ -1,4 +1,8 @@
-"""A job with a fault: one rank raises, is killed, exits, or nobody says anything. No @record, as users write them."""
+"""A job with a fault: one rank raises, is killed, exits, stands still, eats all memory, or nobody says anything.
+
+It has no @record, as users write their scripts. `steps` goes on until a fault comes from outside; `stuck` and `eat` do
+so, too, until SIGUSR2 tells a rank to stand still in the middle of a step, or to eat. `stuck` reports its progress.
+"""
 
 import argparse
 import os
@@ -10,10 +14,24 @@ import torch
 import torch.distributed as dist
 
 parser = argparse.ArgumentParser()
-parser.add_argument("fault", choices=["raise", "kill", "exit", "silent", "silent-raise"])
+FAULTS = ["raise", "kill", "exit", "silent", "silent-raise", "steps", "stuck", "eat"]
+parser.add_argument("fault", choices=FAULTS)
 parser.add_argument("--rank", type=int, default=-1)
 args = parser.parse_args()
+told: list[int] = []
 
+
+def stand_still() -> None:
+    time.sleep(600)
+
+
+def eat() -> None:
+    held = []
+    while True:
+        held.append(b"x" * 2**24)
+
+
+signal.signal(signal.SIGUSR2, lambda number, frame: told.append(number))
 dist.init_process_group("gloo")
 dist.barrier()
 mine = dist.get_rank() == args.rank
@@ -25,6 +43,17 @@ if mine and args.fault == "exit":
     sys.exit(7)
 if args.fault.startswith("silent"):
     time.sleep(600)
+if args.fault == "stuck":
+    import muster_run
+step = 0
 while True:
     dist.all_reduce(torch.ones(1))
-    time.sleep(0.1)
+    step += 1
+    if args.fault == "stuck":
+        muster_run.progress(step, patience=10.0)  # a script says itself how long it may be silent
+    if step == 10 and dist.get_rank() == 0:
+        print("10 steps", flush=True)
+    for _ in range(10):
+        time.sleep(0.01)
+        if told:
+            eat() if args.fault == "eat" else stand_still()
