@@ -1,5 +1,5 @@
-"""What a training run and a probe share: the plan, whether hosts are ready for it, its containers, how it ended.
+"""What a training run and a probe share: the plan, whether hosts are ready, the queue, start, view, how it ended.
 
 Imports launch.hosts and what that may import.
-Document: the plan, runs/<id>/plan.json, made by plan.py; launch.run writes it, resume.py reads it.
+Document: the plan, made by plan.py; the hosts keep it, launch.run writes runs/<id>/plan.json, resume.py reads that.
 """

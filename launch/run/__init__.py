@@ -1,5 +1,5 @@
-"""`make train`, and what is done about a run: followed, stopped, gathered, listed.
+"""`make train`, and what is done about a run: watched, stopped, gathered, listed.
 
 Imports every other room of launch.
-Document: runs/<id>/summary.json, written by lifecycle.py; status and scripts read it.
+Document: runs/<id>/summary.json, written when a run is gathered; status and scripts read it.
 """
