@@ -11,7 +11,7 @@ export INVENTORY
 $(foreach name,$(.VARIABLES),$(if $(findstring command line,$(origin $(name))),$(eval override export $(name) := $$(value $(name)))))
 .DEFAULT_GOAL := help
 .PHONY: help local horovod demo lab lab-down lab-status trust deploy check train attach status logs stop gather teardown \
-	test test-fast lint bench-deploy bench-launch bench-check bench-checkpoint bench-train bench-forecast
+	test test-fast lint drill bench-deploy bench-launch bench-check bench-checkpoint bench-train bench-forecast bench-scale bench-faults
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -115,3 +115,15 @@ bench-train:  ## images/s of the trainer on two processes, against a plain DDP s
 bench-forecast:  ## the forecast of a run against the run: three link speeds, two models, one to three lab hosts
 	$(need) --root control
 	@$(BIN)/python -m benchmarks.forecast
+
+bench-faults:  ## seconds from a fault to the end of all ranks and the line that names it, on three lab hosts  [REPEATS=5]
+	$(need) --root control
+	@$(BIN)/python -m benchmarks.faults bench
+
+drill:  ## one fault in a run on three lab hosts, with its figure; without FAULT: their list  [FAULT=kill REPEATS=1]
+	$(need) $(if $(FAULT),--root) control
+	@$(BIN)/python -m benchmarks.faults drill
+
+bench-scale:  ## start of a run on 32 hosts (an sshd each, containers stubbed); the plan for 10,000
+	$(need) --root control
+	@$(BIN)/python -m benchmarks.scale

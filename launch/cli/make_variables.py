@@ -14,7 +14,7 @@ KNOWN = (
     *("INVENTORY", "NODES", "ARGS", "WORKLOAD", "SCRIPT", "DRY_RUN", "RUN", "YES", "RESUME", "GRACE"),
     *("MEASURE", "SKIP_CHECK", "JSON", "FORECAST", "WAIT", "DETACH"),
     *("KEEP_RUNS", "SECRETS", "VIEW"),
-    *("LAB", "HOSTS", "LINK", "CPUS", "NPROC", "HOROVOD", "PYTHON"),
+    *("LAB", "HOSTS", "LINK", "CPUS", "NPROC", "HOROVOD", "PYTHON", "FAULT", "REPEATS"),
 )
 DEFAULT_INVENTORY = Path("inventory/hosts.yml")
 

@@ -1,0 +1,38 @@
+"""Promise: a fault in a run ends it everywhere in time, and the first line that is said of it names host and cause.
+
+These are the short ones of benchmarks/faults.py, which measures each fault; the long ones are drills
+(`make drill FAULT=name`): kill, power_loss, master_loss, network_cut_master, network_cut_two, hang_stopped, hang_held,
+ctrl_c. What is promised of other faults is tested elsewhere:
+
+    a rank that raises, is killed or exits; Ctrl-C twice; one host that cannot start   test_endings.py
+    SSH drops in a run                                                      test_endings.py
+    a slow link, a slow host, a pair cut off, a NIC down, leftovers before a run       test_check.py
+    host keys, logins, sudo, an unreachable host, images, bad inventories and settings  test_refusals.py
+    two starts at once, the lease                                           tests/keeper/test_lease.py, test_queue.py
+    checkpoints torn, corrupt, malicious, without room                      tests/train/test_checkpoints*.py
+    clocks that differ, and every order of events                           tests/keeper/test_decide.py
+    uneven batches                                                          tests/train/test_parallel_states.py
+    errors of a GPU                                                         tests/launch/health/test_gpu_checks.py
+    data that is missing or differs                       tests/launch/health/test_sameness.py, test_host_checks.py
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.faults import FAULTS, measure
+from tests.lab.conftest import Lab
+
+pytestmark = pytest.mark.lab
+
+SLACK_SECONDS = 5.0  # beside all other tests of a busy machine; `make bench-faults` has none
+
+
+@pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.short])
+def test_a_fault_ends_the_run_in_time_is_named_and_leaves_nothing(lab: Lab, name: str) -> None:
+    fault = FAULTS[name]
+    seen = measure(lab.name, fault)
+    print(f"{name}: {seen}")
+    assert seen.line, f"nobody named {fault.host}: {seen}"
+    assert not (seen.wrong or seen.orphans or seen.problems), seen
+    assert seen.seconds <= fault.bar + SLACK_SECONDS, seen
