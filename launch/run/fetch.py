@@ -12,7 +12,7 @@ from launch.cli.refusal import refuse
 from launch.cli.signals import undisturbed
 from launch.hosts import clustermap
 from launch.job.plan import Plan
-from launch.run import ask_hosts, find, gather, keep, watch
+from launch.run import ask_hosts, closing, find, gather, keep
 
 
 def fetch(path: Path, run: str, keep_runs: str, console: Console) -> int:
@@ -50,8 +50,8 @@ def _gather(plan: Plan, machines: dict[str, object], kept_runs: int) -> bool:
     say(f"gathering run {plan.run} of {plan.owner} from {', '.join(machines)}")
     again = f"muster: left; `make gather RUN={plan.run}` goes on where it was"
     with undisturbed(again):
-        missing = watch.gather_run(plan, machines, kept_runs, say)
-        summary = gather.write_summary(plan, missing)
+        missing = gather.gather_run(plan, machines, kept_runs, say)
+        summary = closing.write_summary(plan, missing)
         keep.prune(plan, kept_runs, say)
-        watch.close(plan, summary, say)
+        closing.close(plan, summary, say)
     return not missing

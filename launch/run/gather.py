@@ -7,7 +7,6 @@ from hosts are not trusted: none replaces one of ours, none leads out of the fol
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import time
@@ -20,11 +19,10 @@ import paramiko
 
 from keeper import output
 from launch import files
+from launch.cli.make_variables import name_inventory
 from launch.hosts import door, openssh, ssh
 from launch.hosts.connection import ANSWER_SECONDS, LINK_SECONDS, Machine
-from launch.job import outcome
-from launch.job.outcome import HostEnd, Verdict
-from launch.job.plan import HostPlan, Plan
+from launch.job.plan import HostPlan, Plan, document
 
 SILENCE_SECONDS = 60  # of rsync, after which it has failed: a large checkpoint over a slow link takes its time
 OFFER_SECONDS = 300  # for the door to look through a script's folder
@@ -106,6 +104,7 @@ def gather_host(machine: Machine, plan: Plan, host_plan: HostPlan, keep: int) ->
                     elsewhere = ""
     asked = {"run": plan.run, "keep": keep or _ALL, "by": ssh.local_user()}
     sealed = patiently(lambda one: door.ask(one, "seal", asked, SEAL_SECONDS))
+    shutil.rmtree(logs / "output", ignore_errors=True)
     return Gathered(sealed.get("left") or {}, sealed.get("removed") or (), bool(sealed.get("cleared")), elsewhere)
 
 
@@ -170,48 +169,37 @@ def _assemble(logs: Path) -> None:
     for stream in output.Reader(parts).files():
         with (logs / f"{Path(stream).name}.log").open("wb") as whole:
             output.assemble(parts, stream, whole)
-    shutil.rmtree(parts, ignore_errors=True)
 
 
-# -- what was gathered -------------------------------------------------------------------------------------------------
+def gather_run(plan: Plan, machines: Mapping[str, Any], kept_runs: int, say: Callable[[str], None]) -> list[str]:
+    """Gather an ended run from all its hosts that can be reached; returns those from which nothing came.
 
-
-def end_of(plan: Plan, host: str, answers: bool) -> HostEnd:
-    """How a run ended on a host, from what was gathered of it."""
-    logs = files.runs_dir() / plan.run / "logs" / host
-    events = []
-    if (path := logs / "events.jsonl").exists():
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                events.append(json.loads(line))
-            except ValueError:  # its end: the keeper was killed while it wrote
-                break
-    end, container = files.read_json(logs / "exit.json"), files.read_json(logs / CONTAINER)
-    return HostEnd(host, end or None, tuple(events), container, answers)
-
-
-def write_summary(plan: Plan, missing: Sequence[str]) -> dict[str, Any]:
-    """Write runs/<id>/summary.json from what was gathered, and return it. missing: hosts that gave nothing yet.
-
-    A verdict with a cause stays: what a host that was lost says later, after it was started anew, changes nothing.
+    machines: by host; None, or not there: it cannot be reached.
     """
     folder = files.runs_dir() / plan.run
-    before = files.read_json(folder / "summary.json")
-    if before.get("cause"):
-        summary = {**before, "missing_hosts": list(missing)}
-    else:
-        ends = [end_of(plan, host_plan.host, host_plan.host not in missing) for host_plan in plan.hosts]
-        verdict = outcome.verdict(ends)
-        summary = summary_of(plan, verdict, ends, missing)
-    files.write_json(folder / "summary.json", summary)
-    return summary
-
-
-def summary_of(plan: Plan, verdict: Verdict, ends: Sequence[HostEnd], missing: Sequence[str]) -> dict[str, Any]:
-    """The content of summary.json."""
-    folder = files.runs_dir() / plan.run
-    failures = [failure for end in ends if end.exit for failure in end.exit.get("failures") or []]
-    refused = verdict.status == "failed" and plan.script is None and outcome.refused_its_settings(failures, folder)
-    result = files.read_json(folder / "result.json") if verdict.status == "succeeded" else {}
-    where = (plan.run, len(plan.hosts), plan.world_size, plan.master_addr)
-    return outcome.summary(*where, verdict, result, refused, missing)
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write_json(folder / "plan.json", document(plan))
+    reached = [host_plan for host_plan in plan.hosts if machines.get(host_plan.host)]
+    work = [(machines[host_plan.host], plan, host_plan, kept_runs) for host_plan in reached]
+    results = ssh.in_parallel(lambda arguments: gather_host(*arguments), work)
+    missing = [host_plan.host for host_plan in plan.hosts if host_plan not in reached]
+    removed: list[str] = []
+    for host_plan, result in zip(reached, results, strict=True):
+        if isinstance(result, BaseException):
+            say(f"{host_plan.host}: could not gather: {result}")
+            missing.append(host_plan.host)
+            continue
+        removed += result.removed
+        if result.elsewhere:
+            say(f"{host_plan.host}: what the script wrote is not there any more: {result.elsewhere} has fetched it")
+        if not result.cleared:
+            say(f"{host_plan.host}: not all that the run left there could be ended")
+        if left := [f"{kind} {', '.join(map(str, found))}" for kind, found in result.left.items() if found]:
+            say(f"{host_plan.host}: left by the run, and cleared: {'; '.join(left)}")
+    if removed:
+        runs = sorted(set(removed))
+        say(f"removed from the hosts, as KEEP_RUNS={kept_runs}: {', '.join(runs)}")
+    if missing:
+        later = name_inventory(f"`make gather RUN={plan.run}`", Path(plan.inventory))
+        say(f"nothing was gathered from {', '.join(missing)}; {later} when {'it' if len(missing) == 1 else 'they'} can")
+    return missing

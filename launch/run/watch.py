@@ -11,7 +11,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ from launch.hosts import door, ssh
 from launch.hosts.connection import ANSWER_SECONDS, LINK_SECONDS
 from launch.job import outcome
 from launch.job.follow import SILENT_SECONDS, Follower, Heard, View
-from launch.job.plan import Plan, document
-from launch.run import gather, keep
+from launch.job.plan import Plan
+from launch.run import closing, gather, keep
 from launch.run.display import Display, label
 from launch.run.progress import Progress
 
@@ -204,14 +204,14 @@ class Watch:
             self._tell_cause(outcome.first_failure(ends))
         machines = {view.host: view.machine for view in self.views.values() if view.ended}
         try:
-            missing = gather_run(self.plan, machines, self.kept_runs, self.display.say)
-            summary = gather.summary_of(self.plan, verdict, ends, missing)
+            missing = gather.gather_run(self.plan, machines, self.kept_runs, self.display.say)
+            summary = closing.summary_of(self.plan, verdict, ends, missing)
             files.write_json(files.runs_dir() / self.plan.run / "summary.json", summary)
             keep.prune(self.plan, self.kept_runs, self.display.say)
         except OSError as error:
             self.display.say(f"{error.filename}: {error.strerror}; {self.command('gather')} when there is room")
-            summary = gather.summary_of(self.plan, verdict, ends, list(self.views))
-        close(self.plan, summary, self.display.say)
+            summary = closing.summary_of(self.plan, verdict, ends, list(self.views))
+        closing.close(self.plan, summary, self.display.say)
         return int(summary["exit_status"])
 
     def _tell_cause(self, found: tuple[outcome.Failure, Mapping[str, Any] | None] | None) -> None:
@@ -277,64 +277,3 @@ def stop_everywhere(views: Sequence[View], run: str, by: str) -> dict[str, Excep
             return {}
         failed[host] = error
     return failed
-
-
-def gather_run(plan: Plan, machines: Mapping[str, Any], kept_runs: int, say: Callable[[str], None]) -> list[str]:
-    """Gather an ended run from all its hosts that can be reached; returns those from which nothing came.
-
-    machines: by host; None, or not there: it cannot be reached.
-    """
-    folder = files.runs_dir() / plan.run
-    folder.mkdir(parents=True, exist_ok=True)
-    files.write_json(folder / "plan.json", document(plan))
-    reached = [host_plan for host_plan in plan.hosts if machines.get(host_plan.host)]
-    work = [(machines[host_plan.host], plan, host_plan, kept_runs) for host_plan in reached]
-    results = ssh.in_parallel(lambda arguments: gather.gather_host(*arguments), work)
-    missing = [host_plan.host for host_plan in plan.hosts if host_plan not in reached]
-    removed: list[str] = []
-    for host_plan, result in zip(reached, results, strict=True):
-        if isinstance(result, BaseException):
-            say(f"{host_plan.host}: could not gather: {result}")
-            missing.append(host_plan.host)
-            continue
-        removed += result.removed
-        if result.elsewhere:
-            say(f"{host_plan.host}: what the script wrote is not there any more: {result.elsewhere} has fetched it")
-        if not result.cleared:
-            say(f"{host_plan.host}: not all that the run left there could be ended")
-        if left := [f"{kind} {', '.join(map(str, found))}" for kind, found in result.left.items() if found]:
-            say(f"{host_plan.host}: left by the run, and cleared: {'; '.join(left)}")
-    if removed:
-        runs = sorted(set(removed))
-        say(f"removed from the hosts, as KEEP_RUNS={kept_runs}: {', '.join(runs)}")
-    if missing:
-        later = name_inventory(f"`make gather RUN={plan.run}`", Path(plan.inventory))
-        say(f"nothing was gathered from {', '.join(missing)}; {later} when {'it' if len(missing) == 1 else 'they'} can")
-    return missing
-
-
-def close(plan: Plan, summary: Mapping[str, Any], say: Callable[[str], None]) -> None:
-    """The last lines: the result, where everything is, how the run ended."""
-    folder = files.runs_dir() / plan.run
-    if summary["test_accuracy"] is not None:
-        say(
-            f"test accuracy {summary['test_accuracy']:.2%}, {summary['images_per_second']:.0f} images/s, "
-            f"{summary['train_seconds']:.1f} s of training"
-        )
-    if (folder / "curves.png").exists():
-        say(f"curves: {files.shown(folder / 'curves.png')}")
-    if plan.script is None:
-        more = ", metrics and checkpoint" if (folder / "metrics.jsonl").exists() else ""
-        say(f"logs{more}: {files.shown(folder)}")
-    else:
-        written = folder / "workload"
-        wrote = f"; what the script wrote: {files.shown(written)}" if written.exists() else ""
-        say(f"logs: {files.shown(folder / 'logs')}{wrote}")
-    if summary["status"] != "succeeded" and any((folder / "checkpoints").glob("step-*.json")):
-        again = name_inventory(f"`make train RESUME={plan.run}`", Path(plan.inventory))
-        say(f"it continues from its last checkpoint with {again}")
-    if summary["status"] == "failed":
-        failure = outcome.Failure(summary["failed_host"], summary["failed_rank"], summary["reason"])
-        say(f"run {plan.run} FAILED: {failure}")
-    else:
-        say(f"run {plan.run} {summary['status']}" + (f": {summary['reason']}" if summary["reason"] else ""))

@@ -19,7 +19,7 @@ from launch import files
 from launch.cli.refusal import Problem
 from launch.hosts import openssh, ssh
 from launch.job.plan import Plan
-from launch.run import gather
+from launch.run import closing, gather
 from tests.launch import fake_hosts
 from tests.launch.fake_hosts import Host, cause, exit_words, plan
 
@@ -260,10 +260,10 @@ def test_a_summary_made_later_is_that_of_a_watched_run(tmp_path: Path, monkeypat
     two = plan(1, 1)
     lost = cause("h2", "host_lost", reason="no word from it for 10 s")
     gathered("h1", "exit.json", exit_words("failed", lost))
-    first = gather.write_summary(two, ["h2"])
+    first = closing.write_summary(two, ["h2"])
     assert (first["failed_host"], first["missing_hosts"]) == ("h2", ["h2"])
     gathered("h2", gather.CONTAINER, {"ExitCode": 0})  # it was started anew, and says nothing of use
-    second = gather.write_summary(two, [])
+    second = closing.write_summary(two, [])
     assert second == {**first, "missing_hosts": []}
     assert json.loads((files.runs_dir() / "some-run" / "summary.json").read_text()) == second
 
@@ -271,9 +271,9 @@ def test_a_summary_made_later_is_that_of_a_watched_run(tmp_path: Path, monkeypat
 def test_a_verdict_that_lacked_a_host_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "ROOT", tmp_path)
     gathered("h1", "exit.json", exit_words())
-    assert gather.write_summary(plan(1, 1), ["h2"])["status"] == "failed"
+    assert closing.write_summary(plan(1, 1), ["h2"])["status"] == "failed"
     gathered("h2", "exit.json", exit_words())
-    assert gather.write_summary(plan(1, 1), [])["status"] == "succeeded"
+    assert closing.write_summary(plan(1, 1), [])["status"] == "succeeded"
 
 
 def test_half_a_line_of_events_is_no_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,5 +281,5 @@ def test_half_a_line_of_events_is_no_event(tmp_path: Path, monkeypatch: pytest.M
     gathered("h1", "exit.json", exit_words())
     path = files.runs_dir() / "some-run" / "logs" / "h1" / "events.jsonl"
     path.write_text('{"event": "lease"}\n{"eve')
-    assert [event["event"] for event in gather.end_of(plan(1), "h1", True).events] == ["lease"]
+    assert [event["event"] for event in closing.end_of(plan(1), "h1", True).events] == ["lease"]
     assert os.path.exists(path)
