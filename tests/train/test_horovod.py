@@ -154,6 +154,28 @@ def test_horovodrun_starts_it_too(environment: dict[str, str], results: Results,
         same(torch.load(tmp_path / f"horovod-2-3-{rank}.pt")["model"], results["horovod-2-3", rank]["model"])
 
 
+USERS_SCRIPT = """
+import sys
+import horovod.torch as hvd
+import torch
+
+import beside
+hvd.init()
+total = hvd.allreduce(torch.tensor([hvd.rank() + 1.0]), op=hvd.Sum, name="sum")
+open(f"{sys.argv[1]}/{hvd.rank()}", "w").write(f"{hvd.size()} {int(total)} {sys.argv[2]} {beside.WORD}")
+"""
+
+
+@pytest.mark.slow
+def test_a_users_own_horovod_script_runs_under_torchrun(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(USERS_SCRIPT)
+    (tmp_path / "beside.py").write_text("WORD = 'found'")
+    command = [*torchrun(2), "train.parallel.horovod_script", str(tmp_path / "main.py"), str(tmp_path), "two words"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, timeout=SECONDS, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == ["2 3 two words found"] * 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["busy", "frozen"])
 def test_a_step_that_a_rank_stays_away_from_ends_in_an_error(
