@@ -11,7 +11,8 @@ export INVENTORY
 $(foreach name,$(.VARIABLES),$(if $(findstring command line,$(origin $(name))),$(eval override export $(name) := $$(value $(name)))))
 .DEFAULT_GOAL := help
 .PHONY: help local horovod demo lab lab-down lab-status trust deploy check train attach status logs stop gather teardown \
-	test test-fast lint drill bench-deploy bench-launch bench-check bench-checkpoint bench-train bench-forecast bench-scale bench-faults
+	test test-fast lint drill bench-deploy bench-launch bench-check bench-checkpoint bench-train bench-forecast \
+	bench-scale bench-stream bench-away bench-faults
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,7 +53,7 @@ check:  ## measure links, hosts and sameness, forecast a run; report.html  [NODE
 	$(need) control
 	@$(BIN)/fab check
 
-train:  ## run on the first NODES hosts  [NODES=2 ARGS="..." WORKLOAD=dir SCRIPT=main.py RESUME=last GRACE=30 WAIT=1 DETACH=1 SECRETS=file VIEW=plain KEEP_RUNS=20 SKIP_CHECK=1 DRY_RUN=1]
+train:  ## run on the first NODES hosts  [NODES=2 ARGS="..." WORKLOAD=dir SCRIPT=main.py LAUNCHER=horovod RESUME=last GRACE=30 WAIT=1 DETACH=1 SECRETS=file VIEW=plain KEEP_RUNS=20 SKIP_CHECK=1 DRY_RUN=1]
 	$(need) control
 	@$(BIN)/fab train
 
@@ -123,6 +124,14 @@ bench-faults:  ## seconds from a fault to the end of all ranks and the line that
 drill:  ## one fault in a run on three lab hosts, with its figure; without FAULT: their list  [FAULT=kill REPEATS=1]
 	$(need) $(if $(FAULT),--root) control
 	@$(BIN)/python -m benchmarks.faults drill
+
+bench-stream:  ## 10,000 lines a second from each of two hosts for a minute: lost lines, lag of the view, cost of watching
+	$(need) --root control
+	@$(BIN)/python -m benchmarks.stream
+
+bench-away:  ## a run without its control machine, then gathered by another one, on two lab hosts  [MINUTES=10]
+	$(need) --root control
+	@$(BIN)/python -m benchmarks.away
 
 bench-scale:  ## start of a run on 32 hosts (an sshd each, containers stubbed); the plan for 10,000
 	$(need) --root control

@@ -85,6 +85,7 @@ def deploy(context: Context, inventory: str = "", horovod: bool = False, measure
         "keep-runs": "how many gathered runs stay on the hosts and here (20); 0: all",
         "secrets": "a folder of files, or a file with lines NAME=value: /muster/private/secrets/<name> for the ranks",
         "view": "plain: lines alone, also on a terminal",
+        "launcher": "horovod: for a script of your own that calls hvd.init(); needs make deploy HOROVOD=1",
         "dry-run": "print every host's command and environment, start nothing",
         "skip-check": "leave out the quick check before the start",
     }
@@ -101,6 +102,7 @@ def train(
     keep_runs: str = "",
     secrets: str = "",
     view: str = "",
+    launcher: str = "",
     wait: bool = False,
     detach: bool = False,
     dry_run: bool = False,
@@ -120,6 +122,7 @@ def train(
         keep_runs=_given(keep_runs, "KEEP_RUNS"),
         secrets=_given(secrets, "SECRETS"),
         view=_given(view, "VIEW"),
+        launcher=_given(launcher, "LAUNCHER"),
         wait=_truth(wait, "WAIT"),
         detach=_truth(detach, "DETACH"),
         dry_run=_truth(dry_run, "DRY_RUN"),

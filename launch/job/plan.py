@@ -46,6 +46,10 @@ GRACE_SECONDS = 30
 TORCHRUN_MARGIN_SECONDS = 10
 
 
+LAUNCHERS = ("torchrun", "horovod")
+HOROVOD_SCRIPT = "train.parallel.horovod_script"
+
+
 @dataclass(frozen=True)
 class Options:
     """What the user asked for with `make train`."""
@@ -56,6 +60,7 @@ class Options:
     image: str | None = None  # image id of a workload; None: the cluster map's training image
     resume: str | None = None  # id of an earlier run to continue
     grace: int = GRACE_SECONDS  # seconds
+    launcher: str = "torchrun"  # LAUNCHERS; what a user's script expects to be started by
     module: str = "train"  # what `python -m` runs where there is no script
     direct: bool = False  # without torchrun where every host has one rank: for what is short
 
@@ -254,6 +259,7 @@ def _agent(hosts: Sequence[MapHost], node_rank: int, options: Options, master_po
         *("--nproc-per-node", str(hosts[node_rank].nproc_per_node)),
         *("--master-addr", address, "--master-port", str(master_port)),
         *("--max-restarts", "0", "--rdzv-conf", f"timeout={RENDEZVOUS_SECONDS}"),
+        *(["-m", HOROVOD_SCRIPT] if options.launcher == "horovod" else []),
         *([options.script] if options.script else ["-m", options.module]),
         *options.args,
     ]

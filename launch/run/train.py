@@ -46,6 +46,7 @@ class Request:
     dry_run: bool = False
     skip_check: bool = False
     secrets: str = ""
+    launcher: str = ""
     view: str = ""
     wait: bool = False
     detach: bool = False
@@ -59,6 +60,7 @@ def train(request: Request, console: Console) -> int:
     earlier = resuming.find(request.resume, request.inventory) if request.resume else None
     if earlier:
         options = resuming.continued(options, earlier)
+    _check_horovod(options.launcher, cluster.image.ref)
     hosts = plans.chosen_hosts(cluster, options.nodes)
     run, created = plans.new_run_id(), datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     owner = ssh.local_user()
@@ -163,7 +165,29 @@ def parse_options(request: Request) -> plans.Options:
     if request.script:
         placeholders.check(args)
     script = _check_workload(request.workload, request.script) if request.workload or request.script else None
-    return plans.Options(nodes, args if script else trainer_arguments.inline(args), script, grace=grace)
+    launcher = _check_launcher(request.launcher, script)
+    words = args if script else trainer_arguments.inline(args)
+    return plans.Options(nodes, words, script, grace=grace, launcher=launcher)
+
+
+def _check_launcher(launcher: str, script: str | None) -> str:
+    """LAUNCHER as typed; empty means torchrun. Raises Refusal for another, and for Horovod without a script."""
+    if launcher and launcher not in plans.LAUNCHERS:
+        raise refuse("LAUNCHER", f"LAUNCHER={launcher} is unknown", f"give one of {', '.join(plans.LAUNCHERS)}")
+    if launcher == "horovod" and script is None:
+        fix = "for our own trainer: ARGS=\"--parallel horovod\""
+        raise refuse("LAUNCHER", "LAUNCHER=horovod is for a script of your own", fix)
+    return launcher or "torchrun"
+
+
+def _check_horovod(launcher: str, deployed: str) -> None:
+    """Raises Refusal where a script that needs Horovod would find an image without it."""
+    if launcher != "horovod":
+        return
+    from containers.image import HOROVOD_REFERENCE  # here: starting must be fast
+
+    if deployed != HOROVOD_REFERENCE:
+        raise refuse("LAUNCHER", "the deployed image has no Horovod", "run `make deploy HOROVOD=1`")
 
 
 def _check_workload(workload: str, script: str) -> str:

@@ -230,3 +230,8 @@ def test_the_plan_for_many_hosts_is_made_at_once() -> None:
     begun = time.process_time()
     assert len(make([1] * 10_000).hosts) == 10_000
     assert time.process_time() - begun < 5  # it takes 0.5 s; nothing in it may grow with the square
+
+
+def test_a_horovod_script_is_started_in_horovods_environment() -> None:
+    options = Options(script="main.py", launcher="horovod", args=("--epochs", "3"))
+    assert make([1, 1], options).hosts[0].agent[-5:] == ["-m", plans.HOROVOD_SCRIPT, "main.py", "--epochs", "3"]

@@ -45,6 +45,24 @@ def test_an_open_quotation_is_refused() -> None:
         run.parse_options(request(args="--name 'two"))
 
 
+@pytest.mark.parametrize(
+    ("launcher", "said"), [("mpirun", "one of torchrun, horovod"), ("horovod", "--parallel horovod")]
+)
+def test_a_launcher_that_is_unknown_or_of_no_use_is_refused(launcher: str, said: str) -> None:
+    with pytest.raises(Refusal, match=said):
+        run.parse_options(request(launcher=launcher))
+
+
+def test_a_horovod_script_is_refused_on_a_deployment_without_horovod(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: dict[str, Host]
+) -> None:
+    (tmp_path / "main.py").touch()
+    monkeypatch.setattr(clustermap, "read", lambda path: cluster(1, 1))
+    asked = request(launcher="horovod", workload=str(tmp_path), script="main.py")
+    with pytest.raises(Refusal, match="make deploy HOROVOD=1"):
+        run.train(asked, Console())
+
+
 def test_a_config_file_of_this_machine_travels_in_the_plan(tmp_path: Path) -> None:
     file = tmp_path / "my.yaml"
     file.write_text("epochs: 3\nlr: 0.1  # high\n")
