@@ -111,6 +111,7 @@ class Stuck:
         for rank in self._asked.sizes:  # the signal would end the others
             with contextlib.suppress(ProcessLookupError, KeyError):
                 os.kill(pids[rank], signal.SIGUSR1)
+            _ask_nccl(rank)
 
     def _file(self, rank: int) -> Path:
         return self._folder / f"rank-{rank}.txt"
@@ -129,3 +130,18 @@ class Stuck:
                 return file.read().decode(errors="replace")
         except OSError:
             return ""
+
+
+def _ask_nccl(rank: int) -> None:
+    """Have NCCL's flight recorder, where there is one, write its last collectives beside the stacks.
+
+    torch's watchdog does so when something comes through this pipe. Where it writes them, launch/job/plan.py says.
+    """
+    prefix = os.environ.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
+    if prefix:
+        with contextlib.suppress(OSError):  # nobody reads it: no NCCL in this rank
+            pipe = os.open(f"{prefix}{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK)
+            try:
+                os.write(pipe, b"1\n")
+            finally:
+                os.close(pipe)

@@ -311,6 +311,19 @@ def _environment(host: MapHost, run: str, options: Options, image: str, free_por
         "PYTHONUNBUFFERED": "1",
         "TQDM_MININTERVAL": "5",  # seconds between two refreshes of a bar, each of which is a line in the logs
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(options.grace),
+        **(_flight_recorder() if host.gpus else {}),
+    }
+
+
+def _flight_recorder() -> dict[str, str]:
+    """NCCL's last collectives, kept in memory and written beside the stacks of a hang: at a timeout, or when the keeper
+    asks (keeper/stuck.py). torch calls two of these by an older and a newer name."""
+    file = f"{RUN_DIR}/stacks/nccl-rank-"
+    return {
+        **dict.fromkeys(("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"), "2000"),
+        **dict.fromkeys(("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"), file),
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "/tmp/muster-nccl-",
     }
 
 

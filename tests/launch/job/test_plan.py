@@ -235,3 +235,8 @@ def test_the_plan_for_many_hosts_is_made_at_once() -> None:
 def test_a_horovod_script_is_started_in_horovods_environment() -> None:
     options = Options(script="main.py", launcher="horovod", args=("--epochs", "3"))
     assert make([1, 1], options).hosts[0].agent[-5:] == ["-m", plans.HOROVOD_SCRIPT, "main.py", "--epochs", "3"]
+
+
+def test_nccls_flight_recorder_is_on_where_there_are_gpus() -> None:
+    on, off = (make([1], gpus=gpus).hosts[0].environment for gpus in (True, False))
+    assert on["TORCH_FR_DUMP_TEMP_FILE"].startswith("/muster/run/stacks/") and "TORCH_FR_DUMP_TEMP_FILE" not in off
