@@ -175,7 +175,7 @@ def _check_launcher(launcher: str, script: str | None) -> str:
     if launcher and launcher not in plans.LAUNCHERS:
         raise refuse("LAUNCHER", f"LAUNCHER={launcher} is unknown", f"give one of {', '.join(plans.LAUNCHERS)}")
     if launcher == "horovod" and script is None:
-        fix = "for our own trainer: ARGS=\"--parallel horovod\""
+        fix = 'for our own trainer: ARGS="--parallel horovod"'
         raise refuse("LAUNCHER", "LAUNCHER=horovod is for a script of your own", fix)
     return launcher or "torchrun"
 

@@ -255,25 +255,26 @@ def _doing(words: Mapping[str, Any]) -> str:
 def stop_everywhere(views: Sequence[View], run: str, by: str) -> dict[str, Exception]:
     """Ask all hosts to stop a run. Returns when the first one will, as keepers tell each other: {}.
 
-    Where none could be asked, why not, by host.
+    Where none could be asked, and it has ended on none, why not, by host.
     """
-    answers: queue.SimpleQueue[tuple[str, Exception | None]] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[tuple[str, bool | Exception]] = queue.SimpleQueue()
 
     def ask(view: View) -> None:
         try:
             if view.machine is None:
                 raise ConnectionError("no SSH connection")
-            door.ask(view.machine, "stop", {"run": run, "by": by, "grace": None}, ANSWER_SECONDS)
-            answers.put((view.host, None))
+            answer = door.ask(view.machine, "stop", {"run": run, "by": by, "grace": None}, ANSWER_SECONDS)
+            answers.put((view.host, bool(answer["asked"])))
         except Exception as error:
             answers.put((view.host, error))
 
     for view in views:
         threading.Thread(target=ask, args=(view,), daemon=True).start()
     failed: dict[str, Exception] = {}
-    while len(failed) < len(views):
-        host, error = answers.get()
-        if error is None:
+    for _ in views:
+        host, answer = answers.get()
+        if answer is True:
             return {}
-        failed[host] = error
-    return failed
+        if isinstance(answer, Exception):
+            failed[host] = answer
+    return failed if len(failed) == len(views) else {}
