@@ -30,7 +30,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -481,7 +481,7 @@ def measure(lab: str, fault: Fault) -> Seen:
     return Seen(ended - at, when - at, line, wrong, left, problems)
 
 
-def wait_for_ends(pids: Sequence[int] | Any, deadline: float) -> float:
+def wait_for_ends(pids: Collection[int], deadline: float) -> float:
     """When the last of these processes ended; infinite where one is there at the deadline."""
     left = set(pids)
     while left and time.monotonic() < deadline:
@@ -532,6 +532,12 @@ def deployed_lab() -> Iterator[str]:
         yield name
 
 
+def median_of(found: Collection[Seen]) -> float | None:
+    """Seconds; None where most never ended, or were never named."""
+    median = statistics.median(one.seconds for one in found)
+    return None if median == float("inf") else round(median, 2)
+
+
 def repeat(lab: str, name: str, times: int) -> list[Seen]:
     found = []
     for turn in range(times):
@@ -542,7 +548,7 @@ def repeat(lab: str, name: str, times: int) -> list[Seen]:
 
 def bench(times: int) -> None:
     """All faults of the bars; the last line is JSON."""
-    seconds: dict[str, float] = {}
+    seconds: dict[str, float | None] = {}
     bars: dict[str, float] = {}
     seen: list[Seen] = []
     with deployed_lab() as lab:
@@ -551,8 +557,9 @@ def bench(times: int) -> None:
                 found = repeat(lab, name, times)
                 seen += found
                 key = f"{fault.key}_seconds"
-                median = statistics.median(one.seconds for one in found)
-                seconds[key] = round(max(median, seconds.get(key, 0.0)), 2)  # of several kinds of hangs the worst
+                median, before = median_of(found), seconds.get(key, 0.0)
+                # Of several kinds of hangs the worst.
+                seconds[key] = None if median is None or before is None else max(median, before)
                 bars[key] = fault.bar
     close(
         {
@@ -574,9 +581,9 @@ def drill(name: str, times: int) -> int:
     with deployed_lab() as lab:
         found = repeat(lab, name, times)
     bad = [one for one in found if one.wrong or one.orphans or one.problems or not one.line]
-    median = statistics.median(one.seconds for one in found)
-    close({"fault": name, "seconds": round(median, 2), "bar": FAULTS[name].bar, "repeats": times, "bad": len(bad)})
-    return int(bool(bad) or median > FAULTS[name].bar)
+    median = median_of(found)
+    close({"fault": name, "seconds": median, "bar": FAULTS[name].bar, "repeats": times, "bad": len(bad)})
+    return int(bool(bad) or median is None or median > FAULTS[name].bar)
 
 
 def main() -> int:
