@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import subprocess
 import threading
 import time
@@ -129,13 +130,16 @@ def main() -> None:
     with some_lab("bench-stream") as name:
         seen = chatter(name)
     [run] = re.findall(rb"muster \| run (\S+): \d+ ranks on", bytes(seen.printed))
+    folder = runs_dir() / run.decode()
+    lost = lines_lost(folder, RATE * SECONDS)
+    shutil.rmtree(folder)  # over 100 MB
     settled = seen.first + SETTLED_SECONDS
     (begin, used), (end, used_at_end) = at(seen.cpu, settled), at(seen.cpu, seen.last - 2)
     growth = at(seen.memory, seen.last - 2)[1] - at(seen.memory, settled)[1]
     lags = sorted(seen.lags)
     close(
         {
-            "lines_lost": lines_lost(runs_dir() / run.decode(), RATE * SECONDS),
+            "lines_lost": lost,
             "view_lag_seconds": round(lags[int(0.99 * (len(lags) - 1))], 2),
             "view_lag_median_seconds": round(lags[len(lags) // 2], 2),
             "view_lag_worst_seconds": round(lags[-1], 2),
