@@ -124,6 +124,7 @@ class Beats:
         with contextlib.suppress(OSError):
             os.write(self._wake_writing, b"x")
         self._thread.join(STUCK_SECONDS)
+        os.close(self._wake_writing)
 
     def _serve(self) -> None:
         while not self._ending:
@@ -143,6 +144,8 @@ class Beats:
         for key in list(self._selector.get_map().values()):
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()
+        self._selector.close()
+        os.close(self._wake_reading)
 
     def _pause(self) -> float:
         """Until something is due without an event."""

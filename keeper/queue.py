@@ -138,8 +138,10 @@ class Ticket:
 def _requests(fd: int) -> Iterator[dict[str, Any] | None]:
     """Each request; None after each PLACE_SECONDS without one. Ends with the input."""
     part = b""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
     while True:
-        if not select.select([fd], [], [], PLACE_SECONDS)[0]:
+        if not poll.poll(int(PLACE_SECONDS * 1000)):
             yield None
             continue
         got = os.read(fd, 1 << 16)

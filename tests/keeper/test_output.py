@@ -33,11 +33,17 @@ def new_folder() -> Iterator[Path]:
     """For examples of Hypothesis, which share a test's tmp_path."""
     made = Path(tempfile.mkdtemp())
     yield made / "output"
+    while _writers:
+        _writers.pop().close()
     shutil.rmtree(made)
 
 
+_writers: list[Writer] = []  # that `small` has made
+
+
 def small(folder: Path) -> Writer:
-    return Writer(folder, "rank-0", HEAD, SEGMENT, LIMIT)
+    _writers.append(Writer(folder, "rank-0", HEAD, SEGMENT, LIMIT))
+    return _writers[-1]
 
 
 def kept(total: int) -> list[tuple[int, int]]:
