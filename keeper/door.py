@@ -566,7 +566,7 @@ def seal(options: Words, caller: Caller) -> None:
     processes = _kill_processes(run.name)
     remove_folder(run.private)
     remove_folder(run.folder / "workload")
-    removed = _prune(host, options["keep"])
+    removed = _prune(host, options["keep"], run.name)
     cleared = not containers_of(run.name) and not _processes_of(run.name)
     caller.send({"left": {"containers": left, "processes": processes}, "cleared": cleared, "removed": removed})
 
@@ -596,13 +596,13 @@ def _processes_of(run: str) -> Dict[int, str]:
     return found
 
 
-def _prune(host: Host, keep: int) -> List[str]:
-    """Remove the folders of old runs, as `seal` says; returns their runs."""
+def _prune(host: Host, keep: int, sealed: str) -> List[str]:
+    """Remove the folders of old runs, as `seal` says, but not of the one just sealed; returns their runs."""
     known = host.all_runs()
     gathered = [run for run in known if run.document("gathered.json") and run.is_over]
     names = {run.name for run in gathered}
     needed = {run.plan.get("resume") for run in known if run.name not in names}
-    removed = [run for run in gathered[keep:] if run.name not in needed]
+    removed = [run for run in gathered[keep:] if run.name not in needed and run.name != sealed]
     for run in removed:
         remove_folder(run.folder)
         remove_folder(run.private)

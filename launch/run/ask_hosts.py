@@ -1,4 +1,4 @@
-"""The doors of all hosts of a cluster map, asked at once. Hosts that do not answer are reported, not waited for."""
+"""The doors of all hosts of an inventory, asked at once. Hosts that do not answer are reported, not waited for."""
 
 from __future__ import annotations
 
@@ -11,14 +11,39 @@ from typing import Any
 
 from launch.cli import exits
 from launch.cli.make_variables import name_inventory
-from launch.cli.refusal import Problem
-from launch.files import ROOT, runs_dir
-from launch.hosts import door, ssh
-from launch.hosts.clustermap import ClusterMap
+from launch.cli.refusal import Problem, Refusal
+from launch.files import ROOT, runs_dir, stored
+from launch.hosts import clustermap, door, inventory, ssh
 from launch.hosts.connection import ANSWER_SECONDS, Machine, targets_of
+from launch.hosts.inventory import Target
 from launch.job.readiness import NO_ANSWER_FIX
 
 Answers = dict[str, Any]  # by host: the answer, or the exception in its place
+
+
+@dataclass(frozen=True)
+class Known:
+    """How to reach the hosts."""
+
+    inventory: str  # as launch.files.stored
+    targets: list[Target]
+    known_hosts: Path
+
+
+def known(path: Path) -> Known:
+    """The hosts of an inventory as deployed, to see, stop and gather what runs there.
+
+    Where nothing was deployed from here, as the inventory names them: another machine may have started the runs.
+    Raises Refusal as `clustermap.read` and `inventory.read`.
+    """
+    try:
+        cluster = clustermap.read(path, current=False)
+    except Refusal:
+        if clustermap.path_of(path).exists() or not path.exists():
+            raise
+        found = inventory.read(path)
+        return Known(stored(path), [host.target for host in found.hosts], inventory.known_hosts_path(path))
+    return Known(cluster.inventory, targets_of(cluster, cluster.hosts), ROOT / cluster.known_hosts)
 
 
 @dataclass
@@ -40,9 +65,9 @@ class Hosts:
 
 
 @contextmanager
-def reached(cluster: ClusterMap) -> Iterator[Hosts]:
-    """Connections to all hosts of the map, closed at the end."""
-    known_hosts, targets = ROOT / cluster.known_hosts, targets_of(cluster, cluster.hosts)
+def reached(those: Known) -> Iterator[Hosts]:
+    """Connections to all hosts, closed at the end."""
+    known_hosts, targets = those.known_hosts, those.targets
     results = ssh.in_parallel(lambda target: Machine(target, known_hosts, ssh.connect(target, known_hosts)), targets)
     pairs = list(zip(targets, results, strict=True))
     hosts = Hosts(

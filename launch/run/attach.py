@@ -8,7 +8,6 @@ from rich.console import Console
 
 from launch.cli.output import say
 from launch.files import read_json, runs_dir, shown
-from launch.hosts import clustermap
 from launch.run import ask_hosts, find, keep
 from launch.run.train import display_of, parse_view
 from launch.run.watch import Watch
@@ -22,8 +21,8 @@ def attach(path: Path, run: str, keep_runs: str, view: str, console: Console) ->
     Raises Refusal without RUN, and when no host has the run.
     """
     kept_runs, plain = keep.parse(keep_runs), parse_view(view)
-    cluster = clustermap.read(path, current=False)
-    with ask_hosts.reached(cluster) as hosts:
+    known = ask_hosts.known(path)
+    with ask_hosts.reached(known) as hosts:
         answers = hosts.ask("runs", {"run": run} if run else None)
         if not run:
             raise find.which_run(answers, path)
@@ -35,7 +34,7 @@ def attach(path: Path, run: str, keep_runs: str, view: str, console: Console) ->
         ask_hosts.report_failed(answers, path)
         say(f"run {run} of {plan.owner} on {', '.join(one.host for one in plan.hosts)}")
         say("Ctrl-C stops the run; closing the terminal, or `kill`, only leaves the view")
-        views = find.views_of(plan, cluster, hosts)
+        views = find.views_of(plan, known, hosts)
         having = ask_hosts.listed(answers)[run]
         for one in views:
             one.ended = isinstance(answers[one.host], dict) and one.host not in having  # nothing is left of it there

@@ -10,7 +10,6 @@ from launch.cli import exits
 from launch.cli.output import say
 from launch.cli.refusal import refuse
 from launch.cli.signals import undisturbed
-from launch.hosts import clustermap
 from launch.job.plan import Plan
 from launch.run import ask_hosts, closing, find, gather, keep
 
@@ -20,8 +19,8 @@ def fetch(path: Path, run: str, keep_runs: str, console: Console) -> int:
 
     Raises Refusal when the run goes on, or is nowhere.
     """
-    kept_runs, cluster = keep.parse(keep_runs), clustermap.read(path, current=False)
-    with ask_hosts.reached(cluster) as hosts:
+    kept_runs, known = keep.parse(keep_runs), ask_hosts.known(path)
+    with ask_hosts.reached(known) as hosts:
         answers = hosts.ask("runs", {"run": run} if run else None)
         failed = ask_hosts.report_failed(answers, path)
         listed = ask_hosts.listed(answers)

@@ -7,13 +7,11 @@ from typing import Any
 
 from launch.cli import exits
 from launch.cli.refusal import refuse
-from launch.files import ROOT, read_json, runs_dir, write_json
-from launch.hosts.clustermap import ClusterMap
-from launch.hosts.connection import targets_of
+from launch.files import read_json, runs_dir, write_json
 from launch.job.follow import View
 from launch.job.plan import Plan, document, from_document
 from launch.run import ask_hosts
-from launch.run.ask_hosts import Answers, Hosts
+from launch.run.ask_hosts import Answers, Hosts, Known
 
 
 def plan_of(run: str, answers: Answers) -> Plan:
@@ -39,18 +37,17 @@ def plan_of(run: str, answers: Answers) -> Plan:
     return plan
 
 
-def views_of(plan: Plan, cluster: ClusterMap, hosts: Hosts) -> list[View]:
+def views_of(plan: Plan, known: Known, hosts: Hosts) -> list[View]:
     """A view of each host of the run. A host that does not answer now is tried again while the others are watched.
 
-    Raises Refusal where the cluster map does not know one of them any more.
+    Raises Refusal where the inventory does not have one of them any more.
     """
-    targets = {target.name: target for target in targets_of(cluster, cluster.hosts)}
+    targets = {target.name: target for target in known.targets}
     unknown = [host_plan.host for host_plan in plan.hosts if host_plan.host not in targets]
     if unknown:
-        what = f"it ran on {', '.join(unknown)} too, which {cluster.inventory} does not have"
+        what = f"it ran on {', '.join(unknown)} too, which {known.inventory} does not have"
         raise refuse("RUN", what, "name the inventory of the run with INVENTORY=...")
-    known_hosts = ROOT / cluster.known_hosts
-    return [View(targets[one.host], known_hosts, hosts.machines.get(one.host)) for one in plan.hosts]
+    return [View(targets[one.host], known.known_hosts, hosts.machines.get(one.host)) for one in plan.hosts]
 
 
 def which_run(answers: Answers, path: Path) -> Any:

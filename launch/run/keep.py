@@ -24,7 +24,8 @@ def parse(text: str) -> int:
 def prune(plan: Plan, kept_runs: int, say: Callable[[str], None]) -> None:
     """Remove the oldest gathered runs of this plan's inventory beyond `kept_runs` (0: none), and say which.
 
-    Runs that are not gathered whole stay, so do runs of `make local`, which have no plan, and what a kept run resumed.
+    Runs that are not gathered whole stay, so do runs of `make local`, which have no plan, what a kept run resumed, and
+    this plan's own, which may be an old one that was fetched just now.
     """
     if not kept_runs:
         return
@@ -34,7 +35,7 @@ def prune(plan: Plan, kept_runs: int, say: Callable[[str], None]) -> None:
     whole = [folder for folder in mine if summaries[folder] and not summaries[folder].get("missing_hosts")]
     old = whole[kept_runs:]
     resumed = {plans[folder].get("resume") for folder in mine if folder not in old}
-    removed = [folder for folder in old if folder.name not in resumed]
+    removed = [folder for folder in old if folder.name not in (*resumed, plan.run)]
     for folder in removed:
         shutil.rmtree(folder, ignore_errors=True)
     if removed:

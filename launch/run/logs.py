@@ -12,7 +12,6 @@ from launch.cli.output import nobody_reads
 from launch.cli.refusal import refuse
 from launch.cli.signals import undisturbed
 from launch.files import runs_dir, shown
-from launch.hosts import clustermap
 from launch.job.follow import Follower
 from launch.run import ask_hosts, find
 from launch.run.display import Display
@@ -31,15 +30,15 @@ def logs(path: Path, run: str, view: str, console: Console) -> int:
     plain = parse_view(view)
     if run and (runs_dir() / run / "summary.json").exists():
         return _gathered(runs_dir() / run / "logs", plain)
-    cluster = clustermap.read(path, current=False)
-    with ask_hosts.reached(cluster) as hosts:
+    known = ask_hosts.known(path)
+    with ask_hosts.reached(known) as hosts:
         answers = hosts.ask("runs", {"run": run} if run else None)
         if not run:
             raise find.which_run(answers, path)
         plan = find.plan_of(run, answers)
         failed = ask_hosts.report_failed(answers, path)
         display = display_of(plan, plain)
-        follower = Follower(run, find.views_of(plan, cluster, hosts), display.show)
+        follower = Follower(run, find.views_of(plan, known, hosts), display.show)
         try:
             with undisturbed(then_interrupt=True):
                 follower.start()

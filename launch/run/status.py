@@ -1,4 +1,4 @@
-"""`make status`: the runs on the hosts of the cluster map, who waits for them, and the newest runs gathered here."""
+"""`make status`: the runs on the hosts of an inventory, who waits for them, and the newest runs gathered here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from rich.table import Table
 from launch.cli import units
 from launch.cli.make_variables import name_inventory
 from launch.files import read_json, runs_dir
-from launch.hosts import clustermap
 from launch.run import ask_hosts
 from launch.run.find import goes_on
 from launch.run.progress import position
@@ -30,10 +29,10 @@ def status(path: Path, console: Console) -> int:
 
     Returns UNREACHABLE when a host did not answer (the others are shown all the same).
     """
-    cluster = clustermap.read(path, current=False)
-    with ask_hosts.reached(cluster) as hosts:
+    known = ask_hosts.known(path)
+    with ask_hosts.reached(known) as hosts:
         answers = hosts.ask("runs")
-    table = Table(title=f"Runs on {cluster.inventory}")
+    table = Table(title=f"Runs on {known.inventory}")
     for column in ("run", "hosts", "state", "owner", "age"):
         table.add_column(column)
     for run, entries in ask_hosts.listed(answers).items():
@@ -43,7 +42,7 @@ def status(path: Path, console: Console) -> int:
             table.add_row(run, ", ".join(entries), name_inventory(what, path), str(one.get("owner") or "?"), age)
     failed = ask_hosts.report_failed(answers, path)
     answered = sum(isinstance(answer, dict) for answer in answers.values())
-    nothing = f"Nothing runs on the hosts that answered ({answered} of {len(cluster.hosts)}), and all is gathered."
+    nothing = f"Nothing runs on the hosts that answered ({answered} of {len(known.targets)}), and all is gathered."
     console.print(table if table.row_count else nothing)
     for line in waiting(answers):
         console.print(line, highlight=False)

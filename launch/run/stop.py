@@ -12,7 +12,7 @@ from rich.console import Console
 from launch.cli import exits
 from launch.cli.make_variables import name_inventory
 from launch.cli.refusal import refuse
-from launch.hosts import clustermap, door, ssh
+from launch.hosts import door, ssh
 from launch.job.follow import Follower
 from launch.run import ask_hosts, find
 from launch.run.ask_hosts import Answers, Hosts
@@ -25,8 +25,8 @@ def stop(path: Path, run: str, console: Console) -> int:
     Returns UNREACHABLE when a host did not answer, or has not ended in time. Raises Refusal without RUN, and when no
     host that answered runs it.
     """
-    cluster = clustermap.read(path, current=False)
-    with ask_hosts.reached(cluster) as hosts:
+    known = ask_hosts.known(path)
+    with ask_hosts.reached(known) as hosts:
         answers = hosts.ask("runs", {"run": run} if run else None)
         if not run:
             raise find.which_run(answers, path)
@@ -43,7 +43,7 @@ def stop(path: Path, run: str, console: Console) -> int:
             fix = f"`make gather RUN={run}` fetches its results" if ended else "`make status` shows what runs now"
             raise refuse("RUN", what, fix, failed or exits.REFUSED)
         plan = find.plan_of(run, answers)
-        views = [view for view in find.views_of(plan, cluster, hosts) if view.host in going]
+        views = [view for view in find.views_of(plan, known, hosts) if view.host in going]
         if refused := stop_everywhere(views, run, f"make stop by {ssh.local_user()}"):
             ask_hosts.report_failed(refused, path)
             return exits.UNREACHABLE

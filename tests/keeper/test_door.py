@@ -642,6 +642,15 @@ def test_old_runs_go_when_they_are_gathered_and_no_other_one_needs_them(host: Ho
     assert left == {"new", "not-gathered", "second", "resumed", "died", "just-made"}
 
 
+def test_an_old_run_that_was_gathered_just_now_stays(host: Host) -> None:
+    for age in range(4):
+        host.has_run(
+            f"r{age}", age=1000 + age, exit=EXIT, **({"gathered": {"by": "ann", "time": 0}} if age < 3 else {})
+        )
+    assert host.ask("seal", run="r3", by="ann", keep=2)["removed"] == ["r2"]
+    assert {path.name for path in host.runs.iterdir()} == {"r0", "r1", "r3"}
+
+
 # All verbs
 
 

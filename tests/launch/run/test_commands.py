@@ -124,6 +124,22 @@ def test_status_shows_a_reason_as_it_is(hosts: dict[str, Host], capsys: pytest.C
     assert "[/gloo/pair.cc:553]" in capsys.readouterr().out
 
 
+def test_a_machine_that_deployed_nothing_takes_the_hosts_from_the_inventory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_map(path: Path, current: bool) -> Any:
+        raise Refusal([Problem("cluster.json", "there is no cluster map", "deploy")])
+
+    monkeypatch.setattr(clustermap, "read", no_map)
+    file = tmp_path / "hosts.yml"
+    with pytest.raises(Refusal, match="no cluster map"):
+        ask_hosts.known(file)
+    file.write_text("all:\n  hosts:\n    h1:\n      ansible_host: 192.0.2.1\n")
+    known = ask_hosts.known(file)
+    assert [(target.name, target.address) for target in known.targets] == [("h1", "192.0.2.1")]
+    assert known.known_hosts == tmp_path / "known_hosts"
+
+
 # -- stop -------------------------------------------------------------------------------------------------------------
 
 

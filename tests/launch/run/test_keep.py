@@ -46,6 +46,13 @@ def test_the_newest_gathered_runs_stay_and_so_does_what_is_not_gathered_or_neede
     assert said == ["removed from runs/, as KEEP_RUNS=3: 02, 03, 04"]
 
 
+def test_an_old_run_that_was_fetched_just_now_stays() -> None:
+    for number in range(6):
+        made(f"0{number}", WHOLE)
+    keep.prune(plan(1, run="01"), 3, lambda line: None)
+    assert sorted(folder.name for folder in files.runs_dir().iterdir()) == ["01", "03", "04", "05"]
+
+
 def test_nothing_is_said_where_nothing_goes_and_0_keeps_all() -> None:
     for number in range(30):
         made(f"{number:02}", WHOLE)
