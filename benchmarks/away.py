@@ -36,17 +36,13 @@ _LINE = re.compile(r"^(h\d) rank \d+ +\| \d+\.\d+ line (\d+) of")
 
 
 def another_clone(folder: Path, name: str) -> Path:
-    """A second control machine for lab `name`: this clone as it is, with the inventory, its key and its cluster map."""
+    """A second control machine for lab `name`: this clone as it is, with the inventory and its key."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     for file in filter(None, listed.split("\0")):
         if (ROOT / file).exists():
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / file, folder / file)
     shutil.copytree(ROOT / "inventory" / name, folder / "inventory" / name)
-    (folder / "build" / name).mkdir(parents=True)
-    known = (ROOT / "build" / name / "cluster.json").read_text()
-    # Deployed from there the map would name the key there.
-    (folder / "build" / name / "cluster.json").write_text(known.replace(f'"{ROOT}/', f'"{folder}/'))
     (folder / ".venv").symlink_to(ROOT / ".venv")
     return folder
 

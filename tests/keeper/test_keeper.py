@@ -170,14 +170,15 @@ def test_a_dead_torchrun_leaves_no_process(run: Run) -> None:
 
 def test_a_silent_keeper_is_a_lost_host_and_ends_the_others(run: Run) -> None:
     run.start(3, lambda node: ["-c", WAIT])
-    pids = {**run.pids(0), **run.pids(2)}
+    pids = {**run.pids(0), **run.pids(1), **run.pids(2)}
     wait_for(lambda: len(run.events(0, "heard")) == 2 and len(run.events(2, "heard")) == 2)
     run.processes[1].send_signal(signal.SIGSTOP)  # a frozen host: its kernel still takes what is sent
     begun = time.monotonic()
     assert [run.processes[node].wait(60) for node in (0, 2)] == [1, 1]
     assert time.monotonic() - begun > LOST_SECONDS - 1
-    run.processes[1].send_signal(signal.SIGKILL)
     assert run.document(0, "exit.json")["cause"]["host"] == run.document(2, "exit.json")["cause"]["host"] == "h2"
+    run.processes[1].send_signal(signal.SIGCONT)  # the host is back: it finds itself alone
+    assert run.processes[1].wait(60) == 1
     assert not any(is_alive(pid) for pid in pids.values())
 
 
