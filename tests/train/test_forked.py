@@ -103,17 +103,19 @@ def running(pid: str) -> bool:
     return False
 
 
-def test_torchruns_import_starts_no_thread() -> None:
+def test_torchruns_import_starts_no_thread_and_touches_no_gpu() -> None:
     """It may only be forked where that holds. OpenBLAS's threads, which it can fork with, are off here."""
-    program = "import os, torch.distributed.run; print(len(os.listdir('/proc/self/task')))"
+    program = "import os, torch.distributed.run as run; run.parse_args(['-m', 'train'])\n"
+    program += "print(len(os.listdir('/proc/self/task')), run.torch.cuda.is_initialized())"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
-    assert done.stdout == "1\n", done.stderr
+    assert done.stdout == "1 False\n", done.stderr
 
 
 def options(**others: Any) -> Namespace:
-    usual = {"module": True, "training_script": "train", "no_python": False, "run_path": False, "nproc_per_node": "2"}
-    return Namespace(**{**usual, "training_script_args": ["--lr", "0.1"], **others})
+    usual = {"module": True, "training_script": "train", "nproc_per_node": "2"}
+    plain = {"no_python": False, "run_path": False, "numa_binding": None, "training_script_args": ["--lr", "0.1"]}
+    return Namespace(**{**usual, **plain, **others})
 
 
 @pytest.mark.parametrize(

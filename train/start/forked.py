@@ -77,12 +77,13 @@ class Handler:
 
 def wanted(options: Namespace) -> int:
     """How many ranks to fork for these options of torchrun: all of this host's, or none."""
-    trainer = options.module and options.training_script == MODULE and not (options.no_python or options.run_path)
+    ours = options.module and options.training_script == MODULE
+    plain = not (options.no_python or options.run_path or options.numa_binding)
     own_ways = any("horovod" in word or word.startswith("--spawn") for word in options.training_script_args)
-    settled = "OMP_NUM_THREADS" in os.environ and "PYTHON_EXEC" not in os.environ  # torchrun changes nothing of it
-    return (
-        int(options.nproc_per_node) if trainer and settled and not own_ways and options.nproc_per_node.isdigit() else 0
-    )
+    settled = "OMP_NUM_THREADS" in os.environ and "PYTHON_EXEC" not in os.environ  # torchrun would set or read them
+    if not (ours and plain and settled and options.nproc_per_node.isdigit()) or own_ways:
+        return 0
+    return int(options.nproc_per_node)
 
 
 def fork(count: int) -> list[Rank]:
