@@ -151,6 +151,7 @@ def test_lines_for_another_host_do_not_count(pair: Pair) -> None:
         assert pair.nothing_heard()
 
 
+@pytest.mark.slow
 def test_a_receiver_that_takes_nothing_is_connected_anew(pair: Pair) -> None:
     with socket.create_server((OTHER, pair.other_port)) as server:
         pair.h1().tell({"long": "x" * (LONGEST_LINE - 200)})

@@ -588,6 +588,7 @@ def test_a_gathered_run_keeps_its_files_and_nothing_else(host: Host) -> None:
     assert "rm --force --ignore -- muster-r1-0" in host.podman()
 
 
+@pytest.mark.slow
 def test_what_a_run_left_is_named_and_cleared(host: Host) -> None:
     run = f"r{os.getpid()}"
     host.has_run(run, exit=EXIT)

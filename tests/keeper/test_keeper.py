@@ -168,6 +168,7 @@ def test_a_dead_torchrun_leaves_no_process(run: Run) -> None:
     assert not any(is_alive(pid) for pid in pids.values())
 
 
+@pytest.mark.slow
 def test_a_silent_keeper_is_a_lost_host_and_ends_the_others(run: Run) -> None:
     run.start(3, lambda node: ["-c", WAIT])
     pids = {**run.pids(0), **run.pids(1), **run.pids(2)}
@@ -191,6 +192,7 @@ def test_a_stop_on_one_host_stops_all_within_their_grace(run: Run) -> None:
     assert found["status"] == "stopped" and found["stop"] == {"by": "make stop by me", "killed": False}
 
 
+@pytest.mark.slow
 def test_ranks_that_do_not_stop_in_their_grace_are_killed_and_that_is_said(run: Run) -> None:
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('begun'); time.sleep(600)"
     run.start(2, lambda node: ["-c", deaf], grace=1.0)
@@ -201,6 +203,7 @@ def test_ranks_that_do_not_stop_in_their_grace_are_killed_and_that_is_said(run: 
     assert run.document(1, "exit.json")["stop"]["killed"] and not any(is_alive(pid) for pid in pids.values())
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_is_named(run: Run) -> None:
     run.start(2, lambda node: ["-c", WAIT])
     run.pids(0)

@@ -116,6 +116,7 @@ def test_a_child_of_the_holder_does_not_keep_it(tmp_path: Path) -> None:
         assert lease.holder(str(tmp_path)) is None
 
 
+@pytest.mark.slow
 def test_looking_never_makes_a_take_fail_and_never_shows_words_of_an_earlier_holder_in_part(tmp_path: Path) -> None:
     with process(LOOKS, tmp_path) as first, process(LOOKS, tmp_path) as second, process(TAKES, tmp_path) as taker:
         assert line(taker) == "0"

@@ -93,6 +93,7 @@ def test_telling_costs_microseconds(keeper: FakeKeeper) -> None:
     assert (time.perf_counter() - begun) / 10_000 < MOST_SECONDS
 
 
+@pytest.mark.slow
 def test_the_trainer_tells_all_its_phases_and_its_silence_is_found(keeper: FakeKeeper, tmp_path: Path) -> None:
     """Two epochs on two ranks; then a third, in which rank 1 is stopped: rank 0's stack says that it waits."""
     process = torchrun(keeper, tmp_path, "-m", *TRAINER, "--epochs=400", "--run-dir=run", "--checkpoint-every=5")
@@ -128,6 +129,7 @@ def test_the_trainer_tells_all_its_phases_and_its_silence_is_found(keeper: FakeK
         end(process, keeper)
 
 
+@pytest.mark.slow
 def test_a_script_reports_and_stops_on_all_ranks_at_the_same_step(keeper: FakeKeeper, tmp_path: Path) -> None:
     (tmp_path / "muster_run.py").symlink_to(HELPER)  # as in the image
     example = str(ROOT / "examples" / "own_script.py")
