@@ -79,6 +79,7 @@ class Keeper:
         self.beats: Optional[Beats] = None
         self.launcher: Optional[Launcher] = None
         self.outputs: Optional[Outputs] = None
+        self.reports: Optional[Reports] = None
 
     # Documents
 
@@ -146,7 +147,7 @@ class Keeper:
 
     def _start(self) -> None:
         (self.run_dir / "stacks").mkdir(exist_ok=True)
-        reports = Reports(self.events.put)
+        self.reports = reports = Reports(self.events.put)
         self.outputs = Outputs(self.run_dir / "output", list(self.ranks), self._output_failed)
         ours = {"MUSTER_KEEPER": reports.path, "MUSTER_PIPES": str(self.outputs.pipes)}
         self.launcher = Launcher(self.host["agent"], {**os.environ, **ours}, self.outputs)
@@ -351,6 +352,8 @@ class Keeper:
     def _leave(self) -> int:
         if self.outputs:
             self.outputs.close()
+        if self.reports:
+            self.reports.close()
         status = STATUSES[deciding.verdict(self.state)]
         self.write_state(time.monotonic())
         self._write_exit(status)

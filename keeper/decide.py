@@ -27,7 +27,6 @@ LINGER_SECONDS = 3.0  # for the others to learn that this host's ranks have ende
 AFTER_DEATH_SECONDS = 0.2  # from SIGTERM to SIGKILL for the ranks when there is nothing left to save
 LAST_WORDS_SECONDS = 2.0  # for ranks to end by themselves when another one has: they may have more to say
 CAUSE_SECONDS = 6.0  # the same when all that is known only follows from another failure: its rank may still be ending
-MARGIN_SECONDS = 5.0  # for torchrun to end after its ranks have, beyond their grace
 EXIT_STOPPED = 75  # of a rank that has saved because it was asked to stop
 
 Words = dict[str, Any]
@@ -323,7 +322,7 @@ def _stop(state: State, stop: Stop, now: float, actions: Actions) -> State:
     state = replace(state, stop=stop)
     actions.append(Note("stop", {"by": stop.by, "grace": stop.grace}))
     actions.append(Tell())
-    return _end_ranks(state, now, stop.grace + MARGIN_SECONDS)
+    return _end_ranks(state, now, stop.grace)
 
 
 def _end_ranks(state: State, terminate_at: float, grace: float) -> State:

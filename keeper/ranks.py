@@ -7,6 +7,7 @@ import ctypes
 import json
 import os
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -80,6 +81,7 @@ class Outputs:
         for writer in self._writers.values():
             with contextlib.suppress(OSError):
                 writer.close()
+        shutil.rmtree(self.pipes, ignore_errors=True)
 
     def _copy(self) -> None:
         while not self._ending:
@@ -192,6 +194,10 @@ class Reports:
         self._take = take
         threading.Thread(target=self._receive, daemon=True, name="reports").start()
 
+    def close(self) -> None:
+        """Leave no file behind."""
+        shutil.rmtree(Path(self.path).parent, ignore_errors=True)
+
     def _receive(self) -> None:
         while True:
             data = self._socket.recv(65536)
@@ -229,9 +235,10 @@ class Memory:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         limit = _text(self._limit)
         size = min(int(limit), total) if limit.isdigit() else total
-        peak = _text(self._peak)
-        used = f", peak {int(peak) / 2**30:.1f} GiB" if peak.isdigit() else ""
-        return f"out of memory: killed by the kernel (limit {size / 2**30:.1f} GiB{used})"
+        peak = int(_text(self._peak) or 0)
+        figures = f"limit {size / 2**30:.1f} GiB, peak {peak / 2**30:.1f} GiB"
+        other = "; something else was full: the host itself, or a limit around the container" if peak < size / 2 else ""
+        return f"out of memory: killed by the kernel ({figures}{other})"
 
 
 def _text(path: Path) -> str:

@@ -310,7 +310,7 @@ def _environment(host: MapHost, run: str, options: Options, image: str, free_por
         "OMP_NUM_THREADS": str(max(1, host.cpus // host.nproc_per_node)),
         "PYTHONUNBUFFERED": "1",
         "TQDM_MININTERVAL": "5",  # seconds between two refreshes of a bar, each of which is a line in the logs
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(options.grace),
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(stop_seconds(options.grace)),  # the keeper comes first
         **(_flight_recorder() if host.gpus else {}),
     }
 

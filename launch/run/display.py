@@ -21,7 +21,13 @@ FOLD_SECONDS = 0.2  # so long lines wait on a terminal for equal ones of other r
 FOLDED_LINES = 100  # that wait at most
 
 _COLOURS = (36, 33, 35, 32, 34, 91, 96, 93)  # ANSI; a host keeps its colour
-_REDRAWN = re.compile(rb"\r+\n?")  # a progress bar draws its line anew after each of these
+_OVERDRAWN = re.compile(rb"[^\r\n]*\r+(?=[^\r\n])")  # what a progress bar has drawn anew
+_NEWLINE = re.compile(rb"\r+\n")
+TRACEBACK = b"Traceback (most recent call last):"
+HOLD_SECONDS = (
+    2.0  # so long a traceback waits: if the run fails, the cause comes first, and what only follows is left out
+)
+HELD_BYTES = 65536  # of one stream at most
 _CLEAR = "\r\x1b[2K"
 
 
@@ -43,7 +49,7 @@ class Part:
 def whole_lines(part: Part, data: bytes, now: float) -> bytes:
     """The lines that are complete with `data`, without the last newline; what is left waits in `part`. Pure but for it.
 
-    A line that is drawn anew (a progress bar) is a line each time.
+    Of a line that is drawn anew (a progress bar) the last form counts.
     """
     if not part.data:
         data = data.lstrip(b"\r")
@@ -52,11 +58,9 @@ def whole_lines(part: Part, data: bytes, now: float) -> bytes:
         part.cut = part.cut and not data
         part.since = now
     data = part.data + data
-    held = b"\r" if data.endswith(b"\r") else b""  # the newline that belongs to it may be in the next piece
-    if b"\r" in data:
-        data = _REDRAWN.sub(b"\n", data[: len(data) - len(held)])
-    lines, found, rest = data.rpartition(b"\n")
-    part.data = rest + held
+    if b"\r" in data:  # one at the end stays: the newline that belongs to it may be in the next piece
+        data = _OVERDRAWN.sub(b"", _NEWLINE.sub(b"\n", data))
+    lines, found, part.data = data.rpartition(b"\n")
     if found:
         part.since = now
     if len(part.data) > PART_BYTES:
@@ -127,6 +131,8 @@ class Display:
         self._parts: dict[tuple[str, str], Part] = {}
         self._folder = Folder()
         self._status = ""
+        self._held: dict[tuple[str, str], Part] = {}  # tracebacks that wait for the cause
+        self._failing = self._told = False
 
     @property
     def is_live(self) -> bool:
@@ -136,8 +142,10 @@ class Display:
     def show(self, host: str, stream: str, data: bytes) -> None:
         """Print a piece of a stream's output."""
         with self._lock:
+            now = time.monotonic()
             part = self._parts.setdefault((host, stream), Part())
-            if lines := whole_lines(part, data, time.monotonic()):
+            lines = whole_lines(part, data, now)
+            if lines := self._without_held((host, stream), lines, now):
                 self._print_lines(host, stream, lines)
 
     def show_parts(self, age_seconds: float = PART_SECONDS) -> None:
@@ -148,8 +156,30 @@ class Display:
                 if part.data and now - part.since >= age_seconds:
                     lines, part.data, part.cut = part.data.rstrip(b"\r") + b"\n", b"", True
                     self._print_lines(host, stream, lines)
+            for source in [one for one, held in self._held.items() if now - held.since >= HOLD_SECONDS]:
+                if not self._failing:
+                    self._print_lines(*source, self._held.pop(source).data)
             if self._folder and now - self._folder.since >= min(age_seconds, FOLD_SECONDS):
                 self._unfold()
+
+    def failing(self) -> None:
+        """The run fails: tracebacks wait until its cause is told."""
+        self._failing = True
+
+    def told(self) -> None:
+        """The cause is told, with that rank's last lines: the tracebacks of the others stay in the files."""
+        with self._lock:
+            self._told = True
+            for held in self._held.values():
+                held.data = b""
+
+    def release(self) -> None:
+        """Print the tracebacks that still wait: there will be no cause."""
+        with self._lock:
+            for (host, stream), held in self._held.items():
+                if held.data:
+                    self._print_lines(host, stream, held.data)
+            self._held.clear()
 
     def say(self, text: str) -> None:
         """Print a line of Muster itself."""
@@ -175,6 +205,24 @@ class Display:
         """What stands before each line of a stream."""
         head = label(host, stream).ljust(self._width)
         return f"\x1b[{self._codes.get(host, 0)}m{head}\x1b[0m | " if self._terminal else f"{head} | "
+
+    def _without_held(self, source: tuple[str, str], lines: bytes, now: float) -> bytes:
+        """The lines that may be shown now: a traceback, and what comes after it, waits, or is left out."""
+        held = self._held.get(source)
+        if held is None:
+            begin = lines.find(TRACEBACK)
+            if begin < 0:
+                return lines
+            begin = lines.rfind(b"\n", 0, begin) + 1
+            lines, held = lines[:begin], Part(lines[begin:], now)
+        else:
+            lines, held.data = b"", held.data + lines
+        self._held[source] = held
+        if self._told:
+            held.data = b""
+        elif len(held.data) > HELD_BYTES:
+            return lines + self._held.pop(source).data
+        return lines
 
     def _print_lines(self, host: str, stream: str, lines: bytes) -> None:
         before, text = self.prefix(host, stream), lines[:-1].decode(errors="replace")

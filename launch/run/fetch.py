@@ -10,6 +10,7 @@ from launch.cli import exits
 from launch.cli.output import say
 from launch.cli.refusal import refuse
 from launch.cli.signals import undisturbed
+from launch.files import runs_dir
 from launch.job.plan import Plan
 from launch.run import ask_hosts, closing, find, gather, keep
 
@@ -39,9 +40,12 @@ def fetch(path: Path, run: str, keep_runs: str, console: Console) -> int:
 
 
 def _wants_gathering(run: str, entries: dict[str, dict[str, object]]) -> bool:
-    """Whether a run has ended on all hosts that answer, and one of them has what no control machine has fetched."""
+    """Whether a run has ended on all hosts that answer, and one of them has what no control machine has fetched; or it
+    was started from here, and another machine has fetched it."""
     ended = not any(find.goes_on(entry) for entry in entries.values())
-    return ended and not all(entry.get("gathered") for entry in entries.values())
+    folder = runs_dir() / run
+    ours = (folder / "plan.json").exists() and not (folder / "summary.json").exists()
+    return ended and (ours or not all(entry.get("gathered") for entry in entries.values()))
 
 
 def _gather(plan: Plan, machines: dict[str, object], kept_runs: int) -> bool:

@@ -136,8 +136,9 @@ def _kept(plan: Plan) -> Iterator[None]:
 
 
 def _announce(plan: Plan) -> None:
+    ranks = "ranks" if plan.world_size > 1 else "rank"
     say(
-        f"run {plan.run}: {plan.world_size} ranks on {', '.join(host_plan.host for host_plan in plan.hosts)}; "
+        f"run {plan.run}: {plan.world_size} {ranks} on {', '.join(host_plan.host for host_plan in plan.hosts)}; "
         f"master {plan.master_addr}:{plan.master_port}; {shown(runs_dir() / plan.run)}"
     )
     if plan.resume:

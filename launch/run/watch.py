@@ -111,6 +111,7 @@ class Watch:
         name = event.get("event")
         if name == "failed" and self._failed_at is None:
             self._failed_at = time.monotonic()
+            self.display.failing()
         elif name == "stop" and self._stopping is None:
             self._stopping, self._grace = time.monotonic(), float(event.get("grace") or self.plan.grace)
             self.display.say(f"{event.get('by')}: the run stops; ranks have {self._grace:.0f} s to finish and save")
@@ -202,6 +203,7 @@ class Watch:
         verdict = outcome.verdict(ends)
         if verdict.status == "failed" and not self._told:
             self._tell_cause(outcome.first_failure(ends))
+        self.display.release()
         machines = {view.host: view.machine for view in self.views.values() if view.ended}
         try:
             missing = gather.gather_run(self.plan, machines, self.kept_runs, self.display.say)
@@ -219,6 +221,7 @@ class Watch:
         if found is None:
             return
         self._told = True
+        self.display.told()
         failure, cause = found
         self.display.show_parts(0.0)
         who = failure.host if failure.rank is None else f"rank {failure.rank} on {failure.host} failed"

@@ -18,7 +18,7 @@ from keeper import decide as d
 STEP_SECONDS = 0.25
 GRACE_SECONDS = 30.0
 #: From the last fault to the last keeper's end: silence, the ranks' grace, and what is waited for beyond it.
-LONGEST_SECONDS = d.START_SECONDS + d.LOST_SECONDS + GRACE_SECONDS + d.MARGIN_SECONDS + 2 * d.LINGER_SECONDS
+LONGEST_SECONDS = d.START_SECONDS + d.LOST_SECONDS + GRACE_SECONDS + 2 * d.LINGER_SECONDS
 HOSTS = ("h1", "h2", "h3", "h4")
 
 
@@ -259,7 +259,7 @@ def test_what_only_follows_from_another_failure_ends_the_run_all_the_same() -> N
 
 def test_ranks_killed_after_their_grace_did_not_all_stop_as_asked() -> None:
     state, _ = d.decide(keeper("h2"), d.StopAsked(2.0, "Ctrl-C", 1.0))
-    state, actions = d.decide(state, d.Tick(2.0 + 1.0 + d.MARGIN_SECONDS))
+    state, actions = d.decide(state, d.Tick(2.0 + 1.0))
     assert any(isinstance(action, d.Kill) for action in actions) and state.killed
 
 

@@ -153,6 +153,20 @@ sys.exit(f"{sys.argv[1:]}, not {expected}" if sys.argv[1:] != expected else 0)
     assert process.wait(GUARD_SECONDS) == 0, process.communicate()
 
 
+def test_a_script_that_opens_its_own_store_at_the_free_port_meets(tmp_path: Path) -> None:
+    """As the posts of 2018 to 2020 teach. torch would take torchrun's store to be at that address, too."""
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        port = str(made.getsockname()[1])
+    script = """
+import torch.distributed as dist
+dist.init_process_group("gloo", init_method=sys.argv[1], rank=int(sys.argv[2]), world_size=int(sys.argv[3]))
+dist.barrier()
+"""
+    given = ["tcp://127.0.0.1:{free_port}", "{rank}", "{world_size}"]
+    process = start(tmp_path, script, given, flag="--fill", MUSTER_FREE_PORT=port, GLOO_SOCKET_IFNAME="lo")
+    assert process.wait(GUARD_SECONDS) == 0, process.communicate()
+
+
 def test_placeholders_without_the_flag_are_words_like_others(tmp_path: Path) -> None:
     process = start(tmp_path, "sys.exit(sys.argv[1:] != ['{rank}', '{{x}}'])\n", ["{rank}", "{{x}}"])
     assert process.wait(GUARD_SECONDS) == 0, process.communicate()

@@ -78,9 +78,9 @@ def own_failure(error: BaseException) -> Failure:
 
 
 def report(failures: list[Failure], node_rank: int) -> None:
-    """Writes failure.json, whole or not at all, and one line for each failure to stderr."""
+    """Writes failure.json, whole or not at all, and, without a keeper, one line for each failure to stderr."""
     host = os.environ.get("MUSTER_HOST") or socket.gethostname()
-    for failure in failures:
+    for failure in failures if "MUSTER_KEEPER" not in os.environ else ():  # the keeper says it, for all hosts
         who = "torchrun" if failure["rank"] is None else f"rank {failure['rank']}"
         print(f"{who} on {host} failed: {failure['exception'].splitlines()[0]}", file=sys.stderr, flush=True)
     folder = os.environ.get("MUSTER_RUN_DIR")

@@ -30,7 +30,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from train.start.failures import Failure, describe
 from train.start.forked import Handler, Rank
-from train.start.placeholders import fill
+from train.start.placeholders import fill, uses
 
 DATAGRAM_BYTES = 4096  # the most that the keeper reads of one
 
@@ -67,6 +67,9 @@ def install(own_words: int, filling: bool = False, forked: Sequence[Rank] = ()) 
         *, args: dict[int, tuple[str, ...]], envs: dict[int, dict[str, str]], logs_specs: LogsSpecs, **others: Any
     ) -> PContext:
         ranks.update({local_rank: int(env["RANK"]) for local_rank, env in envs.items()})
+        if filling and any(uses(words[len(words) - own_words :], "free_port") for words in args.values()):
+            for env in envs.values():  # else torch takes torchrun's store to be at the script's own tcp:// address, too
+                env["TORCHELASTIC_USE_AGENT_STORE"] = "False"
         if filling:
             args = {rank: with_values(words, own_words, os.environ | envs[rank]) for rank, words in args.items()}
         if folder := os.environ.get("MUSTER_PIPES"):

@@ -20,6 +20,11 @@ VARIABLES = {
 }
 
 
+def uses(words: Sequence[str], name: str) -> bool:
+    """Whether the arguments hold this placeholder."""
+    return any(found[2] == name for word in words for found in PLACEHOLDER.finditer(word))
+
+
 def fill(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """The arguments of the rank that has this environment. Raises ValueError where the environment lacks a value."""
 

@@ -186,7 +186,7 @@ def test_a_continued_run_sees_the_earlier_folder_read_only() -> None:
 
 def test_the_container_outlives_the_grace_of_its_ranks() -> None:
     host_plan = make([1], Options(grace=60)).hosts[0]
-    assert host_plan.environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "60"
+    assert int(host_plan.environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) > 60  # the keeper kills first, and says so
     assert int(host_plan.command[host_plan.command.index("--stop-timeout") + 1]) > 60
 
 

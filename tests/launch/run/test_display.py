@@ -37,11 +37,53 @@ def test_pieces_of_any_size_give_the_same_lines(lines: list[str], cuts: list[int
 
 
 @given(cuts=st.lists(st.integers(0, 40), max_size=6))
-def test_a_progress_bar_is_a_line_for_each_of_its_forms(cuts: list[int]) -> None:
+def test_of_a_progress_bar_its_last_form_is_a_line(cuts: list[int]) -> None:
     data = b"begin\r\n\r 5%\r 50%\r 100%\r\nend\n"
     edges = sorted({0, len(data), *(min(cut, len(data)) for cut in cuts)})
     found = [line for line in shown_in([data[a:b] for a, b in itertools.pairwise(edges)]) if line]
-    assert found == [b"begin", b" 5%", b" 50%", b" 100%", b"end"]
+    assert found == [b"begin", b" 100%", b"end"]
+
+
+def test_a_bar_that_goes_on_is_shown_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    display = Display(["h1"], 9, terminal=False)
+    for number in range(50):
+        display.show("h1", "rank-0", b"\r%d%%" % number)
+    assert capsys.readouterr().out == ""
+    display.show_parts(0.0)
+    assert capsys.readouterr().out == "h1 rank 0 | 49%\n"
+
+
+TRACE = b"Traceback (most recent call last):\n  File x\nValueError: peer\n"
+
+
+def test_a_traceback_waits_for_the_cause_and_what_only_follows_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    display = Display(["h1", "h2"], 9, terminal=False)
+    display.show("h1", "rank-0", b"step 1\n[rank0]: " + TRACE)
+    display.failing()
+    display.show_parts(0.0)
+    display.told()
+    display.say("rank 1 on h2 failed")
+    display.show("h1", "rank-0", b"more of it\n" + TRACE)
+    display.show("h2", "rank-1", b"its own words\n")
+    display.release()
+    said = ["h1 rank 0 | step 1", "muster | rank 1 on h2 failed", "h2 rank 1 | its own words"]
+    assert capsys.readouterr().out.splitlines() == said
+
+
+def test_a_traceback_of_a_run_that_goes_on_or_has_no_cause_is_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launch.run.display.HOLD_SECONDS", 0.0)
+    display = Display(["h1"], 9, terminal=False)
+    display.show("h1", "rank-0", TRACE)
+    display.show_parts()
+    assert capsys.readouterr().out.count("h1 rank 0 | ") == 3
+    display.failing()
+    display.show("h1", "rank-0", TRACE + b"and then\n")
+    display.show_parts()
+    assert capsys.readouterr().out == ""
+    display.release()
+    assert capsys.readouterr().out.endswith("h1 rank 0 | and then\n")
 
 
 def test_a_line_without_an_end_is_shown_after_a_while_and_goes_on_as_another(
