@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from keeper import causes
 from launch.cli import command, exits
 from launch.cli.refusal import refuse
 from launch.cli.signals import undisturbed
@@ -192,7 +193,7 @@ def summarise(folder: Path, nproc: int, status: int, stopped: bool) -> dict[str,
         HOST, None, outcome.describe_status(status, "torchrun") if status else "the trainer left no result"
     )
     if failures:  # the agent puts the cause first
-        failure = Failure(HOST, failures[0]["rank"], outcome.describe_failure(failures[0]))
+        failure = Failure(HOST, failures[0]["rank"], causes.described(failures[0]))
     ended = Verdict("failed", failure, reason=failure.reason)
     return outcome.summary(*where, ended, refused=outcome.refused_its_settings(failures, folder))
 

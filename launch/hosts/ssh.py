@@ -229,29 +229,17 @@ class Input:
 
 
 class LineSink(io.TextIOBase):
-    """Where a command's output goes: hands on whole lines, but for those that an earlier connection has brought."""
+    """Where a command's output goes: hands on whole lines."""
 
     def __init__(self, hand_on: Callable[[str], None]) -> None:
         self._hand_on = hand_on
         self._rest = ""
-        self._seen = self._skip = 0
-
-    def restart(self) -> None:
-        """The stream begins again with its first line: skip what was already handed on."""
-        self._rest, self._skip, self._seen = "", self._seen, 0
 
     def write(self, text: str) -> int:
         *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
-            self._seen += 1
-            if self._seen > self._skip:
-                self._hand_on(line.rstrip("\r"))
+            self._hand_on(line.rstrip("\r"))
         return len(text)
-
-    def finish(self) -> None:
-        """Hand on a last line that had no newline."""
-        if self._rest:
-            self.write("\n")
 
 
 def run(

@@ -148,13 +148,6 @@ def stopped_reason(ends: Sequence[HostEnd]) -> str:
     return f"{by}; ranks on {', '.join(late)} did not end in time and were killed" if late else by
 
 
-def describe_failure(failure: Words) -> str:
-    """One failure of failure.json in a line: the exception with the exit code, or the signal, or the bare status."""
-    text: str = str(failure["exception"]).splitlines()[0]
-    known = failure["signal"] or text.startswith("exit status")
-    return text if known else f"{text} (exit {failure['exitcode']})"
-
-
 def describe_container(state: Words) -> str:
     """How a container ended whose keeper had no time to say why. `state`: Podman's, {} where it is gone."""
     if not state:
