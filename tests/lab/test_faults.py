@@ -1,6 +1,7 @@
-"""Promise: a fault in a run ends it everywhere in time, and the first line that is said of it names host and cause.
+"""Promise: a fault in a run ends it everywhere, and the first line that is said of it names host and cause.
 
-These are the short ones of benchmarks/faults.py, which measures each fault; the long ones are drills
+These are the short ones of benchmarks/faults.py, which measures each fault (here its figure is printed, and the machine
+may be a busy one: the bars are those of `make bench-faults`); the long ones are drills
 (`make drill FAULT=name`): kill, power_loss, master_loss, network_cut_master, network_cut_two, hang_stopped, hang_held,
 ctrl_c. What is promised of other faults is tested elsewhere:
 
@@ -25,14 +26,11 @@ from tests.lab.conftest import Lab
 
 pytestmark = pytest.mark.lab
 
-SLACK_SECONDS = 5.0  # beside all other tests of a busy machine; `make bench-faults` has none
-
 
 @pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.short])
-def test_a_fault_ends_the_run_in_time_is_named_and_leaves_nothing(lab: Lab, name: str) -> None:
+def test_a_fault_ends_the_run_is_named_and_leaves_nothing(lab: Lab, name: str) -> None:
     fault = FAULTS[name]
     seen = measure(lab.name, fault)
     print(f"{name}: {seen}")
     assert seen.line, f"nobody named {fault.host}: {seen}"
     assert not (seen.wrong or seen.orphans or seen.problems), seen
-    assert seen.seconds <= fault.bar + SLACK_SECONDS, seen
