@@ -129,7 +129,8 @@ class Watch:
         if self._failed_at is not None and not self._told:
             ends = [view.end() for view in self.views.values()]
             cause = outcome.first_cause(ends)
-            if now - self._failed_at > settle_seconds(cause):
+            only_stopped = self._stopping is not None and bool(cause and cause.get("consequence"))
+            if not only_stopped and now - self._failed_at > settle_seconds(cause):
                 self._tell_cause(outcome.first_failure(ends))
         if now >= self._due:
             self._due = now + WAITING_SECONDS

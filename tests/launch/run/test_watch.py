@@ -281,6 +281,29 @@ def test_a_run_that_cannot_be_stopped_is_said_to_go_on(
     assert said in capsys.readouterr().out and not Path("runs/some-run/summary.json").exists()
 
 
+def test_ranks_that_a_stop_ends_are_not_its_cause(
+    hosts: dict[str, Host], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(watch, "CAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(watch, "WAITING_SECONDS", 0.1)
+    said: list[str] = []
+
+    def waited() -> bool:
+        said.append(capsys.readouterr().out)
+        return "waiting for h2" in "".join(said)
+
+    ended = cause("h1", rank=0, reason="killed by SIGTERM", consequence=True)
+    stop = {"by": "make stop by me", "killed": False}
+    hosts["h1"].say(
+        event("stop", by="make stop by me", grace=30.0), event("failed", **ended), end("stopped", stop=stop)
+    )
+    hosts["h2"].say(state(rank_1={"phase": "saving", "step": 7}))
+    thread = when(waited, lambda: hosts["h2"].say(end("stopped", stop=stop)))
+    assert watched(hosts["h1"], hosts["h2"]) == exits.INTERRUPTED
+    thread.join()
+    assert "SIGTERM" not in "".join(said) + capsys.readouterr().out
+
+
 def test_while_a_run_stops_it_is_said_now_and_then_whom_it_waits_for(
     hosts: dict[str, Host], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
