@@ -294,10 +294,8 @@ def test_ranks_that_a_stop_ends_are_not_its_cause(
 
     ended = cause("h1", rank=0, reason="killed by SIGTERM", consequence=True)
     stop = {"by": "make stop by me", "killed": False}
-    hosts["h1"].say(
-        event("stop", by="make stop by me", grace=30.0), event("failed", **ended), end("stopped", stop=stop)
-    )
-    hosts["h2"].say(state(rank_1={"phase": "saving", "step": 7}))
+    hosts["h1"].say(event("failed", **ended), end("stopped", ended, stop=stop))
+    hosts["h2"].say(event("stop", by="make stop by me", grace=30.0), state(rank_1={"phase": "saving", "step": 7}))
     thread = when(waited, lambda: hosts["h2"].say(end("stopped", stop=stop)))
     assert watched(hosts["h1"], hosts["h2"]) == exits.INTERRUPTED
     thread.join()
