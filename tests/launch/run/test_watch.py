@@ -284,13 +284,13 @@ def test_a_run_that_cannot_be_stopped_is_said_to_go_on(
 def test_ranks_that_a_stop_ends_are_not_its_cause(
     hosts: dict[str, Host], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(watch, "CAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(watch, "CAUSE_SECONDS", 0.5)
     monkeypatch.setattr(watch, "WAITING_SECONDS", 0.1)
     said: list[str] = []
 
     def waited() -> bool:
         said.append(capsys.readouterr().out)
-        return "waiting for h2" in "".join(said)
+        return "1 s of 30 s" in "".join(said)
 
     ended = cause("h1", rank=0, reason="killed by SIGTERM", consequence=True)
     stop = {"by": "make stop by me", "killed": False}
