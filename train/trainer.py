@@ -135,7 +135,7 @@ class Training:
         self.take(record)
         tell(
             "training", position.step, session.total_steps, epoch=position.epoch + 1, epochs=settings.epochs,
-            loss=record.loss if record else None, rate=position.images / position.seconds,
+            loss=record.loss if record else None, rate=position.images / position.seconds or None,
         )  # fmt: skip
 
     def reserve(self) -> None:
