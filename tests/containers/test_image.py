@@ -92,12 +92,12 @@ def training(container_engine: None) -> Image:
 def changed_code(training: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Image]:
     """The training image under another name, with one file of train/ changed."""
     shutil.copytree(engine.REPOSITORY / "train", tmp_path / "train")
-    shutil.copy(engine.REPOSITORY / "pyproject.toml", tmp_path)
     with (tmp_path / "train" / "settings.py").open("a") as file:
         file.write(f"\n# {time.time()}\n")
-    monkeypatch.setattr(image, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(image, "CODE", (tmp_path / "train", *image.CODE[1:]))
     monkeypatch.setattr(image, "TRAIN_REFERENCE", f"localhost/muster/train-test-{os.getpid()}:latest")
     changed = image.build_training_image(QUIET)
+    assert changed.id != training.id  # or the other tests would lose theirs
     yield changed
     engine.podman("rmi", "--force", changed.id)
     image.export_oci(training, QUIET)  # prunes what the test added
