@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -16,6 +17,7 @@ import pytest
 from containers import engine, image
 from containers.engine import ContainersError
 from containers.image import Image, OciExport
+from keeper import PROJECT_DIR
 
 QUIET = lambda line: None  # noqa: E731
 
