@@ -62,7 +62,10 @@ def test_a_run_without_its_control_machine_is_watched_and_gathered_by_another(
     for host in ("h1", "h2"):
         assert ticks(clone / "runs" / run, host) == [f"tick {number}" for number in range(TICKS)]
 
-    again = lab.fab("gather")  # of the first one
+    here = lab.fab("gather")  # of the first one: it started the run, and has nothing of it yet
+    assert here.returncode == 0 and f"run {run} succeeded" in here.stdout, here.stdout
+    assert ticks(Path("runs") / run, "h2") == [f"tick {number}" for number in range(TICKS)]
+    again = lab.fab("gather")
     assert again.returncode == 0 and run not in again.stdout, again.stdout  # it may find older runs on a kept lab
 
 
