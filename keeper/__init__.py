@@ -11,7 +11,7 @@ Documents, in the run's folder on each host (/var/lib/muster/runs/<id>/, in the 
 
 plan.json       as launch/job/plan.py makes it; written by the door before the container starts
 events.jsonl    what happened, one JSON object a line: {"time": unix seconds, "after": seconds since the keeper's start,
-                "attempt": 1, "event": name, ...}; written by the keeper. Names and fields: EVENTS below
+                "attempt": 1, "event": name, ...}; written by the keeper. Names and their own fields: below
 state.json      how things stand, about once a second while the run goes on: {"status": "starting" | "running" |
                 "ending", "attempt", "ranks": {"<rank>": {"state": "running" | "ended" | "failed" | "stopped", "phase",
                 "step", "steps", "epoch", "epochs", "loss", "rate", "age": seconds since its last progress}},
@@ -30,10 +30,19 @@ written.json    {"paths"}: files below workload/ that the script wrote; written 
 output/         what the ranks and torchrun printed: output.py
 stacks/         rank-<r>.txt: where a rank stood when it was declared hung
 
-CAUSE           {"kind": one of KINDS, "host", "rank": number or null, "reason": one line, "other": the second host of a
+CAUSE           {"kind": see below, "host", "rank": number or null, "reason": one line, "other": the second host of a
                 cut pair or "", "consequence": whether it only follows from another failure, "lines": what that rank
                 printed last, "age": seconds since it happened}; in exit.json with "after": seconds from this keeper's
                 start to it, less than 0 for what another host's keeper saw before
+
+Kinds of causes: "rank" (one failed), "launcher" (torchrun failed or was killed), "host_lost" (it is silent, or its
+keeper is gone), "cut" (two hosts do not hear each other), "hang" (a rank is stopped, or makes no progress), "start" (a
+host did not start in time), "lease" (it is another run's).
+
+Events: "lease" (it is held; ranks may start), "started" (pids: {rank: pid}), "heard" (host: its first heartbeat),
+"failed" (a CAUSE, of this host or of another one), "stop" (by, grace: seconds), "waiting" (for), "killed" (after_grace:
+whether ranks outlived theirs), "left" (pids that do not end), "ended" (status: torchrun's), "output_failed" (reason),
+"exit" (what exit.json holds).
 """
 
 #: Where the run's folder, the lease's folder and the private files (key, secrets) are in a container.
@@ -47,21 +56,3 @@ WORKLOAD_DIR = "/workload"  # its copy in the run's folder, in which the script 
 HOST_RUNS_DIR = "/var/lib/muster/runs"
 HOST_LEASE_DIR = "/var/lib/muster/lease"
 HOST_PRIVATE_DIR = "/run/muster"
-
-#: Kinds of causes: a rank failed; torchrun failed or was killed; a host fell silent; two hosts do not hear each other;
-#: a rank is stopped or makes no progress; a host did not start in time; the lease is another run's.
-KINDS = ("rank", "launcher", "host_lost", "cut", "hang", "start", "lease")
-
-#: Names of events, with their own fields.
-EVENTS = {
-    "lease": "the lease is held; ranks may start",
-    "started": "torchrun has started the ranks: pids {rank: pid}",
-    "heard": "host: its first heartbeat has come",
-    "failed": "a CAUSE of this host or of another one (host says whose)",
-    "stop": "by: the run is to end; grace: seconds",
-    "ending": "reason: the ranks are being ended",
-    "killed": "what was left after the grace was killed",
-    "waiting": "for: what is waited for, seconds: how long so far",
-    "ended": "this host's ranks have ended: status",
-    "exit": "the content of exit.json",
-}

@@ -29,7 +29,7 @@ STATE_SECONDS = 1.0  # between two state.json
 WAITING_SECONDS = {"ending": 5.0, "ended": 60.0}  # between two events that say what is waited for
 PROGRESS = ("phase", "step", "patience")  # what the other hosts are told of a rank
 LAST_LINES = 20  # of a failed rank, kept with the cause
-STATUSES = {"succeeded": 0, "failed": 1, "stopped": deciding.EXIT_STOPPED}
+STATUSES = {"succeeded": 0, "failed": 1, "stopped": causes.EXIT_STOPPED}
 
 Words = Mapping[str, Any]
 
@@ -80,6 +80,7 @@ class Keeper:
         self.launcher: Optional[Launcher] = None
         self.outputs: Optional[Outputs] = None
         self.reports: Optional[Reports] = None
+        self._looked: Dict[str, float] = {}  # when something was last due
 
     # Documents
 
@@ -136,7 +137,7 @@ class Keeper:
     def _never_started(self, cause: Cause) -> int:
         self.state, _ = deciding.decide(self.state, Failed(time.monotonic(), cause))
         self.note("failed", cause.words(time.monotonic()))
-        self._write_exit(STATUSES["failed"])
+        self._write_exit()
         return STATUSES["failed"]
 
     def _copy_project(self) -> None:
@@ -241,10 +242,9 @@ class Keeper:
 
     def _due(self, what: str, seconds: float, now: float) -> bool:
         """Whether `what` was last due `seconds` ago or more; then it counts from now."""
-        times = self.__dict__.setdefault("_times", {})
-        if now - times.get(what, 0.0) < seconds:
+        if now - self._looked.get(what, 0.0) < seconds:
             return False
-        times[what] = now
+        self._looked[what] = now
         return True
 
     # What ranks and torchrun report
@@ -272,7 +272,7 @@ class Keeper:
         if any(failure.get("rank") == known.get("rank") for known in self.failures):
             return None
         rank = failure.get("rank")
-        if rank is not None and failure["exitcode"] == deciding.EXIT_STOPPED:
+        if rank is not None and failure["exitcode"] == causes.EXIT_STOPPED:
             return StopAsked(now, f"a signal to rank {rank} on {self.me}, not from Muster; it saved a checkpoint")
         assert self.outputs is not None
         stream = LAUNCHER if rank is None else f"rank-{rank}"
@@ -356,12 +356,12 @@ class Keeper:
             self.reports.close()
         status = STATUSES[deciding.verdict(self.state)]
         self.write_state(time.monotonic())
-        self._write_exit(status)
+        self._write_exit()
         if self.beats:
             self.beats.close()
         return status
 
-    def _write_exit(self, status: int) -> None:
+    def _write_exit(self) -> None:
         now = time.monotonic()
         cause, stop = deciding.root(self.state), self.state.stop
         document = {

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Dict, List
+
+from keeper.causes import EXIT_STOPPED
 
 START_SECONDS = 60.0  # for every keeper to be heard once
 LOST_SECONDS = 10.0  # of silence after which a host is lost
@@ -27,9 +29,8 @@ LINGER_SECONDS = 3.0  # for the others to learn that this host's ranks have ende
 AFTER_DEATH_SECONDS = 0.2  # from SIGTERM to SIGKILL for the ranks when there is nothing left to save
 LAST_WORDS_SECONDS = 2.0  # for ranks to end by themselves when another one has: they may have more to say
 CAUSE_SECONDS = 6.0  # the same when all that is known only follows from another failure: its rank may still be ending
-EXIT_STOPPED = 75  # of a rank that has saved because it was asked to stop
 
-Words = dict[str, Any]
+Words = Dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -202,7 +203,7 @@ class Note:
     words: Words
 
 
-Actions = list[Any]
+Actions = List[Any]
 
 
 def decide(state: State, event: Any) -> tuple[State, Actions]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import selectors
@@ -54,10 +55,8 @@ class Outputs:
         self._thread.start()
 
     def _add(self, descriptor: int, writer: Writer, stream: str) -> None:
-        with contextlib.suppress(OSError, AttributeError):  # more than this user may have
-            import fcntl
-
-            fcntl.fcntl(descriptor, getattr(fcntl, "F_SETPIPE_SZ", 1031), PIPE_BYTES)
+        with contextlib.suppress(OSError):  # more than this user may have
+            fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._writers[descriptor] = writer
         self._by_stream[stream] = writer
         self._selector.register(descriptor, selectors.EVENT_READ)

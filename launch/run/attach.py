@@ -21,18 +21,14 @@ def attach(path: Path, run: str, keep_runs: str, view: str, console: Console) ->
     Raises Refusal without RUN, and when no host has the run.
     """
     kept_runs, plain = keep.parse(keep_runs), parse_view(view)
-    known = ask_hosts.known(path)
-    with ask_hosts.reached(known) as hosts:
-        answers = hosts.ask("runs", {"run": run} if run else None)
-        if not run:
-            raise find.which_run(answers, path)
+    with find.asked(path, run) as (known, hosts, answers):
         plan = find.plan_of(run, answers)
         summary = read_json(runs_dir() / run / "summary.json")
         if summary and not summary.get("missing_hosts"):
             say(f"run {run} has ended ({summary['status']}) and is gathered: {shown(runs_dir() / run)}")
             return int(summary["exit_status"])
         ask_hosts.report_failed(answers, path)
-        say(f"run {run} of {plan.owner} on {', '.join(one.host for one in plan.hosts)}")
+        say(find.described(plan))
         say("Ctrl-C stops the run; closing the terminal, or `kill`, only leaves the view")
         views = find.views_of(plan, known, hosts)
         having = ask_hosts.listed(answers)[run]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,20 @@ from launch.job.follow import View
 from launch.job.plan import Plan, document, from_document
 from launch.run import ask_hosts
 from launch.run.ask_hosts import Answers, Hosts, Known
+
+
+@contextmanager
+def asked(path: Path, run: str) -> Iterator[tuple[Known, Hosts, Answers]]:
+    """The hosts of an inventory, and what they answer to the verb `runs` with this run.
+
+    Raises Refusal without a run, with those that are in progress.
+    """
+    known = ask_hosts.known(path)
+    with ask_hosts.reached(known) as hosts:
+        answers = hosts.ask("runs", {"run": run} if run else None)
+        if not run:
+            raise which_run(answers, path)
+        yield known, hosts, answers
 
 
 def plan_of(run: str, answers: Answers) -> Plan:
@@ -35,6 +51,11 @@ def plan_of(run: str, answers: Answers) -> Plan:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, document(plan))
     return plan
+
+
+def described(plan: Plan) -> str:
+    """Which run a view is of."""
+    return f"run {plan.run} of {plan.owner} on {', '.join(one.host for one in plan.hosts)}"
 
 
 def views_of(plan: Plan, known: Known, hosts: Hosts) -> list[View]:

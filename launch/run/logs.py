@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from launch.cli import exits
-from launch.cli.output import nobody_reads
+from launch.cli.output import nobody_reads, say
 from launch.cli.refusal import refuse
 from launch.cli.signals import undisturbed
 from launch.files import runs_dir, shown
@@ -30,16 +30,13 @@ def logs(path: Path, run: str, view: str, console: Console) -> int:
     plain = parse_view(view)
     if run and (runs_dir() / run / "summary.json").exists():
         return _gathered(runs_dir() / run / "logs", plain)
-    known = ask_hosts.known(path)
-    with ask_hosts.reached(known) as hosts:
-        answers = hosts.ask("runs", {"run": run} if run else None)
-        if not run:
-            raise find.which_run(answers, path)
+    with find.asked(path, run) as (known, hosts, answers):
         plan = find.plan_of(run, answers)
         failed = ask_hosts.report_failed(answers, path)
         display = display_of(plan, plain)
         follower = Follower(run, find.views_of(plan, known, hosts), display.show)
         try:
+            say(f"{find.described(plan)}; Ctrl-C only leaves the view")
             with undisturbed(then_interrupt=True):
                 follower.start()
             _until_the_end(follower, display)

@@ -25,11 +25,7 @@ def stop(path: Path, run: str, console: Console) -> int:
     Returns UNREACHABLE when a host did not answer, or has not ended in time. Raises Refusal without RUN, and when no
     host that answered runs it.
     """
-    known = ask_hosts.known(path)
-    with ask_hosts.reached(known) as hosts:
-        answers = hosts.ask("runs", {"run": run} if run else None)
-        if not run:
-            raise find.which_run(answers, path)
+    with find.asked(path, run) as (known, hosts, answers):
         failed = ask_hosts.report_failed(answers, path)
         entries = ask_hosts.listed(answers).get(run, {})
         going = [host for host, entry in entries.items() if find.goes_on(entry)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -81,7 +81,11 @@ def train(request: Request, console: Console) -> int:
         try:
             if request.workload:
                 options = replace(options, image=_ship_workload(request, opened, console, cluster.image.ref))
-            with _turn_and_ports(request, run, owner, cluster, hosts, opened, options, earlier) as ports:
+
+            def check() -> Ports:
+                return check_before_start(request, cluster, hosts, opened, options, earlier)
+
+            with _turn_and_ports(opened, run, owner, request.wait, check) as ports:
                 plan = plans.make_plan(cluster, options, run, ports, owner, created)
                 _announce(plan)
                 # A container that is just being created cannot be stopped: a signal waits until all exist.
@@ -100,23 +104,12 @@ def train(request: Request, console: Console) -> int:
 
 @contextmanager
 def _turn_and_ports(
-    request: Request,
-    run: str,
-    owner: str,
-    cluster: clustermap.ClusterMap,
-    hosts: Sequence[clustermap.MapHost],
-    opened: Sequence[Machine],
-    options: plans.Options,
-    earlier: resuming.Earlier | None,
+    opened: Sequence[Machine], run: str, owner: str, wait: bool, check: Callable[[], Ports]
 ) -> Iterator[Ports]:
     """The run's turn on all hosts, and free ports of theirs, once all was checked. Whoever waits checks after that."""
-
-    def check() -> Ports:
-        return check_before_start(request, cluster, hosts, opened, options, earlier)
-
     with ThreadPoolExecutor(1) as pool:
-        checking = None if request.wait else pool.submit(check)
-        with queue.turn(opened, run, owner, request.wait, say):
+        checking = None if wait else pool.submit(check)
+        with queue.turn(opened, run, owner, wait, say):
             yield (checking or pool.submit(check)).result()
 
 

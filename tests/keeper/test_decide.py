@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keeper import decide as d
+from keeper.causes import EXIT_STOPPED
 
 STEP_SECONDS = 0.25
 GRACE_SECONDS = 30.0
@@ -280,5 +281,5 @@ def test_a_host_that_is_never_heard_is_named_after_the_start() -> None:
 
 
 def test_a_rank_that_was_asked_to_stop_by_somebody_else_stops_the_run() -> None:
-    state, _ = d.decide(keeper("h2"), d.Ended(9.0, d.EXIT_STOPPED))
+    state, _ = d.decide(keeper("h2"), d.Ended(9.0, EXIT_STOPPED))
     assert d.verdict(state) == "stopped" and state.stop is not None and "not from Muster" in state.stop.by

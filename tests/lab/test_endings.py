@@ -37,7 +37,7 @@ def test_a_failed_rank_ends_the_run_everywhere_and_is_named(
 
 
 def in_progress(lab: Lab, count: int) -> bool:
-    """Whether `count` containers run, each with its training process started."""
+    """Whether `count` containers of runs are there."""
     return len(lab.containers()) == count
 
 
@@ -101,10 +101,11 @@ def test_status_logs_and_stop_go_by_the_runs_label(lab: Lab) -> None:
         assert shown.returncode == 0, shown.stdout
         run = re.findall(r"\d{8}-\d{6}-[0-9a-f]{4}", shown.stdout)[0]
         view = lab.start("logs", RUN=run)
+        begun = read_until(view, f"run {run} of")  # from here on Ctrl-C only leaves the view
         wait_for(lambda: doors(lab) == 2, "both views of the run")  # make train's own, and this one
         os.killpg(view.pid, signal.SIGINT)
         view.send_signal(signal.SIGINT)
-        said, _ = view.communicate(timeout=300)
+        said = begun + view.communicate(timeout=300)[0]
         assert view.returncode == 130 and f"run {run} goes on" in said, said
         wait_for(lambda: doors(lab) == 1, "the end of the reading that was left")
         assert len(lab.containers()) == 2

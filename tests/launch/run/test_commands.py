@@ -289,7 +289,8 @@ def test_a_live_view_that_is_watched_to_the_end_is_whole(
         has(hosts[name], entry())
         hosts[name].say(output(f"rank-{number}", 0, b"a step\nthe end"), end())
     assert logs.logs(INVENTORY, "some-run", "", console()) == exits.SUCCEEDED
-    lines = capsys.readouterr().out.splitlines()
+    told, *lines = capsys.readouterr().out.splitlines()
+    assert told.startswith("muster | run some-run of ") and "Ctrl-C only leaves the view" in told
     assert sorted(lines) == [f"h{rank + 1} rank {rank} | {text}" for rank in (0, 1) for text in ("a step", "the end")]
 
 
