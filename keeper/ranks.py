@@ -234,10 +234,12 @@ class Memory:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         limit = _text(self._limit)
         size = min(int(limit), total) if limit.isdigit() else total
-        peak = int(_text(self._peak) or 0)
-        figures = f"limit {size / 2**30:.1f} GiB, peak {peak / 2**30:.1f} GiB"
-        other = "; something else was full: the host itself, or a limit around the container" if peak < size / 2 else ""
-        return f"out of memory: killed by the kernel ({figures}{other})"
+        figures = f"limit {size / 2**30:.1f} GiB"
+        if (peak := _text(self._peak)).isdigit():  # Linux before 5.19 has none in version 2
+            figures += f", peak {int(peak) / 2**30:.1f} GiB"
+            if int(peak) < size / 2:
+                figures += "; something else was full: the host itself, or a limit around the container"
+        return f"out of memory: killed by the kernel ({figures})"
 
 
 def _text(path: Path) -> str:
