@@ -1,8 +1,9 @@
 """`make bench-launch`: from `make train` to the first optimizer step on two lab hosts, against the same by hand.
 
-By hand means two `ssh` commands at once, each with a `podman run` of the same image, `torchrun` and the same trainer.
-The interface, address and port, which Muster has to find, are given to them. The two take turns, RUNS times after one
-warm-up; the figures are medians. They include the quick check at the beginning of `make train`.
+By hand means two `ssh` commands at once, each with a `podman run` of the same image, `torchrun` and the same trainer,
+or the same script of a user. The interface, address and port, which Muster has to find, are given to them. The two take
+turns, RUNS times after one warm-up; the figures are medians. They include the quick check at the beginning of `make
+train`, and for the script the look whether its image is what its folder holds, and is on all hosts.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import signal
 import statistics
 import subprocess
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,18 @@ from benchmarks.common import close, environment, fab, lab
 RUNS = 5
 LIMIT_SECONDS = 120
 MARK = "first optimizer step"
-TRAINER = ["--epochs", "1"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """The same work for both: variables of `make train`, and what torchrun starts."""
+
+    variables: Mapping[str, object]
+    words: Sequence[str]
+
+
+TRAINER = Job({"ARGS": "--epochs 1"}, ["-m", "train", "--run-dir", "/tmp/run", "--epochs", "1"])
+SCRIPT = Job({"WORKLOAD": "benchmarks/launch_job", "SCRIPT": "main.py"}, ["/workload/main.py"])
 
 
 def until_first_step(process: subprocess.Popen[str], begun: float) -> float:
@@ -49,10 +63,10 @@ def start(words: list[str], **more: Any) -> subprocess.Popen[str]:
     )
 
 
-def with_muster(name: str) -> float:
+def with_muster(name: str, job: Job) -> float:
     """Seconds of `make train NODES=2` until its first step; it is ended then."""
     begun = time.monotonic()
-    process = start(["make", "-s", "train"], env=environment(name, NODES=2, ARGS=shlex.join(TRAINER)))
+    process = start(["make", "-s", "train"], env=environment(name, NODES=2, **job.variables))
     try:
         return until_first_step(process, begun)
     finally:
@@ -60,7 +74,7 @@ def with_muster(name: str) -> float:
         process.communicate(timeout=60)
 
 
-def by_hand(name: str, port: int) -> float:
+def by_hand(name: str, job: Job, image: str, port: int) -> float:
     """Seconds of ssh, podman run and torchrun until the first step; they are ended then."""
     cluster = json.loads((Path("build") / name / "cluster.json").read_text())
     hosts = cluster["hosts"][:2]
@@ -77,10 +91,10 @@ def by_hand(name: str, port: int) -> float:
             [
                 *("sudo", "podman", "run", "--rm", "--name", "by-hand", "--network", "host", "--ipc", "host"),
                 *("--env", f"GLOO_SOCKET_IFNAME={host['interface']}", "--env", "OMP_NUM_THREADS=1"),
-                *("--env", "PYTHONUNBUFFERED=1", cluster["image"]["id"]),
+                *("--env", "PYTHONUNBUFFERED=1", image),
                 *("python3", "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(node_rank)),
                 *("--nproc-per-node", "1", "--master-addr", hosts[0]["address"], "--master-port", str(port)),
-                *("-m", "train", "--run-dir", "/tmp/run", *TRAINER),
+                *job.words,
             ]
         )
     begun = time.monotonic()
@@ -94,27 +108,40 @@ def by_hand(name: str, port: int) -> float:
             process.communicate(timeout=60)
 
 
-def main() -> None:
-    """Measure both in turns and print the medians."""
+def latest_image() -> str:
+    """The id of the image of the latest run."""
+    plan = max(Path("runs").glob("*/plan.json"), key=lambda path: path.stat().st_mtime)
+    return str(json.loads(plan.read_text())["image"])
+
+
+def in_turns(name: str, what: str, job: Job) -> tuple[list[float], list[float]]:
+    """Seconds of each turn with Muster, and by hand."""
     muster, hand = [], []
+    for turn in range(RUNS + 1):
+        ours = with_muster(name, job)
+        theirs = by_hand(name, job, latest_image(), 29600 + turn)
+        note = "" if turn else " (warm-up)"
+        print(f"{what}, turn {turn}{note}: make train {ours:.2f} s, by hand {theirs:.2f} s", flush=True)
+        if turn:
+            muster.append(ours)
+            hand.append(theirs)
+    return muster, hand
+
+
+def main() -> None:
+    """Measure both, for the trainer and for a script, and print the medians."""
+    figures: dict[str, Any] = {}
     with lab("bench-launch", 2) as name:
         fab(name, "deploy")
-        for turn in range(RUNS + 1):
-            ours, theirs = with_muster(name), by_hand(name, 29600 + turn)
-            print(f"turn {turn}{' (warm-up)' if not turn else ''}: make train {ours:.2f} s, by hand {theirs:.2f} s")
-            if turn:
-                muster.append(ours)
-                hand.append(theirs)
-    seconds, by_hand_seconds = statistics.median(muster), statistics.median(hand)
-    close(
-        {
-            "seconds": round(seconds, 2),
-            "by_hand_seconds": round(by_hand_seconds, 2),
-            "ratio": round(seconds / by_hand_seconds, 3),
-            "pairwise_ratios": [round(a / b, 3) for a, b in zip(muster, hand, strict=True)],
-            "reference": "ssh + podman run + torchrun by hand on the same two hosts, same image and trainer",
-        }
-    )
+        for what, job, key in (("the trainer", TRAINER, ""), ("a script", SCRIPT, "script_")):
+            muster, hand = in_turns(name, what, job)
+            seconds, by_hand_seconds = statistics.median(muster), statistics.median(hand)
+            figures[f"{key}seconds"] = round(seconds, 2)
+            figures[f"{key}by_hand_seconds"] = round(by_hand_seconds, 2)
+            figures[f"{key}ratio"] = round(seconds / by_hand_seconds, 3)
+            figures[f"{key}pairwise_ratios"] = [round(a / b, 3) for a, b in zip(muster, hand, strict=True)]
+    figures["reference"] = "ssh + podman run + torchrun by hand on the same two hosts, same image and job"
+    close(figures)
 
 
 if __name__ == "__main__":

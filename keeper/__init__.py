@@ -17,11 +17,9 @@ state.json      how things stand, about once a second while the run goes on: {"s
                 "step", "steps", "epoch", "epochs", "loss", "rate", "age": seconds since its last progress}},
                 "peers": {"<host>": seconds since its last heartbeat}, "waiting": what is waited for, or "",
                 "time": unix seconds}
-stop.json       a request to end the run: {"by": who and how, "grace": seconds or null, "time"}; written by the door
 exit.json       how the run ended, as this host knows it; written by the keeper, last: {"status": "succeeded" |
                 "failed" | "stopped", "exit_status": torchrun's, 128 + n for signal n, "cause": CAUSE or null,
-                "causes": [CAUSE of all hosts], "stop": {"by", "killed": whether ranks outlived their
-                grace} or null,
+                "causes": [CAUSE of all hosts], "stop": {"by", "killed": whether ranks outlived their grace} or null,
                 "failures": [...] as in failure.json, "seconds": from the keeper's start, "time"}
 failure.json    what torchrun's agent says of failed ranks; schema: train/start/agent.py
 gathered.json   {"by", "time"}: a control machine has a copy of all this; written by the door
@@ -29,6 +27,11 @@ host.json       {"node_rank"}: which host of the plan this is; written by the do
 written.json    {"paths"}: files below workload/ that the script wrote; written by the door when the run is offered
 output/         what the ranks and torchrun printed: output.py
 stacks/         rank-<r>.txt: where a rank stood when it was declared hung
+
+In the private folder, in the host's memory (/run/muster/<id>/, in the container /muster/private, read-only): the key of
+the heartbeats, the secrets, and
+
+stop.json       a request to end the run: {"by": who and how, "grace": seconds or null, "time"}; written by the door
 
 CAUSE           {"kind": see below, "host", "rank": number or null, "reason": one line, "other": the second host of a
                 cut pair or "", "consequence": whether it only follows from another failure, "lines": what that rank

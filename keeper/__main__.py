@@ -21,6 +21,7 @@ from keeper import LEASE_DIR, PRIVATE_DIR, PROJECT_DIR, RUN_DIR, WORKLOAD_DIR, c
 from keeper import decide as deciding
 from keeper.beats import Beats
 from keeper.decide import Cause, Ended, Failed, Heard, Refused, Started, StopAsked, Tick
+from keeper.documents import Documents, read
 from keeper.ranks import LAUNCHER, Launcher, Memory, Outputs, Reports
 from keeper.stuck import Stuck
 
@@ -32,23 +33,6 @@ LAST_LINES = 20  # of a failed rank, kept with the cause
 STATUSES = {"succeeded": 0, "failed": 1, "stopped": causes.EXIT_STOPPED}
 
 Words = Mapping[str, Any]
-
-
-def write_whole(path: Path, document: Any) -> None:
-    """Write a JSON document whole or not at all; a full disk is none of the run's business here."""
-    draft = path.with_name(f".{path.name}.draft")
-    with contextlib.suppress(OSError):
-        draft.write_text(json.dumps(document))
-        os.replace(draft, path)
-
-
-def read(path: Path) -> Dict[str, Any]:
-    """A JSON object, or {} where there is none."""
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 class Keeper:
@@ -63,6 +47,7 @@ class Keeper:
         private_dir: Path = Path(PRIVATE_DIR),
     ) -> None:
         self.plan, self.run_dir, self.lease_dir, self.private_dir = plan, run_dir, lease_dir, private_dir
+        self.documents = Documents(run_dir)
         self.host: Words = plan["hosts"][node_rank]
         self.me = str(self.host["host"])
         self.began = time.monotonic()
@@ -85,11 +70,11 @@ class Keeper:
     # Documents
 
     def note(self, name: str, words: Words) -> None:
-        """Write an event. Lines of a full disk are lost."""
+        """Write an event."""
         after = round(time.monotonic() - self.began, 3)
-        line = {"time": time.time(), "after": after, "attempt": self.state.attempt, "event": name, **words}
-        with contextlib.suppress(OSError), (self.run_dir / "events.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        self.documents.note(
+            {"time": time.time(), "after": after, "attempt": self.state.attempt, "event": name, **words}
+        )
 
     def write_state(self, now: float) -> None:
         """state.json, as it is now."""
@@ -100,7 +85,7 @@ class Keeper:
         peers = {host: round(now - peer.last, 1) for host, peer in self.state.peers.items() if peer.last is not None}
         waiting = deciding.waited_for(self.state, now)
         document = {"status": self.state.status, "attempt": self.state.attempt, "ranks": ranks, "peers": peers}
-        write_whole(self.run_dir / "state.json", {**document, "waiting": waiting, "time": time.time()})
+        self.documents.write("state.json", {**document, "waiting": waiting, "time": time.time()})
 
     @staticmethod
     def _age(words: Words, now: float) -> Optional[float]:
@@ -121,6 +106,7 @@ class Keeper:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._signalled)
         try:
+            self.documents.reserve()
             self._copy_project()
             self._start()
         except (OSError, subprocess.CalledProcessError) as error:
@@ -228,7 +214,7 @@ class Keeper:
 
     def _look(self, now: float) -> None:
         """What is to be seen from time to time."""
-        if self._due("stop", 0.2, now) and self.state.stop is None and (asked := read(self.run_dir / "stop.json")):
+        if self._due("stop", 0.2, now) and self.state.stop is None and (asked := read(self.private_dir / "stop.json")):
             self._handle(StopAsked(now, str(asked["by"]), asked.get("grace")))
         if self._due("processes", 1.0, now) and self.state.status == "running":
             self._look_for_stuck(now)
@@ -300,7 +286,7 @@ class Keeper:
 
     def _learn_the_rest(self) -> None:
         """What the agent wrote down at its end, and has not reported before."""
-        for failure in read(self.run_dir / "failure.json").get("failures", []):
+        for failure in self.documents.read("failure.json").get("failures", []):
             self._handle(self._failed(failure, time.monotonic()))
 
     def _look_for_stuck(self, now: float) -> None:
@@ -374,8 +360,9 @@ class Keeper:
             "seconds": round(now - self.began, 3),
             "time": time.time(),
         }
+        self.documents.release()
         self.note("exit", document)
-        write_whole(self.run_dir / "exit.json", document)  # last: who follows the run has then seen all
+        self.documents.write("exit.json", document)  # last: who follows the run has then seen all
 
 
 def main() -> int:

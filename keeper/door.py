@@ -118,12 +118,6 @@ def _make_folders(run: Run, options: Words, resumed: Optional[Path]) -> None:
     for parent, mode in ((run.host.runs, 0o755), (run.host.lease, 0o700), (run.host.private, 0o700)):
         parent.mkdir(mode=mode, parents=True, exist_ok=True)
     run.folder.mkdir(mode=0o700)
-    write_file(run.folder / "host.json", json.dumps({"node_rank": options["node_rank"]}).encode(), 0o600)
-    write_file(run.folder / "plan.json", json.dumps(options["plan"]).encode(), 0o600)
-    if options["plan"].get("script"):
-        (run.folder / "workload").mkdir(mode=0o700)
-    if resumed:  # the plan is there, which keeps it from being removed
-        resumed.mkdir(mode=0o700, exist_ok=True)
     run.private.mkdir(mode=0o700)
     write_file(run.private / "key", options["key"].encode(), 0o400)
     (run.private / "secrets").mkdir(mode=0o700)
@@ -131,6 +125,12 @@ def _make_folders(run: Run, options: Words, resumed: Optional[Path]) -> None:
         if not is_name(name):
             raise Refused(f"{name!r} is no name for a secret")
         write_file(run.private / "secrets" / name, base64.b64decode(content), 0o400)
+    write_file(run.folder / "host.json", json.dumps({"node_rank": options["node_rank"]}).encode(), 0o600)
+    write_file(run.folder / "plan.json", json.dumps(options["plan"]).encode(), 0o600)
+    if options["plan"].get("script"):
+        (run.folder / "workload").mkdir(mode=0o700)
+    if resumed:  # the plan is there, which keeps it from being removed
+        resumed.mkdir(mode=0o700, exist_ok=True)
 
 
 def _await_lease(run: Run, container: str, caller: Caller) -> None:
@@ -267,7 +267,7 @@ def stop(options: Words, caller: Caller) -> None:
     asked = (run.folder / "plan.json").is_file() and not run.is_over and run.document("exit.json") is None
     if asked:
         words = {"by": options["by"], "grace": options.get("grace"), "time": time.time()}
-        write_document(run.folder / "stop.json", words)
+        write_document(run.private / "stop.json", words)  # in memory: also where the disk is full
     caller.send({"asked": asked})
 
 

@@ -33,7 +33,7 @@ AGAIN_SECONDS = 2.0  # between two attempts over a broken connection
 #: Names in runs/<id>/ that are Muster's own. A script's file with such a name stays on its host.
 OURS = ("plan.json", "summary.json", "logs")
 #: The documents of each host: they are kept with its logs. The schemas: keeper/__init__.py.
-DOCUMENTS = ("events.jsonl", "state.json", "stop.json", "exit.json", "failure.json", "stacks")
+DOCUMENTS = ("events.jsonl", "state.json", "exit.json", "failure.json", "stacks")
 #: What is not copied from the first host's folder as it is.
 _NOT_AS_IT_IS = (
     *(*OURS, *DOCUMENTS, "output", "workload", "workload.copied", "written.json", "host.json", "gathered.json"),

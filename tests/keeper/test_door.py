@@ -448,7 +448,9 @@ def test_a_run_that_is_not_here_cannot_be_followed(host: Host) -> None:
 
 
 def test_a_request_to_stop_reaches_the_keeper_whole(host: Host) -> None:
-    folder = host.has_run("r1")
+    host.has_run("r1")
+    folder = host.private / "r1"
+    folder.mkdir(parents=True)
     with host.taken_by("r1"):
         assert host.ask("stop", run="r1", by="make stop of ann@laptop", grace=5) == {"asked": True}
     asked = json.loads((folder / "stop.json").read_text())
@@ -456,15 +458,6 @@ def test_a_request_to_stop_reaches_the_keeper_whole(host: Host) -> None:
         asked["time"] - time.time()
     ) < SECONDS
     assert not list(folder.glob(".*"))
-
-
-def test_a_request_is_not_written_through_a_link_that_a_script_left(host: Host) -> None:
-    folder = host.has_run("r1")
-    (host.root / "precious").write_text("precious")
-    (folder / "stop.json").symlink_to(host.root / "precious")
-    with host.taken_by("r1"):
-        host.ask("stop", run="r1", by="me", grace=None)
-    assert (host.root / "precious").read_text() == "precious" and not (folder / "stop.json").is_symlink()
 
 
 def test_who_asks_for_the_end_of_what_is_over_hears_so(host: Host) -> None:
@@ -586,6 +579,14 @@ def test_a_gathered_run_keeps_its_files_and_nothing_else(host: Host) -> None:
     assert not (folder / "workload").exists() and not (host.private / "r1").exists()
     assert json.loads((folder / "gathered.json").read_text())["by"] == "ann"
     assert "rm --force --ignore -- muster-r1-0" in host.podman()
+
+
+def test_nothing_is_written_through_a_link_that_a_script_left(host: Host) -> None:
+    folder = host.has_run("r1", exit=EXIT)
+    (host.root / "precious").write_text("precious")
+    (folder / "gathered.json").symlink_to(host.root / "precious")
+    host.ask("seal", run="r1", by="ann", keep=5)
+    assert (host.root / "precious").read_text() == "precious" and not (folder / "gathered.json").is_symlink()
 
 
 @pytest.mark.slow

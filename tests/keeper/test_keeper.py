@@ -186,7 +186,7 @@ def test_a_silent_keeper_is_a_lost_host_and_ends_the_others(run: Run) -> None:
 def test_a_stop_on_one_host_stops_all_within_their_grace(run: Run) -> None:
     run.start(2, lambda node: ["-c", WAIT])
     run.pids(0), run.pids(1)
-    (run.of(1) / "run" / "stop.json").write_text(json.dumps({"by": "make stop by me", "grace": None, "time": 0}))
+    (run.of(1) / "private" / "stop.json").write_text(json.dumps({"by": "make stop by me", "grace": None, "time": 0}))
     assert run.statuses() == [75, 75]
     found = run.document(0, "exit.json")
     assert found["status"] == "stopped" and found["stop"] == {"by": "make stop by me", "killed": False}
