@@ -315,6 +315,19 @@ def cut(one: str, other: str) -> Callable[[Run], float]:
     return inject
 
 
+def lose_link(host: str) -> Callable[[Run], float]:
+    """The network interface that carries the training goes down."""
+
+    def inject(run: Run) -> float:
+        nic = next(str(one["interface"]) for one in run.plan["hosts"] if one["host"] == host)
+        at = time.monotonic()
+        run.in_network(host, "ip", "link", "set", "dev", nic, "down")
+        run.undo.callback(run.in_network, host, "ip", "link", "set", "dev", nic, "up")
+        return at
+
+    return inject
+
+
 def starve(host: str) -> Callable[[Run], float]:
     """A rank asks for more and more memory, of which its container has 64 MiB left."""
 
@@ -393,6 +406,10 @@ FAULTS = {
     "network_cut_two": Fault(
         "the only two hosts cannot reach each other", cut("h1", "h2"),
         "h1 and h2: do not hear each other", "h1 and h2", 15.0, rank=False, nodes=2,
+    ),
+    "link_down": Fault(
+        "the training network's interface of a host goes down", lose_link("h2"),
+        r"h2: its network interface \w+ is down", "h2", 15.0, rank=False, nodes=2, short=True,
     ),
     "hang_stopped": Fault(
         "a rank of our trainer is stopped (SIGSTOP)", signal_rank("h2", signal.SIGSTOP),

@@ -43,9 +43,9 @@ keeper is gone), "cut" (two hosts do not hear each other), "hang" (a rank is sto
 host did not start in time), "lease" (it is another run's).
 
 Events: "lease" (it is held; ranks may start), "started" (pids: {rank: pid}), "heard" (host: its first heartbeat),
-"failed" (a CAUSE, of this host or of another one), "stop" (by, grace: seconds), "waiting" (for), "killed" (after_grace:
-whether ranks outlived theirs), "left" (pids that do not end), "ended" (status: torchrun's), "output_failed" (reason),
-"exit" (what exit.json holds).
+"failed" (a CAUSE, of this host or of another one), "interface" (reason: this host's own network is down), "stop" (by,
+grace: seconds), "waiting" (for), "killed" (after_grace: whether ranks outlived theirs), "left" (pids that do not end),
+"ended" (status: torchrun's), "output_failed" (reason), "exit" (what exit.json holds).
 """
 
 #: Where the run's folder, the lease's folder and the private files (key, secrets) are in a container.

@@ -20,7 +20,7 @@ from typing import Any, Dict, List, Mapping, Optional
 from keeper import LEASE_DIR, PRIVATE_DIR, PROJECT_DIR, RUN_DIR, WORKLOAD_DIR, causes, lease
 from keeper import decide as deciding
 from keeper.beats import Beats
-from keeper.decide import Cause, Ended, Failed, Heard, Refused, Started, StopAsked, Tick
+from keeper.decide import LOST_SECONDS, Cause, Ended, Failed, Heard, Refused, Started, StopAsked, Tick
 from keeper.documents import Documents, read
 from keeper.ranks import LAUNCHER, Launcher, Memory, Outputs, Reports
 from keeper.stuck import Stuck
@@ -180,6 +180,10 @@ class Keeper:
     def _do(self, action: Any) -> None:
         if isinstance(action, deciding.Note):
             self.note(action.name, action.words)
+            if action.words.get("kind") in ("host_lost", "cut") and self._due(
+                "interface", LOST_SECONDS, time.monotonic()
+            ):
+                self._note_interface()
         elif isinstance(action, deciding.Tell):
             self._tell()
         elif isinstance(action, deciding.Terminate) and self.launcher:
@@ -189,6 +193,12 @@ class Keeper:
             if left := self.launcher.kill():
                 self.note("left", {"pids": left})
             self._reap()
+
+    def _note_interface(self) -> None:
+        """Where this host's own network is the reason for a silence, that is what must be said of it."""
+        reason = causes.interface_problem(str(self.host["interface"]))
+        if reason and self._due("interface", LOST_SECONDS, time.monotonic()):
+            self.note("interface", {"reason": reason})
 
     def _wake_stopped(self) -> None:
         """A stopped process takes no SIGTERM."""

@@ -1,12 +1,15 @@
-"""Why a rank failed, in one line and a traceback: from its error file, its exit code and the end of its output. Pure.
+"""Why a rank failed, in one line and a traceback: from its error file, its exit code and the end of its output. Pure,
+but for the look at a network interface.
 
 A failure is a dictionary as in failure.json; its schema: train/start/agent.py.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
+from pathlib import Path
 from typing import Any
 
 EXIT_STOPPED = 75  # of ranks that saved and stopped as they were asked to; as in train.settings
@@ -21,6 +24,16 @@ PEER_LOST = re.compile(
 
 # torch puts this before each line of an uncaught exception once a process group exists.
 RANK_PREFIX = re.compile(r"^\[rank\d+\]: ", re.MULTILINE)
+
+
+def interface_problem(name: str, interfaces: Path = Path("/sys/class/net")) -> str:
+    """Why nothing can go over a network interface of this host; empty where nothing is known to be wrong with it."""
+    if not (interfaces / name).is_dir():
+        return f"its network interface {name} is gone"
+    with contextlib.suppress(OSError):
+        if (interfaces / name / "operstate").read_text().strip() in ("down", "lowerlayerdown", "notpresent"):
+            return f"its network interface {name} is down"
+    return ""
 
 
 def last_traceback(text: str) -> str:

@@ -51,6 +51,11 @@ class HostEnd:
         noted = [event for event in self.events if event.get("event") == "failed"]
         return [{**cause, "at": cause.get("after", 0.0) - cause.get("age", 0.0)} for cause in noted]
 
+    @property
+    def interface(self) -> str:
+        """What was wrong with this host's own network when others fell silent."""
+        return next((str(event["reason"]) for event in self.events if event.get("event") == "interface"), "")
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -77,6 +82,9 @@ def first_failure(ends: Sequence[HostEnd]) -> tuple[Failure, Words | None] | Non
         return Failure(died[0].host, None, describe_container(died[0].container)), None
     if cause is None:
         return None
+    if cause["kind"] in ("host_lost", "cut") and (down := next((end for end in ends if end.interface), None)):
+        words = {**cause, "kind": "host_lost", "host": down.host, "other": "", "reason": down.interface}
+        return Failure(down.host, None, down.interface), words
     if cause["kind"] == "host_lost":
         return _silence(cause, ends)
     if cause["kind"] == "cut" and cause.get("other"):

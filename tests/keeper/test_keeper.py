@@ -23,8 +23,10 @@ import pytest
 from keeper.decide import LOST_SECONDS
 
 START = """
-import json, sys
+import json, sys, time
 from pathlib import Path
+clock, skew = time.time, float(sys.argv[3])
+time.time = lambda: clock() + skew
 from keeper.__main__ import Keeper
 folder = Path(sys.argv[1])
 sys.exit(Keeper(json.loads((folder / "run/plan.json").read_text()), int(sys.argv[2]), folder / "run", folder / "lease",
@@ -41,8 +43,11 @@ class Run:
     folder: Path
     processes: list[subprocess.Popen[str]] = field(default_factory=list)
 
-    def start(self, count: int, program: Callable[[int], list[str]], ranks: int = 1, grace: float = 3.0) -> None:
-        """`program`: the arguments of Python that a host's ranks run, by node rank."""
+    def start(
+        self, count: int, program: Callable[[int], list[str]], ranks: int = 1, grace: float = 3.0, skew: float = 0.0
+    ) -> None:
+        """`program`: the arguments of Python that a host's ranks run, by node rank. `skew`: seconds by which the clock
+        of the last host is ahead."""
         ports = [free_port(f"127.0.0.{node + 1}") for node in range(count)]
         plan: dict[str, Any] = {"run": "20260101-000000-abcd", "owner": "me@here", "grace": grace, "script": None}
         plan["hosts"] = [
@@ -50,6 +55,7 @@ class Run:
                 "host": f"h{node + 1}",
                 "ranks": list(range(node * ranks, node * ranks + ranks)),
                 "address": f"127.0.0.{node + 1}",
+                "interface": "lo",
                 "keeper_port": ports[node],
                 "agent": [sys.executable, AGENT, str(node * ranks), str(ranks), *program(node)],
             }
@@ -60,7 +66,8 @@ class Run:
                 (self.of(node) / name).mkdir(parents=True, exist_ok=True)
             (self.of(node) / "run" / "plan.json").write_text(json.dumps(plan))
             (self.of(node) / "private" / "key").write_text("the run's own key")
-            command = [sys.executable, "-c", START, str(self.of(node)), str(node)]
+            ahead = skew if node == count - 1 else 0.0
+            command = [sys.executable, "-c", START, str(self.of(node)), str(node), str(ahead)]
             self.processes.append(subprocess.Popen(command, text=True, start_new_session=True))
 
     def of(self, node: int) -> Path:
@@ -181,6 +188,18 @@ def test_a_silent_keeper_is_a_lost_host_and_ends_the_others(run: Run) -> None:
     run.processes[1].send_signal(signal.SIGCONT)  # the host is back: it finds itself alone
     assert run.processes[1].wait(60) == 1
     assert not any(is_alive(pid) for pid in pids.values())
+
+
+@pytest.mark.parametrize("skew", [-20.0, 20.0])
+def test_clocks_that_differ_change_neither_the_run_nor_who_is_named(run: Run, skew: float) -> None:
+    run.start(3, lambda node: ["-c", WAIT], skew=skew)
+    pids = {node: run.pids(node) for node in range(3)}
+    os.kill(pids[1]["1"], signal.SIGKILL)
+    assert run.statuses() == [1, 1, 1]
+    assert run.causes() == [("rank", "h2", 1)] * 3
+    ends = [run.document(node, "exit.json") for node in range(3)]
+    assert abs(ends[2]["time"] - ends[0]["time"] - skew) < 10  # its clock was another one indeed
+    assert all(0 <= end["cause"]["after"] <= end["seconds"] for end in ends)
 
 
 def test_a_stop_on_one_host_stops_all_within_their_grace(run: Run) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -146,6 +147,25 @@ def test_a_dropped_ssh_connection_costs_neither_the_run_nor_a_line(lab: Lab) -> 
     for host, ranks in (("h1", (0,)), ("h2", (1, 2))):
         for rank in ranks:
             assert re.findall(rf"{host} rank {rank} \| tick (\d+)", out) == [str(number) for number in range(50)], out
+
+
+def test_a_full_disk_costs_output_but_neither_the_run_nor_the_word_of_how_it_ended(lab: Lab) -> None:
+    runs = "/var/lib/muster/runs"
+    lab.on("h2", f"mount -t tmpfs -o size=32m,mode=755 tmpfs {runs}")
+    try:
+        process = lab.start("train", WORKLOAD=WORKLOAD, SCRIPT="ticks.py", NODES=2)
+        out = read_until(process, "tick 5")
+        lab.on("h2", f"dd if=/dev/zero of={runs}/filler bs=64k 2>&1 | grep 'No space'")
+        out += read_until(process, "h2: output is lost from here on: No space left on device")
+        run = out.split("muster | run ")[1].split(":")[0]
+        stopped = lab.fab("stop", RUN=run)
+        out += process.communicate(timeout=120)[0]
+    finally:
+        lab.on("h2", f"umount {runs}")
+    assert stopped.returncode == 0 and process.returncode == 130, stopped.stdout + out
+    folder, summary = summary_of(out)
+    assert summary["status"] == "stopped" and summary["missing_hosts"] == [], summary
+    assert json.loads((folder / "logs" / "h2" / "exit.json").read_text())["status"] == "stopped"
 
 
 def test_the_log_of_every_rank_is_kept(lab: Lab) -> None:

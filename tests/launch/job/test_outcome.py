@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,16 @@ def test_whoever_is_cut_off_is_named_in_whatever_order_the_hosts_are_asked(order
     ends = {host: ended(host, cause(cut, "host_lost", age=1.0)) for host in others}
     ends[cut] = ended(cut, *(cause(host, "host_lost", age=5.0) for host in others))
     assert failure_of(*(ends[host] for host in order)).host == cut
+
+
+@pytest.mark.parametrize("kind", ["host_lost", "cut"])
+def test_a_host_whose_own_network_is_down_is_named_whoever_misses_whom(kind: str) -> None:
+    down = [{"event": "interface", "reason": "its network interface eno2 is down"}]
+    missed, ends = cause("h2", kind, other="h1"), ended("h2", cause("h1", kind, other="h2"))
+    found = failure_of(ended("h1", missed), replace(ends, events=down))
+    assert str(found) == "h2: its network interface eno2 is down"
+    crashed = cause("h1", rank=0, age=90.0)
+    assert failure_of(ended("h1", missed, crashed), replace(ends, events=down)).rank == 0  # what came first counts
 
 
 def test_events_say_what_is_known_before_the_end() -> None:

@@ -1,0 +1,111 @@
+"""Promise: whatever goes wrong while a run starts, all hosts run it or none; an interrupted deploy can be run again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launch.hosts.clustermap import MASTER_PORTS, REACH_PORTS
+from tests.lab.conftest import WORKLOAD, Lab, summary_of, wait_for
+from tests.lab.test_endings import read_until
+
+pytestmark = pytest.mark.lab
+
+SLOW_PODMAN = r"""
+real=$(command -v podman) && mv "$real" "$real.real"
+printf '#!/bin/sh\ncase "$1" in run) sleep 6;; esac\nexec "%s.real" "$@"\n' "$real" > "$real" && chmod +x "$real"
+"""
+SESSIONS = "grep -l '^sshd: muster' /proc/[0-9]*/cmdline | cut -d/ -f3"
+LISTEN = """
+import socket, sys, time
+held = [socket.create_server(("", port)) for port in range(int(sys.argv[1]), int(sys.argv[2]) + 1)]
+print(len(held), flush=True)
+time.sleep(600)
+"""
+
+
+@contextlib.contextmanager
+def slow_to_start(lab: Lab, host: str) -> Iterator[None]:
+    """A host whose Podman takes its time to start a container."""
+    lab.on(host, SLOW_PODMAN)
+    try:
+        yield
+    finally:
+        lab.on(host, 'real=$(command -v podman) && mv "$real.real" "$real"')
+
+
+@contextlib.contextmanager
+def held(lab: Lab, host: str, first: int, last: int) -> Iterator[None]:
+    """Somebody else's program listens on these ports of a host."""
+    lab.on(host, f"nohup python3 -c '{LISTEN}' {first} {last} > /tmp/held 2>&1 & echo $! > /tmp/held.pid")
+    try:
+        wait_for(lambda: lab.on(host, "cat /tmp/held"), "the ports")
+        yield
+    finally:
+        lab.on(host, "kill $(cat /tmp/held.pid); rm -f /tmp/held /tmp/held.pid")
+
+
+def is_starting(lab: Lab, host: str) -> bool:
+    """Whether the slow Podman of a host is at work."""
+    return lab.on(host, "grep -lsa 'podman.run' /proc/[0-9]*/cmdline | head -n 1", check=False) != ""
+
+
+def test_ctrl_c_while_a_host_starts_ends_all(lab: Lab) -> None:
+    with slow_to_start(lab, "h2"):
+        process = lab.start("train", WORKLOAD=WORKLOAD, SCRIPT="faults.py", ARGS="silent", NODES=2)
+        printed = read_until(process, "muster | run ")
+        wait_for(lambda: is_starting(lab, "h2"), "the start on h2")
+        os.killpg(process.pid, signal.SIGINT)
+        printed += process.communicate(timeout=120)[0]
+    assert process.returncode == 130, printed
+    assert lab.containers() == []
+
+
+def test_a_connection_that_drops_while_a_host_starts_leaves_nothing_running(lab: Lab) -> None:
+    with slow_to_start(lab, "h2"):
+        process = lab.start("train", WORKLOAD=WORKLOAD, SCRIPT="faults.py", ARGS="silent", NODES=2)
+        printed = read_until(process, "muster | run ")
+        wait_for(lambda: is_starting(lab, "h2"), "the start on h2")
+        lab.on("h2", f"kill $({SESSIONS})")
+        printed += process.communicate(timeout=120)[0]
+    assert process.returncode == 1 and "host h2: its container did not start" in printed, printed
+    wait_for(lambda: lab.containers() == [], "the end of what had been started", 30)
+    for host in ("h1", "h2"):
+        assert lab.on(host, "ls /run/muster; find /var/lib/muster/runs -name '*.real'") == ""
+    done = lab.train("reduce.py", NODES=2)
+    assert done.returncode == 0, done.stdout
+
+
+def test_ports_that_others_hold_are_left_to_them(lab: Lab) -> None:
+    with held(lab, "h1", MASTER_PORTS[0], MASTER_PORTS[0] + 1), held(lab, "h2", REACH_PORTS[0], REACH_PORTS[1] - 1):
+        done = lab.train("reduce.py", NODES=2)
+        assert done.returncode == 0, done.stdout
+        plan = json.loads((summary_of(done.stdout)[0] / "plan.json").read_text())
+        assert plan["master_port"] > MASTER_PORTS[0] + 1
+        assert plan["hosts"][1]["keeper_port"] == REACH_PORTS[1]
+        with held(lab, "h2", REACH_PORTS[1], REACH_PORTS[1]):
+            before = set(Path("runs").glob("*"))
+            refused = lab.train("reduce.py", NODES=2)
+    assert refused.returncode == 2 and "host h2" in refused.stdout and "python3" in refused.stdout, refused.stdout
+    assert set(Path("runs").glob("*")) == before
+
+
+def test_a_deploy_that_is_interrupted_while_it_copies_goes_on_where_it_stopped(lab: Lab) -> None:
+    lab.on("h2", "podman rmi --all --force && rm -rf /var/lib/muster/images/oci/blobs/sha256/*")
+    process = lab.start("deploy")
+    read_until(process, "TASK [Send the layers that are missing]")
+    partial = "/var/lib/muster/images/oci/blobs/sha256"
+    wait_for(lambda: lab.on("h2", f"find {partial} -type f -size +20M", check=False), "a large layer on its way")
+    os.killpg(process.pid, signal.SIGINT)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, out
+    again = lab.fab("deploy", 900)
+    assert again.returncode == 0, again.stdout
+    done = lab.train("reduce.py", NODES=2)
+    assert done.returncode == 0, done.stdout
