@@ -96,6 +96,8 @@ class Keeper:
 
     def run(self) -> int:
         """Keep the run until its end; returns the exit status."""
+        if reason := causes.interface_problem(str(self.host["interface"])):
+            return self._never_started(Cause("start", self.me, None, reason, self.began))
         try:
             held = lease.take(str(self.lease_dir), self._lease_words())
         except lease.Busy as busy:

@@ -44,7 +44,13 @@ class Run:
     processes: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def start(
-        self, count: int, program: Callable[[int], list[str]], ranks: int = 1, grace: float = 3.0, skew: float = 0.0
+        self,
+        count: int,
+        program: Callable[[int], list[str]],
+        ranks: int = 1,
+        grace: float = 3.0,
+        skew: float = 0.0,
+        interface: str = "lo",
     ) -> None:
         """`program`: the arguments of Python that a host's ranks run, by node rank. `skew`: seconds by which the clock
         of the last host is ahead."""
@@ -55,7 +61,7 @@ class Run:
                 "host": f"h{node + 1}",
                 "ranks": list(range(node * ranks, node * ranks + ranks)),
                 "address": f"127.0.0.{node + 1}",
-                "interface": "lo",
+                "interface": interface,
                 "keeper_port": ports[node],
                 "agent": [sys.executable, AGENT, str(node * ranks), str(ranks), *program(node)],
             }
@@ -200,6 +206,13 @@ def test_clocks_that_differ_change_neither_the_run_nor_who_is_named(run: Run, sk
     ends = [run.document(node, "exit.json") for node in range(3)]
     assert abs(ends[2]["time"] - ends[0]["time"] - skew) < 10  # its clock was another one indeed
     assert all(0 <= end["cause"]["after"] <= end["seconds"] for end in ends)
+
+
+def test_nothing_starts_on_a_host_whose_training_network_is_down(run: Run) -> None:
+    run.start(1, lambda node: ["-c", WAIT], interface="gone0")
+    assert run.statuses() == [1] and run.causes() == [("start", "h1", None)]
+    assert run.document(0, "exit.json")["cause"]["reason"] == "its network interface gone0 is gone"
+    assert run.events(0, "lease") == []  # so that the door says it, and no other host starts
 
 
 def test_a_stop_on_one_host_stops_all_within_their_grace(run: Run) -> None:
