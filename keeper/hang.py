@@ -64,11 +64,9 @@ class _Rank:
         self.phase, self.step = phase, step
         self.seen = max(self.seen, seen)
 
-    def is_silent(self, now: float) -> bool:
-        silence = now - self.seen
-        if silence <= TRAINING_SECONDS and self.patience is None:  # the usual case costs nothing
-            return False
-        return silence > limit(self.durations.get(self.phase, ()), self.phase, self.patience)
+    def known(self, phase: str) -> Sequence[float]:
+        """Seconds of its latest steps in a phase."""
+        return self.durations.get(phase, ())
 
 
 class HangWatch:
@@ -98,9 +96,18 @@ class HangWatch:
     def hung(self, now: float) -> List[int]:
         """All ranks that report, if every one of them is silent for too long; else nothing."""
         self._look(now)
-        if not self._ranks or not all(rank.is_silent(now) for rank in self._ranks.values()):
+        if not self._ranks or not all(self._is_silent(rank, now) for rank in self._ranks.values()):
             return []
         return sorted(self._ranks)
+
+    def _is_silent(self, rank: _Rank, now: float) -> bool:
+        silence = now - rank.seen
+        if silence <= TRAINING_SECONDS and rank.patience is None:  # the usual case costs nothing
+            return False
+        durations = rank.known(rank.phase)
+        if len(durations) < FIRST_STEPS:  # of other hosts' ranks little is heard; all take their steps together
+            durations = max((one.known(rank.phase) for one in self._ranks.values()), key=len)
+        return silence > limit(durations, rank.phase, rank.patience)
 
     def excuse(self, now: float, rank: int) -> bool:
         """The stack of a silent rank moves (see `moves`): it counts as if it had reported now. False when it was silent

@@ -76,6 +76,18 @@ def test_first_steps_have_more_time() -> None:
     assert limit([1.0] * 5, "training") == TRAINING_SECONDS
 
 
+def test_a_hang_in_the_first_seconds_is_found_by_the_steps_of_the_ranks_nearby() -> None:
+    clock = Clock()
+    clock.say(0, 1, phase="training", step=0)
+    for step in range(1, 81):
+        clock.now += 0.05
+        clock.say(0, phase="training", step=step)
+        if step % 20 == 0:  # another host's rank is heard once a second
+            clock.say(1, phase="training", step=step)
+    found = clock.silence(60)
+    assert found is not None and found < BAR_SECONDS - 3
+
+
 def test_steps_whose_times_vary_are_no_hang() -> None:
     clock = Clock()
     clock.train((0, 1), [1.0, 2.0, 9.0] * 20 + [12.0, 18.0])
