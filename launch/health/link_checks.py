@@ -25,6 +25,7 @@ _REACH_FIX = (
     "let TCP pass between them on the training network, both ways (the README lists the ports): check firewalls, "
     "VLAN and cable; then `make deploy` tests again and may choose another network"
 )
+_PORTS_FIX = "end what listens there; `ss -ltnp` shows it"
 _MTU_FIX = (
     "give the NICs and every switch port between them the same MTU, or lower the NICs' to what gets through: "
     "ip link set dev <interface> mtu <bytes>"
@@ -116,6 +117,8 @@ def _reach(links: Sequence[Link]) -> list[Verdict]:
 
 
 def _reach_fix(*reasons: str | None) -> str:
+    if reasons and all("cannot listen" in (reason or "") for reason in reasons):
+        return _PORTS_FIX
     about_size = any(word in (reason or "").lower() for reason in reasons for word in ("mtu", "black hole"))
     return _MTU_FIX if about_size else _REACH_FIX
 

@@ -15,6 +15,8 @@ from launch.hosts import openssh, ssh
 from launch.hosts.clustermap import ClusterMap, MapHost, to_target
 from launch.hosts.inventory import Target, read
 
+#: What is raised where a connection breaks, or none can be had.
+LINK_ERRORS = (OSError, EOFError, paramiko.SSHException, ssh.Unreachable)
 ANSWER_SECONDS = 30
 LINK_SECONDS = 60  # how long a host whose SSH connection dropped may take to be reached again
 
@@ -54,6 +56,12 @@ class Machine:
         """A new channel of the connection. Raises paramiko.SSHException, EOFError or OSError where it cannot be had."""
         channel: paramiko.Channel = self._connection.transport.open_session(timeout=openssh.CONNECT_SECONDS)
         return channel
+
+    def reconnect(self) -> None:
+        """Take a new connection in the place of one that broke. Raises ssh.Unreachable; the old one stays then."""
+        new = ssh.connect(self.target, self.known_hosts)
+        self.close()
+        self._connection = new
 
     def close(self) -> None:
         """Close the connection."""

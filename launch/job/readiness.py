@@ -19,10 +19,11 @@ from launch.job.plan import Ports
 
 NO_ANSWER_FIX = "log in and try `sudo -n podman ps`: Muster needs root and Podman there; then run this command again"
 
-#: Tries the ports of each range and prints free ones, as many as are wanted, a range a line. Without an address on all
-#: of them, as torch's TCPStore listens on all; a keeper listens on its own address alone.
+#: Tries the ports of each range and prints free ones, as many as are wanted, a range a line; and who has the others,
+#: where they are too few. Without an address on all of them, as torch's TCPStore listens on all; a keeper listens on
+#: its own address alone.
 _FREE_PORTS = """
-import random, socket
+import random, re, socket, subprocess
 both = socket.has_dualstack_ipv6()
 for name, address, first, last, count in {wanted!r}:
     ports, found = list(range(first, last + 1)), []
@@ -42,6 +43,13 @@ for name, address, first, last, count in {wanted!r}:
         if len(found) == count:
             break
     print(name + "=" + " ".join(found))
+    if len(found) < count:
+        try:
+            asked = ["ss", "-Hltnp", "sport >= :%d and sport <= :%d" % (first, last)]
+            listed = subprocess.run(asked, stdout=subprocess.PIPE, timeout=10).stdout.decode()
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        print(name + "_held=" + ", ".join(sorted(set(re.findall(r'"[^"]+",pid=[0-9]+', listed)))[:5]))
 """
 
 
@@ -53,6 +61,7 @@ class Readiness:
     has_data_dir: bool
     keeper_ports: list[int]  # one that is free, or none
     master_ports: list[int]  # two that are free on the first host, or fewer
+    holders: str = ""  # of the ports, where too few are free
     has_resume: bool = False  # something to continue from; only asked with RESUME
 
 
@@ -119,7 +128,8 @@ def parse(answer: str) -> Readiness:
     """The answer to `ask`'s script. Pure."""
     found = dict(line.split("=", 1) for line in answer.splitlines() if "=" in line)
     keeper, master = ([int(port) for port in found.get(name, "").split()] for name in ("keeper", "master"))
-    return Readiness("image" in found, "data" in found, keeper, master, "resume" in found)
+    held = found.get("keeper_held") or found.get("master_held") or ""
+    return Readiness("image" in found, "data" in found, keeper, master, held, "resume" in found)
 
 
 def problems_of(host: MapHost, readiness: Readiness, image: str, is_master: bool) -> list[Problem]:
@@ -135,5 +145,6 @@ def problems_of(host: MapHost, readiness: Readiness, image: str, is_master: bool
     ):
         if few:
             what = f"of its ports from {first} to {last} {count} are free"
-            problems.append(Problem(where, what, "see who holds them: `ss -ltnp`"))
+            what += f"; they are held by {readiness.holders}" if readiness.holders else ""
+            problems.append(Problem(where, what, "end what listens there; `ss -ltnp` shows it"))
     return problems

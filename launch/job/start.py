@@ -12,12 +12,10 @@ from launch.cli import exits
 from launch.cli.make_variables import name_inventory
 from launch.cli.refusal import Problem, Refusal
 from launch.hosts import door, ssh
-from launch.hosts.connection import Machine
+from launch.hosts.connection import LINK_ERRORS, Machine
 from launch.job.plan import Plan, document
 
-CONTAINER_SECONDS = (
-    200  # for Podman to start a container and for its keeper to take the lease: more than the door allows
-)
+CONTAINER_SECONDS = 200  # for Podman to start a container and its keeper to take the lease: more than the door allows
 DROP_SECONDS = 60
 KEY_BYTES = 32  # of the key with which keepers know each other
 
@@ -43,8 +41,9 @@ def start(machines: Sequence[Machine], plan: Plan, private: Mapping[str, bytes] 
     if not failed:
         return
     left = drop(machines, plan.run)
+    fix = "fix that" if left else "fix that; no host was left running"
     problems = [
-        Problem(f"host {machine.name}", f"its container did not start: {error}", "fix that; no host was left running")
+        Problem(f"host {machine.name}", f"its container did not start: {error}", fix)
         for machine, error in failed.items()
     ]
     for host, error in left.items():
@@ -55,6 +54,16 @@ def start(machines: Sequence[Machine], plan: Plan, private: Mapping[str, bytes] 
 
 def drop(machines: Sequence[Machine], run: str) -> dict[str, BaseException]:
     """End a run at once and remove all of it on these hosts; why not, by host, where that failed."""
-    results = ssh.in_parallel(lambda machine: door.ask(machine, "drop", {"run": run}, DROP_SECONDS), machines)
+
+    def one(machine: Machine) -> None:
+        try:
+            door.ask(machine, "drop", {"run": run}, DROP_SECONDS)
+        except TimeoutError:
+            raise
+        except LINK_ERRORS:
+            machine.reconnect()
+            door.ask(machine, "drop", {"run": run}, DROP_SECONDS)
+
+    results = ssh.in_parallel(one, machines)
     pairs = zip(machines, results, strict=True)
     return {machine.name: result for machine, result in pairs if isinstance(result, BaseException)}

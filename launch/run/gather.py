@@ -7,6 +7,7 @@ from hosts are not trusted: none replaces one of ours, none leads out of the fol
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import time
@@ -15,13 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
-import paramiko
-
 from keeper import output
 from launch import files
 from launch.cli.make_variables import name_inventory
 from launch.hosts import door, openssh, ssh
-from launch.hosts.connection import ANSWER_SECONDS, LINK_SECONDS, Machine
+from launch.hosts.connection import ANSWER_SECONDS, LINK_ERRORS, LINK_SECONDS, Machine
 from launch.job.plan import HostPlan, Plan, document
 
 SILENCE_SECONDS = 60  # of rsync, after which it has failed: a large checkpoint over a slow link takes its time
@@ -43,7 +42,6 @@ CONTAINER = "container.json"
 
 #: rsync's exit statuses for a connection that broke or was silent (its manual page).
 _BROKEN = (10, 12, 30, 35, 255)
-_LINK_ERRORS = (OSError, EOFError, paramiko.SSHException, ssh.Unreachable)
 
 _ALL = 10**9  # more runs than a host ever has
 
@@ -70,12 +68,11 @@ def gather_host(machine: Machine, plan: Plan, host_plan: HostPlan, keep: int) ->
     keep: how many gathered runs the host keeps; 0: all.
     Raises RuntimeError with the reason when it could not be done; what was copied stays, for the next time.
     """
-    reached = [machine]
 
-    def patiently(work: Callable[[Machine], T]) -> T:
-        return _through_drops(reached, work)
+    def patiently(work: Callable[[], T]) -> T:
+        return _through_drops(machine, work)
 
-    offer = patiently(lambda one: door.ask(one, "offer", {"run": plan.run}, OFFER_SECONDS))
+    offer = patiently(lambda: door.ask(machine, "offer", {"run": plan.run}, OFFER_SECONDS))
     if offer.get("running"):
         raise RuntimeError("the run has not ended there")
     folder, elsewhere = files.runs_dir() / plan.run, ""
@@ -84,26 +81,26 @@ def gather_host(machine: Machine, plan: Plan, host_plan: HostPlan, keep: int) ->
     if offer.get("container"):
         files.write_json(logs / CONTAINER, offer["container"])
     wanted = [f"--include=/{name}" for name in ("output", "output/**", "stacks/**", *DOCUMENTS)]
-    patiently(lambda one: _copy(one, f"{host_plan.run_dir}/", logs, ["-rt", *wanted, "--exclude=*"]))
+    patiently(lambda: _copy(machine, f"{host_plan.run_dir}/", logs, ["-rt", *wanted, "--exclude=*"]))
     _assemble(logs)
     if host_plan.node_rank == 0:
-        left_out = ["--exclude=__pycache__", *(f"--exclude=/{name}" for name in _NOT_AS_IT_IS)]
+        left_out = ["--exclude=__pycache__", "--exclude=/.*", *(f"--exclude=/{name}" for name in _NOT_AS_IT_IS)]
         links = ["-rlt", "--safe-links"]
-        patiently(lambda one: _copy(one, f"{host_plan.run_dir}/", folder, [*links, *left_out]))
+        patiently(lambda: _copy(machine, f"{host_plan.run_dir}/", folder, [*links, *left_out]))
         if written := [path for path in map(str, offer.get("written", ())) if _stays_inside(path)]:
             (folder / "workload").mkdir(exist_ok=True)
             listed = [*links, "--from0", "--files-from=-"]
             source = f"{host_plan.run_dir}/workload/"
             try:
-                patiently(lambda one: _copy(one, source, folder / "workload", listed, "\0".join(written)))
+                patiently(lambda: _copy(machine, source, folder / "workload", listed, "\0".join(written)))
             except RuntimeError:
-                elsewhere = patiently(lambda one: _fetched_by(one, plan.run))
+                elsewhere = patiently(lambda: _fetched_by(machine, plan.run))
                 if not elsewhere:
                     raise
                 if all((folder / "workload" / path).exists() for path in written):  # it was here
                     elsewhere = ""
     asked = {"run": plan.run, "keep": keep or _ALL, "by": ssh.local_user()}
-    sealed = patiently(lambda one: door.ask(one, "seal", asked, SEAL_SECONDS))
+    sealed = patiently(lambda: door.ask(machine, "seal", asked, SEAL_SECONDS))
     shutil.rmtree(logs / "output", ignore_errors=True)
     return Gathered(sealed.get("left") or {}, sealed.get("removed") or (), bool(sealed.get("cleared")), elsewhere)
 
@@ -120,27 +117,22 @@ def _stays_inside(path: str) -> bool:
     return bool(parts) and not path.startswith("/") and ".." not in parts and "__pycache__" not in parts
 
 
-def _through_drops(reached: list[Machine], work: Callable[[Machine], T]) -> T:
-    """work(machine), and again over a new connection while it fails for want of one.
+def _through_drops(machine: Machine, work: Callable[[], T]) -> T:
+    """work(), and again over a new connection while it fails for want of one.
 
     For LINK_SECONDS at most; and ATTEMPTS times where a connection can be made: then something else is wrong.
     """
     begun, attempts = time.monotonic(), 1
     while True:
         try:
-            return work(reached[0])
-        except _LINK_ERRORS as error:
+            return work()
+        except LINK_ERRORS as error:
             if attempts == ATTEMPTS or time.monotonic() - begun > LINK_SECONDS:
                 raise RuntimeError(str(error) or "the connection broke") from error
             time.sleep(AGAIN_SECONDS)
-            machine = reached[0]
-            try:
-                connection = ssh.connect(machine.target, machine.known_hosts)
-            except ssh.Unreachable:
-                continue
-            attempts += 1
-            machine.close()
-            reached[0] = Machine(machine.target, machine.known_hosts, connection)
+            with contextlib.suppress(ssh.Unreachable):
+                machine.reconnect()
+                attempts += 1
 
 
 def _copy(machine: Machine, source: str, into: Path, options: Sequence[str], stdin: str = "") -> None:

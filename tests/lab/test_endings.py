@@ -153,8 +153,8 @@ def test_a_full_disk_costs_output_but_neither_the_run_nor_the_word_of_how_it_end
     runs = "/var/lib/muster/runs"
     lab.on("h2", f"mount -t tmpfs -o size=32m,mode=755 tmpfs {runs}")
     try:
-        process = lab.start("train", WORKLOAD=WORKLOAD, SCRIPT="ticks.py", NODES=2)
-        out = read_until(process, "tick 5")
+        process = lab.start("train", WORKLOAD=WORKLOAD, SCRIPT="faults.py", ARGS="chatty", NODES=2)
+        out = read_until(process, "10 steps")
         lab.on("h2", f"dd if=/dev/zero of={runs}/filler bs=64k 2>&1 | grep 'No space'")
         out += read_until(process, "h2: output is lost from here on: No space left on device")
         run = out.split("muster | run ")[1].split(":")[0]

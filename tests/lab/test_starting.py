@@ -72,9 +72,10 @@ def test_a_connection_that_drops_while_a_host_starts_leaves_nothing_running(lab:
         process = lab.start("train", WORKLOAD=WORKLOAD, SCRIPT="faults.py", ARGS="silent", NODES=2)
         printed = read_until(process, "muster | run ")
         wait_for(lambda: is_starting(lab, "h2"), "the start on h2")
-        lab.on("h2", f"kill $({SESSIONS})")
+        lab.on("h2", f"kill $({SESSIONS}) 2>/dev/null; true")
         printed += process.communicate(timeout=120)[0]
     assert process.returncode == 1 and "host h2: its container did not start" in printed, printed
+    assert "no host was left running" in printed, printed
     wait_for(lambda: lab.containers() == [], "the end of what had been started", 30)
     for host in ("h1", "h2"):
         assert lab.on(host, "ls /run/muster; find /var/lib/muster/runs -name '*.real'") == ""
@@ -92,20 +93,6 @@ def test_ports_that_others_hold_are_left_to_them(lab: Lab) -> None:
         with held(lab, "h2", REACH_PORTS[1], REACH_PORTS[1]):
             before = set(Path("runs").glob("*"))
             refused = lab.train("reduce.py", NODES=2)
-    assert refused.returncode == 2 and "host h2" in refused.stdout and "python3" in refused.stdout, refused.stdout
+    assert refused.returncode == 2 and "host h2: of its ports" in refused.stdout, refused.stdout
+    assert 'held by "python3",pid=' in refused.stdout and "VLAN" not in refused.stdout, refused.stdout
     assert set(Path("runs").glob("*")) == before
-
-
-def test_a_deploy_that_is_interrupted_while_it_copies_goes_on_where_it_stopped(lab: Lab) -> None:
-    lab.on("h2", "podman rmi --all --force && rm -rf /var/lib/muster/images/oci/blobs/sha256/*")
-    process = lab.start("deploy")
-    read_until(process, "TASK [Send the layers that are missing]")
-    partial = "/var/lib/muster/images/oci/blobs/sha256"
-    wait_for(lambda: lab.on("h2", f"find {partial} -type f -size +20M", check=False), "a large layer on its way")
-    os.killpg(process.pid, signal.SIGINT)
-    out, _ = process.communicate(timeout=120)
-    assert process.returncode == 130, out
-    again = lab.fab("deploy", 900)
-    assert again.returncode == 0, again.stdout
-    done = lab.train("reduce.py", NODES=2)
-    assert done.returncode == 0, done.stdout

@@ -1,12 +1,16 @@
-"""Promise: teardown takes Muster off the hosts, all but the packages; twice is once; a deploy brings it back."""
+"""Promise: teardown takes Muster off the hosts, all but the packages; twice is once; a deploy brings it back, also one
+that takes up what an interrupted one has left."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 
 import pytest
 
-from tests.lab.conftest import HOSTS, Lab
+from tests.lab.conftest import HOSTS, Lab, wait_for
+from tests.lab.test_endings import read_until
 from tests.lab.test_path import recaps
 
 pytestmark = pytest.mark.lab
@@ -25,5 +29,20 @@ def test_teardown_leaves_nothing_and_deploy_brings_it_back(lab: Lab) -> None:
         refused = lab.fab("train")
         assert refused.returncode == 2 and f"make deploy INVENTORY={lab.inventory}" in refused.stdout, refused.stdout
     finally:
+        interrupted = deploy_and_interrupt(lab)
         again = lab.fab("deploy", 900)
-        assert again.returncode == 0, again.stdout
+    assert interrupted == 130
+    assert again.returncode == 0, again.stdout
+    done = lab.train("reduce.py", NODES=2)
+    assert done.returncode == 0, done.stdout
+
+
+def deploy_and_interrupt(lab: Lab) -> int | None:
+    """Ctrl-C while layers are on their way."""
+    process = lab.start("deploy")
+    read_until(process, "TASK [Send the layers that are missing]")
+    arriving = "find /var/lib/muster/images/oci/blobs -type f -size +20M"
+    wait_for(lambda: lab.on("h2", arriving, check=False), "a large layer on its way")
+    os.killpg(process.pid, signal.SIGINT)
+    print(process.communicate(timeout=120)[0])
+    return process.returncode

@@ -103,6 +103,10 @@ class Host:
         """The verbs that were asked, in order."""
         return [verb for verb, _ in self.asked]
 
+    def reconnect(self) -> None:
+        ssh.connect(self.target, self.known_hosts)
+        self.close()
+
     def close(self) -> None:
         self.closed += 1
 

@@ -2,6 +2,7 @@
 
 It has no @record, as users write their scripts. `steps` goes on until a fault comes from outside; `stuck` and `eat` do
 so, too, until SIGUSR2 tells a rank to stand still in the middle of a step, or to eat. `stuck` reports its progress.
+`chatty` prints much in each step.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 parser = argparse.ArgumentParser()
-FAULTS = ["raise", "kill", "exit", "silent", "silent-raise", "steps", "stuck", "eat"]
+FAULTS = ["raise", "kill", "exit", "silent", "silent-raise", "steps", "stuck", "eat", "chatty"]
 parser.add_argument("fault", choices=FAULTS)
 parser.add_argument("--rank", type=int, default=-1)
 args = parser.parse_args()
@@ -51,6 +52,8 @@ while True:
     step += 1
     if args.fault == "stuck":
         muster_run.progress(step, patience=10.0)  # a script says itself how long it may be silent
+    if args.fault == "chatty":
+        print("x" * 5000, flush=True)
     if step == 10 and dist.get_rank() == 0:
         print("10 steps", flush=True)
     for _ in range(10):

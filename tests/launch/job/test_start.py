@@ -49,9 +49,26 @@ def test_one_host_that_does_not_start_leaves_nothing_on_any(hosts: dict[str, Hos
     assert [host.verbs() for host in two(hosts)] == [["start", "drop"]] * 2  # the host that failed too: it may be late
 
 
+def test_a_host_whose_connection_broke_is_asked_again_to_end_what_it_started(hosts: dict[str, Host]) -> None:
+    hosts["h1"].answers["start"] = EOFError("h1: the SSH connection was lost")
+    broken: list[Exception] = [EOFError("h1: the SSH connection was lost")]
+
+    def drop(options: dict[str, Any]) -> dict[str, Any]:
+        if broken:
+            raise broken.pop()
+        return {"dropped": True}
+
+    hosts["h1"].answers["drop"] = drop
+    with pytest.raises(Refusal) as refused:
+        start(two(hosts), plan(1, 1))
+    assert "could not be ended" not in str(refused.value) and "no host was left running" in str(refused.value)
+    assert hosts["h1"].verbs() == ["start", "drop", "drop"] and hosts["h1"].closed == 1
+
+
 def test_what_could_not_be_ended_is_said(hosts: dict[str, Host]) -> None:
     hosts["h1"].answers["start"] = TimeoutError("h1: no answer within 200 s")
     hosts["h1"].answers["drop"] = OSError("no route to host")
-    with pytest.raises(Refusal, match=r"host h1: what was started there could not be ended: no route(.|\n)*make stop"):
+    with pytest.raises(Refusal, match=r"there could not be ended: no route(.|\n)*make stop") as refused:
         start(two(hosts), plan(1, 1))
+    assert "no host was left running" not in str(refused.value)
     assert hosts["h2"].verbs() == ["start", "drop"]

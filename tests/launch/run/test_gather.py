@@ -36,7 +36,6 @@ def on_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: dict[str, Ho
     """The run's folder on the first host, a folder of this machine."""
     monkeypatch.setattr(files, "ROOT", tmp_path / "here")
     monkeypatch.setattr(gather, "AGAIN_SECONDS", 0.0)
-    monkeypatch.setattr(gather, "Machine", lambda target, known_hosts, connection: connection)
     monkeypatch.setattr(openssh, "rsync_shell", lambda *arguments: shlex.join(["sh", "-c", HERE, "ssh"]))
     folder = tmp_path / "on host"
     folder.mkdir()
