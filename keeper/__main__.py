@@ -182,9 +182,7 @@ class Keeper:
     def _do(self, action: Any) -> None:
         if isinstance(action, deciding.Note):
             self.note(action.name, action.words)
-            if action.words.get("kind") in ("host_lost", "cut") and self._due(
-                "interface", LOST_SECONDS, time.monotonic()
-            ):
+            if action.words.get("kind") in ("host_lost", "cut"):
                 self._note_interface()
         elif isinstance(action, deciding.Tell):
             self._tell()
