@@ -6,12 +6,15 @@ may be a busy one: the bars are those of `make bench-faults`); the long ones are
 ctrl_c. What is promised of other faults is tested elsewhere:
 
     a rank that raises, is killed or exits; Ctrl-C twice; one host that cannot start   test_endings.py
-    SSH drops in a run                                                      test_endings.py
+    SSH drops in a run; a full disk under a run                             test_endings.py
+    Ctrl-C and SSH that drops while hosts start; ports that others hold     test_starting.py
+    Ctrl-C while provisioning, and while layers are copied                  test_endings.py, test_teardown.py
     a slow link, a slow host, a pair cut off, a NIC down, leftovers before a run       test_check.py
     host keys, logins, sudo, an unreachable host, images, bad inventories and settings  test_refusals.py
     two starts at once, the lease                                           tests/keeper/test_lease.py, test_queue.py
     checkpoints torn, corrupt, malicious, without room                      tests/train/test_checkpoints*.py
-    clocks that differ, and every order of events                           tests/keeper/test_decide.py
+    clocks that differ                                                      tests/keeper/test_keeper.py
+    every order of events                                                   tests/keeper/test_decide.py
     uneven batches                                                          tests/train/test_parallel_states.py
     errors of a GPU                                                         tests/launch/health/test_gpu_checks.py
     data that is missing or differs                       tests/launch/health/test_sameness.py, test_host_checks.py
