@@ -24,9 +24,8 @@ _COLOURS = (36, 33, 35, 32, 34, 91, 96, 93)  # ANSI; a host keeps its colour
 _OVERDRAWN = re.compile(rb"[^\r\n]*\r+(?=[^\r\n])")  # what a progress bar has drawn anew
 _NEWLINE = re.compile(rb"\r+\n")
 TRACEBACK = b"Traceback (most recent call last):"
-HOLD_SECONDS = (
-    2.0  # so long a traceback waits: if the run fails, the cause comes first, and what only follows is left out
-)
+#: So long a traceback waits: if the run fails, the cause comes first, and what only follows from it is left out.
+HOLD_SECONDS = 2.0
 HELD_BYTES = 65536  # of one stream at most
 _CLEAR = "\r\x1b[2K"
 
