@@ -248,7 +248,7 @@ def test_a_stopped_rank_is_named(run: Run) -> None:
 def test_a_second_run_on_a_host_is_refused_and_the_first_goes_on(run: Run, tmp_path: Path) -> None:
     run.start(1, lambda node: ["-c", WAIT])
     run.pids(0)
-    second = subprocess.run([sys.executable, "-c", START, str(run.of(0)), "0"], text=True, timeout=60, check=False)
+    second = subprocess.run([sys.executable, "-c", START, str(run.of(0)), "0", "0"], text=True, timeout=60, check=False)
     assert second.returncode == 1
     assert run.events(0, "failed")[0]["kind"] == "lease" and "me@here" in run.events(0, "failed")[0]["reason"]
     assert run.processes[0].poll() is None
