@@ -247,6 +247,7 @@ def hold_rank(host: str) -> Callable[[Run], float]:
             began, threads = time.monotonic(), sorted(map(int, os.listdir(f"/proc/{pid}/task")))
             for thread in threads:
                 ptrace(PTRACE_ATTACH, thread)
+                run.undo.callback(reap, thread)  # else it stays, and nothing removes its host
             time.sleep(HELD_STATE_SECONDS)
             if run.state(host, rank).get("phase") == "training":
                 return began
