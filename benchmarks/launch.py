@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import close, environment, fab, lab
+from keeper import PROJECT_DIR
 
 RUNS = 5
 LIMIT_SECONDS = 120
@@ -36,7 +37,7 @@ class Job:
 
 
 TRAINER = Job({"ARGS": "--epochs 1"}, ["-m", "train", "--run-dir", "/tmp/run", "--epochs", "1"])
-SCRIPT = Job({"WORKLOAD": "benchmarks/launch_job", "SCRIPT": "main.py"}, ["/workload/main.py"])
+SCRIPT = Job({"WORKLOAD": "benchmarks/launch_job", "SCRIPT": "main.py"}, [f"{PROJECT_DIR}/main.py"])
 
 
 def until_first_step(process: subprocess.Popen[str], begun: float) -> float:
