@@ -117,7 +117,7 @@ def _reach(links: Sequence[Link]) -> list[Verdict]:
 
 
 def _reach_fix(*reasons: str | None) -> str:
-    if reasons and all("cannot listen" in (reason or "") for reason in reasons):
+    if reasons and all("no port from" in (reason or "") for reason in reasons):
         return _PORTS_FIX
     about_size = any(word in (reason or "").lower() for reason in reasons for word in ("mtu", "black hole"))
     return _MTU_FIX if about_size else _REACH_FIX

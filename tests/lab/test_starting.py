@@ -1,4 +1,4 @@
-"""Promise: whatever goes wrong while a run starts, all hosts run it or none; an interrupted deploy can be run again."""
+"""Promise: whatever goes wrong while a run starts, all hosts run it or none, and ports of others are left alone."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_connection_that_drops_while_a_host_starts_leaves_nothing_running(lab:
     assert "no host was left running" in printed, printed
     wait_for(lambda: lab.containers() == [], "the end of what had been started", 30)
     for host in ("h1", "h2"):
-        assert lab.on(host, "ls /run/muster; find /var/lib/muster/runs -name '*.real'") == ""
+        assert lab.on(host, "ls /run/muster") == ""  # neither key nor secrets
     done = lab.train("reduce.py", NODES=2)
     assert done.returncode == 0, done.stdout
 

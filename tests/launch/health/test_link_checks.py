@@ -340,3 +340,11 @@ def test_many_slow_hosts_of_256_are_named_each_once() -> None:
     bad = [pair for pair in pairs_of(hosts) if pair[0] in culprits]
     found = link_statistics.blame(bad, pairs_of(hosts))
     assert found.hosts == dict.fromkeys(culprits, "sending") and found.pairs == []
+
+
+@pytest.mark.parametrize(
+    ("why", "fix"),
+    [("no port from 29400 to 29415 is free", "end what listens"), ("Cannot assign requested address", "let TCP pass")],
+)
+def test_only_a_host_whose_ports_are_taken_is_told_to_end_what_listens_there(why: str, fix: str) -> None:
+    assert fix in link_checks._reach_fix(f"h1 does not reach h2 at 192.0.2.2: h2 cannot listen on 192.0.2.2: {why}")
