@@ -61,7 +61,8 @@ class Readiness:
     has_data_dir: bool
     keeper_ports: list[int]  # one that is free, or none
     master_ports: list[int]  # two that are free on the first host, or fewer
-    holders: str = ""  # of the ports, where too few are free
+    keeper_held: str = ""  # who has these ports, where too few are free
+    master_held: str = ""
     has_resume: bool = False  # something to continue from; only asked with RESUME
 
 
@@ -128,8 +129,8 @@ def parse(answer: str) -> Readiness:
     """The answer to `ask`'s script. Pure."""
     found = dict(line.split("=", 1) for line in answer.splitlines() if "=" in line)
     keeper, master = ([int(port) for port in found.get(name, "").split()] for name in ("keeper", "master"))
-    held = found.get("keeper_held") or found.get("master_held") or ""
-    return Readiness("image" in found, "data" in found, keeper, master, held, "resume" in found)
+    held = (found.get("keeper_held", ""), found.get("master_held", ""))
+    return Readiness("image" in found, "data" in found, keeper, master, *held, "resume" in found)
 
 
 def problems_of(host: MapHost, readiness: Readiness, image: str, is_master: bool) -> list[Problem]:
@@ -139,12 +140,12 @@ def problems_of(host: MapHost, readiness: Readiness, image: str, is_master: bool
         problems.append(Problem(where, f"does not hold image {image[:12]}", "run `make deploy`"))
     if not readiness.has_data_dir:
         problems.append(Problem(where, f"has no folder {host.data_dir} (data_dir)", "create it, or correct data_dir"))
-    for few, count, (first, last) in (
-        (not readiness.keeper_ports, "none", REACH_PORTS),
-        (is_master and len(readiness.master_ports) < 2, "fewer than two", MASTER_PORTS),
+    for few, count, (first, last), held in (
+        (not readiness.keeper_ports, "none", REACH_PORTS, readiness.keeper_held),
+        (is_master and len(readiness.master_ports) < 2, "fewer than two", MASTER_PORTS, readiness.master_held),
     ):
         if few:
             what = f"of its ports from {first} to {last} {count} are free"
-            what += f"; they are held by {readiness.holders}" if readiness.holders else ""
+            what += f"; they are held by {held}" if held else ""
             problems.append(Problem(where, what, "end what listens there; `ss -ltnp` shows it"))
     return problems
