@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 from train.checkpoints import CheckpointError, files, newest_common, resolve, transfer
-from train.start.group import Place, leave_process_group
+from train.start.group import Place
+from train.start.muster_run import leave_process_group
 
 NUMBERS = 5000  # a file of more than one piece
 transfer.BROADCAST_BYTES = 4096

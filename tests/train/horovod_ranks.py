@@ -22,7 +22,8 @@ from torch.nn import functional
 from train.parallel import Strategy, make
 from train.parallel.horovod_start import horovodrun_store, started_by_horovodrun
 from train.settings import Settings
-from train.start.group import Place, leave_process_group
+from train.start.group import Place
+from train.start.muster_run import leave_process_group
 
 SAMPLES, BATCH = 31, 15
 TIMEOUT, SHORT = 60.0, 10.0  # s

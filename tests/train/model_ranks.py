@@ -26,7 +26,7 @@ from train.model.recompute import blocks
 from train.optim import make_groups, make_optimizer
 from train.reporting.step_stats import NonFiniteLoss, StepStats
 from train.settings import Settings
-from train.start.group import leave_process_group
+from train.start.muster_run import leave_process_group
 
 torchvision_cpu.watch()
 

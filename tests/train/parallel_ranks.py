@@ -20,7 +20,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from train.start.group import Place, leave_process_group
+from train.start.group import Place
+from train.start.muster_run import leave_process_group
 
 ROOT = Path(__file__).resolve().parents[2]
 Scenario = Callable[[Place, Path], Any]

@@ -23,7 +23,7 @@ torchvision_cpu.watch()
 import torchvision  # noqa: E402, F401  (once, before the ranks are forked)
 
 from train.start import proof  # noqa: E402
-from train.start.group import leave_process_group  # noqa: E402
+from train.start.muster_run import leave_process_group  # noqa: E402
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,8 @@ Ranks are started by torchrun, by `--spawn` (`train.start.spawn`), by mpirun or 
 variables of torchrun; alone, this process is rank 0 of 1.
 """
 
-import atexit
 import ctypes
-import gc
 import os
-import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,12 +16,12 @@ import torch
 import torch.distributed as dist
 
 from train.settings import SettingsError
+from train.start.muster_run import leave_process_group
 from train.start.rendezvous import meet
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 LARGEST_KEPT_BYTES = 32 << 20  # of one block; the most that glibc accepts
 KEPT_BYTES = 1 << 30  # in all
-LAST_TENSORS_SECONDS = 0.1  # to drop them takes far less
 # rank, local rank, world size, local world size: as torchrun, Open MPI and horovodrun call them.
 VARIABLES = (
     ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
@@ -150,29 +146,6 @@ def process_group(
 
 
 T = TypeVar("T")
-_left: list[object] = []
-
-
-@atexit.register
-def let_go() -> None:
-    """While the interpreter still lives: gloo's threads need it to drop their last tensors, or abort the process."""
-    if not _left:
-        return
-    gc.collect()  # DDP's cycles hold the group
-    kept = sys.getrefcount(_left[0]) > 2  # the list's and the argument's
-    _left.clear()
-    if kept:  # by torch (FSDP's meshes are): its threads cannot be joined, but they get the lock
-        time.sleep(LAST_TENSORS_SECONDS)
-
-
-def leave_process_group() -> None:
-    """In place of destroy_process_group, with which a rank may hang for ever after its last step.
-
-    There DDP's reducer can be the group's last holder. It then waits for gloo's threads without letting go of the
-    interpreter's lock, which such a thread needs to drop its last tensor. Python's own reference lets go of the lock.
-    """
-    _left.append(dist.group.WORLD)
-    dist.destroy_process_group()
 
 
 def from_all_ranks(mine: T, place: Place) -> list[T]:

@@ -21,7 +21,9 @@ does so lets `kill -USR1` write the stacks of all its threads to $MUSTER_RUN_DIR
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
+import gc
 import json
 import os
 import signal
@@ -35,6 +37,7 @@ from typing import Any, TextIO
 EXIT_STOPPED = 75  # of a rank that has saved because it was asked to stop
 TELL_SECONDS = 0.1  # between two messages of the same phase, at least
 SCRIPT_PATIENCE_SECONDS = 120.0  # of a script's silence: it may evaluate and save without a word
+LAST_TENSORS_SECONDS = 0.1  # to drop them takes far less
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "HOROVOD_RANK")
 
 
@@ -70,6 +73,7 @@ class StopFlag:
     def __init__(self) -> None:
         self.is_set = False
         self.group: Any = None  # for agreeing: a process group that takes tensors of the CPU
+        self.leaves = False  # the process group at exit
         self.before = signal.signal(signal.SIGTERM, self.set)
 
     def set(self, number: int, frame: FrameType | None) -> None:
@@ -88,13 +92,44 @@ class StopFlag:
             self.group = dist.group.WORLD if takes_cpu else dist.new_group(backend="gloo")
         anywhere = torch.tensor(int(self.is_set))
         dist.all_reduce(anywhere, dist.ReduceOp.MAX, group=self.group)
+        if anywhere and not self.leaves:
+            self.leaves = True
+            atexit.register(leave_process_group)  # or the exit status may be SIGABRT's
         return bool(anywhere)
+
+
+def leave_process_group() -> None:
+    """In place of destroy_process_group, with which a rank may hang for ever after its last step.
+
+    There DDP's reducer can be the group's last holder. It then waits for gloo's threads without letting go of the
+    interpreter's lock, which such a thread needs to drop its last tensor. Python's own reference lets go of the lock.
+    """
+    dist = sys.modules["torch"].distributed
+    if dist.is_initialized():
+        _left.append(dist.group.WORLD)
+        dist.destroy_process_group()
+
+
+@atexit.register
+def let_go() -> None:
+    """While the interpreter still lives: gloo's threads need it to drop their last tensors, or abort the process
+    ("terminate called without an active exception")."""
+    if not _left:
+        return
+    gc.collect()  # DDP's cycles hold the group
+    kept = sys.getrefcount(_left[0]) > 2  # the list's and the argument's
+    _left.clear()
+    if (
+        kept
+    ):  # by torch (FSDP's meshes are) or a script's own model: its threads cannot be joined, but they get the lock
+        time.sleep(LAST_TENSORS_SECONDS)
 
 
 # Made when they are first needed: a process that forks ranks has not their variables yet.
 _teller: Teller | None = None
 _flag: StopFlag | None = None
 _stacks: TextIO | None = None
+_left: list[Any] = []  # process groups that are destroyed and not dropped yet
 
 
 def tell(phase: str, step: int | None = None, steps: int | None = None, **figures: float | None) -> None:
