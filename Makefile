@@ -14,15 +14,17 @@ $(foreach name,$(.VARIABLES),$(if $(findstring command line,$(origin $(name))),$
 	test test-fast lint drill bench-deploy bench-launch bench-check bench-checkpoint bench-train bench-forecast \
 	bench-scale bench-stream bench-away bench-faults
 
+# Installed, and pyproject.toml has not changed since: make sees that by itself, without starting Python.
+.venv/.control .venv/.train: pyproject.toml
+	@$(PYTHON) -m launch.bootstrap $(@:.venv/.%=%)
+
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-local:  ## train on this machine alone: no root, no inventory, no containers  [NPROC=2 ARGS="--epochs 3"]
-	$(need) train
+local: .venv/.train  ## train on this machine alone: no root, no inventory, no containers  [NPROC=2 ARGS="--epochs 3"]
 	@$(BIN)/python -m launch.local
 
-horovod:  ## build Horovod for --parallel horovod, and install it into .venv (a compiler; 2.5 minutes, once)
-	$(need) train
+horovod: .venv/.train  ## build Horovod for --parallel horovod, and install it into .venv (a compiler; 2.5 minutes, once)
 	@$(BIN)/python -m launch.horovod
 
 demo:  ## the main job at once on a bare machine (root): lab of two hosts, trust, deploy, train NODES=2
@@ -33,52 +35,41 @@ lab:  ## containers as hosts on this machine (root)  [HOSTS=3 LAB=lab LINK=1gbit
 	$(need) --root control
 	@$(BIN)/fab lab
 
-lab-down:  ## remove the lab: hosts, networks, volumes, inventory  [LAB=lab]
-	$(need) control
+lab-down: .venv/.control  ## remove the lab: hosts, networks, volumes, inventory  [LAB=lab]
 	@$(BIN)/fab lab-down
 
-lab-status:  ## show the labs on this machine
-	$(need) control
+lab-status: .venv/.control  ## show the labs on this machine
 	@$(BIN)/fab lab-status
 
-trust:  ## show the hosts' key fingerprints, ask, write known_hosts  [INVENTORY=... YES=1]
-	$(need) control
+trust: .venv/.control  ## show the hosts' key fingerprints, ask, write known_hosts  [INVENTORY=... YES=1]
 	@$(BIN)/fab trust
 
 deploy:  ## provision, detect, choose the network, build and distribute the image; safe to repeat  [INVENTORY=... HOROVOD=1 MEASURE=1]
 	$(need) $(if $(HOROVOD),train) control
 	@$(BIN)/fab deploy
 
-check:  ## measure links, hosts and sameness, forecast a run; report.html  [NODES=2 ARGS="..." FORECAST=0 JSON=1]
-	$(need) control
+check: .venv/.control  ## measure links, hosts and sameness, forecast a run; report.html  [NODES=2 ARGS="..." FORECAST=0 JSON=1]
 	@$(BIN)/fab check
 
-train:  ## run on the first NODES hosts  [NODES=2 ARGS="..." WORKLOAD=dir SCRIPT=main.py LAUNCHER=horovod RESUME=last GRACE=30 WAIT=1 DETACH=1 SECRETS=file VIEW=plain KEEP_RUNS=20 SKIP_CHECK=1 DRY_RUN=1]
-	$(need) control
+train: .venv/.control  ## run on the first NODES hosts  [NODES=2 ARGS="..." WORKLOAD=dir SCRIPT=main.py LAUNCHER=horovod RESUME=last GRACE=30 WAIT=1 DETACH=1 SECRETS=file VIEW=plain KEEP_RUNS=20 SKIP_CHECK=1 DRY_RUN=1]
 	@$(BIN)/fab train
 
-attach:  ## watch a run that goes on on its hosts, whoever started it; Ctrl-C stops it  [RUN=<id> VIEW=plain KEEP_RUNS=20]
-	$(need) control
+attach: .venv/.control  ## watch a run that goes on on its hosts, whoever started it; Ctrl-C stops it  [RUN=<id> VIEW=plain KEEP_RUNS=20]
 	@$(BIN)/fab attach
 
-status:  ## runs on the hosts, who waits for them, and the newest results
-	$(need) control
+status: .venv/.control  ## runs on the hosts, who waits for them, and the newest results
 	@$(BIN)/fab status
 
-logs:  ## output of a run from its begin, live while it runs; Ctrl-C leaves the view  [RUN=<id> VIEW=plain]
-	$(need) control
+logs: .venv/.control  ## output of a run from its begin, live while it runs; Ctrl-C leaves the view  [RUN=<id> VIEW=plain]
 	@$(BIN)/fab logs
 
-stop:  ## stop a run on all its hosts; ranks save first  [RUN=<id>]
-	$(need) control
+stop: .venv/.control  ## stop a run on all its hosts; ranks save first  [RUN=<id>]
 	@$(BIN)/fab stop
 
-gather:  ## fetch the results of runs that ended unseen; may be repeated  [RUN=<id> KEEP_RUNS=20]
-	$(need) control
+gather: .venv/.control  ## fetch the results of runs that ended unseen; may be repeated  [RUN=<id> KEEP_RUNS=20]
 	@$(BIN)/fab gather
 
-teardown:  ## remove Muster's containers, images, runs and settings from the hosts (packages stay)  [YES=1]
-	$(need) control
+teardown: .venv/.control  ## remove Muster's containers, images, runs and settings from the hosts (packages stay)  [YES=1]
 	@$(BIN)/fab teardown
 
 test:  ## everything: fast tests, then the lab (real containers, sshd, Ansible, Fabric)
@@ -93,24 +84,19 @@ lint:  ## ruff, mypy, ansible-lint
 	$(need) train control test lint
 	@$(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/mypy && PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/ansible-lint --offline -q
 
-bench-deploy:  ## bytes and seconds of a first, a code-only and a no-change deploy on three lab hosts
-	$(need) control
+bench-deploy: .venv/.control  ## bytes and seconds of a first, a code-only and a no-change deploy on three lab hosts
 	@$(BIN)/python -m benchmarks.deploy
 
-bench-launch:  ## from `make train` to the first optimizer step, against ssh and torchrun by hand
-	$(need) control
+bench-launch: .venv/.control  ## from `make train` to the first optimizer step, against ssh and torchrun by hand
 	@$(BIN)/python -m benchmarks.launch
 
-bench-check:  ## seconds of make check on three lab hosts, whole and quick; the schedule for 32 hosts
-	$(need) control
+bench-check: .venv/.control  ## seconds of make check on three lab hosts, whole and quick; the schedule for 32 hosts
 	@$(BIN)/python -m benchmarks.check
 
-bench-checkpoint:  ## training time lost by a checkpoint, in the background against a blocking torch.save
-	$(need) train
+bench-checkpoint: .venv/.train  ## training time lost by a checkpoint, in the background against a blocking torch.save
 	@$(BIN)/python -m benchmarks.checkpoint
 
-bench-train:  ## images/s of the trainer on two processes, against a plain DDP script and without input
-	$(need) train
+bench-train: .venv/.train  ## images/s of the trainer on two processes, against a plain DDP script and without input
 	@$(BIN)/python -m benchmarks.train
 
 bench-forecast:  ## the forecast of a run against the run: three link speeds, two models, one to three lab hosts

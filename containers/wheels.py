@@ -66,7 +66,7 @@ def workload_wheels(workload: Path, train: Path, progress: Progress) -> Path | N
         return None
     there = {path.name for path in train.glob("*.whl")}
     pins = pinned(there)
-    folder = BUILD / f"wheels-{_key(*_requirements_texts(requirements), *sorted(there))}"
+    folder = BUILD / f"wheels-{_key(*requirements_texts(requirements), *sorted(there))}"
     with locked(BUILD / "wheels.lock"):
         if not folder.exists():
             progress("wheels of the workload's requirements.txt: downloading")
@@ -162,7 +162,7 @@ def _key(*parts: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _requirements_texts(path: Path) -> list[str]:
+def requirements_texts(path: Path) -> list[str]:
     """What the result of a requirements file depends on: its text, the files that it includes, local projects in it."""
     texts = [path.read_text()]
     for line in texts[0].splitlines():
@@ -170,7 +170,7 @@ def _requirements_texts(path: Path) -> list[str]:
         if match := re.match(r"(?:-r|--requirement|-c|--constraint)[ =]\s*(\S+)", line):
             other = path.parent / match.group(1)
             if other.is_file() and other != path:
-                texts += _requirements_texts(other)
+                texts += requirements_texts(other)
         elif re.match(r"(-e\b|--editable\b|\.)", line):
             root = path.parent
             texts += [f"{file.relative_to(root)} {file.stat().st_mtime_ns}" for file in sorted(root.rglob("*.*"))]

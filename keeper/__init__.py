@@ -31,6 +31,7 @@ stacks/         rank-<r>.txt: where a rank stood when it was declared hung
 In the private folder, in the host's memory (/run/muster/<id>/, in the container /muster/private, read-only): the key of
 the heartbeats, the secrets, and
 
+hold            is there until all hosts have started and nothing speaks against the run: until then ranks wait
 stop.json       a request to end the run: {"by": who and how, "grace": seconds or null, "time"}; written by the door
 
 CAUSE           {"kind": see below, "host", "rank": number or null, "reason": one line, "other": the second host of a
@@ -59,3 +60,6 @@ WORKLOAD_DIR = "/workload"  # its copy in the run's folder, in which the script 
 HOST_RUNS_DIR = "/var/lib/muster/runs"
 HOST_LEASE_DIR = "/var/lib/muster/lease"
 HOST_PRIVATE_DIR = "/run/muster"
+
+#: How long a host that has started waits for the others, and for the control machine to let the run go.
+HELD_SECONDS = 300

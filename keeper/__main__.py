@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
-from keeper import LEASE_DIR, PRIVATE_DIR, PROJECT_DIR, RUN_DIR, WORKLOAD_DIR, causes, lease
+from keeper import HELD_SECONDS, LEASE_DIR, PRIVATE_DIR, PROJECT_DIR, RUN_DIR, WORKLOAD_DIR, causes, lease
 from keeper import decide as deciding
 from keeper.beats import Beats
 from keeper.decide import LOST_SECONDS, Cause, Ended, Failed, Heard, Refused, Started, StopAsked, Tick
@@ -27,6 +27,7 @@ from keeper.stuck import Stuck
 
 PAUSE_SECONDS = 0.05  # between two looks at children and at what became due
 STATE_SECONDS = 1.0  # between two state.json
+KEPT_SECONDS = HELD_SECONDS + 30.0  # the door takes the start back before that
 WAITING_SECONDS = {"ending": 5.0, "ended": 60.0}  # between two events that say what is waited for
 PROGRESS = ("phase", "step", "patience")  # what the other hosts are told of a rank
 LAST_LINES = 20  # of a failed rank, kept with the cause
@@ -48,6 +49,7 @@ class Keeper:
     ) -> None:
         self.plan, self.run_dir, self.lease_dir, self.private_dir = plan, run_dir, lease_dir, private_dir
         self.documents = Documents(run_dir)
+        self.hold = private_dir / "hold"
         self.host: Words = plan["hosts"][node_rank]
         self.me = str(self.host["host"])
         self.began = time.monotonic()
@@ -138,7 +140,7 @@ class Keeper:
         (self.run_dir / "stacks").mkdir(exist_ok=True)
         self.reports = reports = Reports(self.events.put)
         self.outputs = Outputs(self.run_dir / "output", list(self.ranks), self._output_failed)
-        ours = {"MUSTER_KEEPER": reports.path, "MUSTER_PIPES": str(self.outputs.pipes)}
+        ours = {"MUSTER_KEEPER": reports.path, "MUSTER_PIPES": str(self.outputs.pipes), "MUSTER_HOLD": str(self.hold)}
         self.launcher = Launcher(self.host["agent"], {**os.environ, **ours}, self.outputs)
         key = (self.private_dir / "key").read_bytes().strip()
         own = (str(self.host["address"]), int(self.host["keeper_port"]))
@@ -226,6 +228,10 @@ class Keeper:
         """What is to be seen from time to time."""
         if self._due("stop", 0.2, now) and self.state.stop is None and (asked := read(self.private_dir / "stop.json")):
             self._handle(StopAsked(now, str(asked["by"]), asked.get("grace")))
+        waiting = self.state.status == "starting" and now - self.began > KEPT_SECONDS
+        if waiting and self._due("hold", 1.0, now) and self.hold.exists():
+            reason = f"the control machine did not let the run go within {HELD_SECONDS} s"
+            self._handle(Failed(now, Cause("start", self.me, None, reason, now)))
         if self._due("processes", 1.0, now) and self.state.status == "running":
             self._look_for_stuck(now)
         if self._due("beat", 1.0, now):

@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
+from keeper import HELD_SECONDS
 from keeper.host import (
     ENGINE_SECONDS,
     KEEPER_SECONDS,
@@ -66,6 +67,18 @@ class Caller:
         self._write(data)
         self.sent = time.monotonic()
 
+    def hear(self, seconds: float) -> Words:
+        """The next request. Raises TimeoutError where none comes, and EOFError as soon as the caller has gone."""
+        deadline, line = time.monotonic() + seconds, b""
+        while not line.endswith(b"\n"):
+            if not select.select([self._in], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise TimeoutError(f"the control machine has said nothing for {seconds:.0f} s")
+            if not (more := os.read(self._in, 1)):
+                raise EOFError
+            line += more
+        heard: Words = json.loads(line)
+        return heard
+
     def wait(self, seconds: float) -> None:
         """Wait. Raises EOFError as soon as the caller has gone."""
         deadline = time.monotonic() + seconds
@@ -87,10 +100,11 @@ class Caller:
 
 
 def start(options: Words, caller: Caller) -> None:
-    """Start this host's container of a run; its keeper has the lease at the end. When that fails nothing is left.
+    """Start this host's container of a run, whose keeper takes the lease, and let its ranks start when told to.
 
-    {plan, node_rank, key: hex, secrets: {name: base64}} -> {"started": container id}. The error has "lease": who has
-    it, where that is the reason. Gives up when the caller goes.
+    {plan, node_rank, key: hex, secrets: {name: base64}} -> {"started": container id}; then {"go": true} is read, and
+    {"went": true} the answer. The error has "lease": who has it, where that is the reason. When something fails, or the
+    caller goes before it has said so, nothing is left.
     """
     plan, node_rank = options["plan"], options["node_rank"]
     host = Host(options)
@@ -103,6 +117,10 @@ def start(options: Words, caller: Caller) -> None:
         _make_folders(run, options, resumed)
         container = call(own["command"], wait=caller.wait).split()[-1]
         _await_lease(run, own["container"], caller)
+        caller.send({"started": container})
+        if not caller.hear(HELD_SECONDS).get("go"):
+            raise Refused("the control machine took it back")
+        (run.private / "hold").unlink()
     except BaseException:
         with contextlib.suppress(Exception):
             remove_containers([own["container"]], 0)
@@ -110,7 +128,7 @@ def start(options: Words, caller: Caller) -> None:
             with contextlib.suppress(OSError):
                 remove_folder(folder)
         raise
-    caller.send({"started": container})
+    caller.send({"went": True})
 
 
 def _make_folders(run: Run, options: Words, resumed: Optional[Path]) -> None:
@@ -120,6 +138,7 @@ def _make_folders(run: Run, options: Words, resumed: Optional[Path]) -> None:
     run.folder.mkdir(mode=0o700)
     run.private.mkdir(mode=0o700)
     write_file(run.private / "key", options["key"].encode(), 0o400)
+    write_file(run.private / "hold", b"", 0o400)
     (run.private / "secrets").mkdir(mode=0o700)
     for name, content in options.get("secrets", {}).items():
         if not is_name(name):
@@ -396,7 +415,7 @@ VERBS: Dict[str, Callable[[Words, Caller], None]] = {
 def main(options: Words) -> int:
     """Do what {"verb": name, ...} asks; returns the exit status."""
     os.umask(0o022)
-    caller = Caller(options["verb"] == "queue")
+    caller = Caller(options["verb"] in ("queue", "start"))
     try:
         VERBS[options["verb"]](options, caller)
         return 0

@@ -36,6 +36,8 @@ def main(groups: list[str]) -> int:
     stamps = {group: VENV / f".{group}" for group in groups}
     missing = [group for group, stamp in stamps.items() if not (stamp.exists() and stamp.read_text() == wanted)]
     if not missing:
+        for stamp in stamps.values():
+            stamp.touch()  # make compares its time with pyproject.toml's
         return 0
     whole = (VENV / "bin" / "python").exists() and (VENV / "bin" / "pip").exists()
     if not whole and (problem := _ensure_venv_module() or _make_venv()):

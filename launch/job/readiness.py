@@ -53,6 +53,10 @@ for name, address, first, last, count in {wanted!r}:
 """
 
 
+class ImageLacking(Refusal):
+    """Not all hosts hold the run's image; what else is wrong is named too."""
+
+
 @dataclass(frozen=True)
 class Readiness:
     """What one host has of what a start needs."""
@@ -73,6 +77,7 @@ def check(
 
     `earlier`: the run to continue; one host that holds a checkpoint of it is enough.
     Raises Refusal, naming every host that is not ready, and why; with UNREACHABLE where one did not answer.
+    ImageLacking where all answered, and not all have the image.
     """
     resume = resuming.has_checkpoint_command(earlier) if earlier else None
 
@@ -81,18 +86,19 @@ def check(
         return ask(machine, image, host.data_dir, host.address, 2 if host is hosts[0] else 0, resume)
 
     results = ssh.in_parallel(ask_one, zip(machines, hosts, strict=True))
+    ready = [readiness for readiness in results if isinstance(readiness, Readiness)]
     problems: list[Problem] = []
     for host, readiness in zip(hosts, results, strict=True):
         if isinstance(readiness, BaseException):
             problems.append(Problem(f"host {host.name}", f"did not answer: {readiness}", NO_ANSWER_FIX))
         else:
             problems += problems_of(host, readiness, image, is_master=host is hosts[0])
-    if earlier and not any(isinstance(readiness, Readiness) and readiness.has_resume for readiness in results):
+    if earlier and not any(readiness.has_resume for readiness in ready):
         problems += resuming.refusal_of_nothing(earlier, [host.name for host in hosts]).problems
     if problems:
-        answered = all(isinstance(readiness, Readiness) for readiness in results)
-        raise Refusal(problems, exits.REFUSED if answered else exits.UNREACHABLE)
-    ready = [readiness for readiness in results if isinstance(readiness, Readiness)]
+        if len(ready) < len(hosts):
+            raise Refusal(problems, exits.UNREACHABLE)
+        raise Refusal(problems) if all(readiness.has_image for readiness in ready) else ImageLacking(problems)
     master, free = ready[0].master_ports
     return Ports(master, free, tuple(readiness.keeper_ports[0] for readiness in ready))
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from launch.cli.make_variables import name_inventory
 from launch.cli.refusal import Problem, Refusal
 from launch.hosts import door, ssh
 from launch.hosts.connection import LINK_ERRORS, Machine
+from launch.hosts.door import Door, DoorError
 from launch.job.plan import Plan, document
 
 CONTAINER_SECONDS = 200  # for Podman to start a container and its keeper to take the lease: more than the door allows
@@ -20,36 +22,72 @@ DROP_SECONDS = 60
 KEY_BYTES = 32  # of the key with which keepers know each other
 
 
-def start(machines: Sequence[Machine], plan: Plan, private: Mapping[str, bytes] | None = None) -> None:
-    """Start the container of every host; each one holds its host's lease when this returns.
+def start(
+    machines: Sequence[Machine],
+    plan: Plan,
+    private: Mapping[str, bytes] | None = None,
+    permit: Callable[[], None] = lambda: None,
+) -> None:
+    """Start the container of every host; when each one holds its host's lease, let the ranks of all of them start.
 
-    private: the files of SECRETS, by name.
+    private: the files of SECRETS, by name. permit: called in between; raises Refusal where something speaks against the
+    run after all. The containers come up, and their launchers load, while it is still being looked at.
     Raises Refusal, naming every host that did not start and why; nothing is left then on the hosts that answer.
     """
     content, key = document(plan), secrets.token_hex(KEY_BYTES)
     given = {name: base64.b64encode(content).decode() for name, content in (private or {}).items()}
+    with ExitStack() as opened:
 
-    def one(pair: tuple[int, Machine]) -> dict[str, Any]:
-        node_rank, machine = pair
-        asked = {"plan": content, "node_rank": node_rank, "key": key, "secrets": given}
-        return door.ask(machine, "start", asked, CONTAINER_SECONDS)
+        def one(pair: tuple[int, Machine]) -> _Started:
+            node_rank, machine = pair
+            asked = {"plan": content, "node_rank": node_rank, "key": key, "secrets": given}
+            return _Started(machine, asked, opened)
 
-    results = ssh.in_parallel(one, enumerate(machines))
+        results: list[Any] = ssh.in_parallel(one, enumerate(machines))
+        refusal = _refusal(permit)
+        if not refusal and not any(isinstance(result, BaseException) for result in results):
+            results = ssh.in_parallel(_Started.go, results)
     failed = {
         machine: result for machine, result in zip(machines, results, strict=True) if isinstance(result, BaseException)
     }
-    if not failed:
+    if not failed and not refusal:
         return
     left = drop(machines, plan.run)
     fix = "fix that" if left else "fix that; no host was left running"
-    problems = [
+    problems = list(refusal.problems) if refusal else []
+    problems += [
         Problem(f"host {machine.name}", f"its container did not start: {error}", fix)
         for machine, error in failed.items()
     ]
     for host, error in left.items():
         fix = name_inventory(f"`make stop RUN={plan.run}` when it answers again", Path(plan.inventory))
         problems.append(Problem(f"host {host}", f"what was started there could not be ended: {error}", fix))
-    raise Refusal(problems, exits.FAILED)
+    raise Refusal(problems, exits.FAILED if failed or left or refusal is None else refusal.status)
+
+
+class _Started:
+    """A host whose container has started, and whose ranks wait for the word to go. Hanging up takes it back."""
+
+    def __init__(self, machine: Machine, asked: Mapping[str, Any], opened: ExitStack) -> None:
+        """Returns when the host's keeper has the lease. Raises what launch.hosts.door.ask does."""
+        self._door = opened.enter_context(Door(machine, "start", asked))
+        self._frames = self._door.frames(CONTAINER_SECONDS)
+        if next(self._frames, None) is None:
+            raise DoorError("it ended without an answer", {})
+
+    def go(self) -> None:
+        """Let the ranks start; returns when they may."""
+        self._door.send({"go": True})
+        for _ in self._frames:
+            pass
+
+
+def _refusal(permit: Callable[[], None]) -> Refusal | None:
+    try:
+        permit()
+    except Refusal as refusal:
+        return refusal
+    return None
 
 
 def drop(machines: Sequence[Machine], run: str) -> dict[str, BaseException]:

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import datetime
-import shlex
-import shutil
-from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 
 from launch.cli import exits, signals
-from launch.cli.output import detail, say
-from launch.cli.refusal import Refusal, refuse
-from launch.cli.signals import undisturbed
-from launch.files import runs_dir, shown, write_json
-from launch.hosts import clustermap, inventory, ssh
-from launch.hosts.connection import Machine, machines
-from launch.job import placeholders, queue, readiness, trainer_arguments
+from launch.cli.output import say
+from launch.cli.refusal import refuse
+from launch.hosts import clustermap, ssh
+from launch.hosts.connection import machines
+from launch.job import placeholders, trainer_arguments
 from launch.job import plan as plans
 from launch.job import resume as resuming
 from launch.job.follow import View
-from launch.job.plan import Plan, Ports, document
-from launch.job.start import start
+from launch.job.plan import Plan, Ports
 from launch.run import keep, private
+from launch.run.begin import Asked, begin, built_before, check_settings, has_horovod
 from launch.run.display import Display
 from launch.run.watch import Watch
 
@@ -60,12 +54,12 @@ def train(request: Request, console: Console) -> int:
     earlier = resuming.find(request.resume, request.inventory) if request.resume else None
     if earlier:
         options = resuming.continued(options, earlier)
-    _check_horovod(options.launcher, cluster.image.ref)
+    _check_horovod(options.launcher, cluster)
     hosts = plans.chosen_hosts(cluster, options.nodes)
     run, created = plans.new_run_id(), datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     owner = ssh.local_user()
     if request.dry_run:
-        _check_settings(options, hosts)
+        check_settings(options, hosts)
         if request.workload:
             from containers import image as images
 
@@ -76,66 +70,20 @@ def train(request: Request, console: Console) -> int:
         chosen = "from {} to {} on {}, and from {} to {} on each host".format(*first, hosts[0].name, *reach)
         print(f"\nDry run: nothing was started. The start picks free ports {chosen}.")
         return exits.SUCCEEDED
-    with machines(cluster, hosts) as opened:
-        started = False
-        try:
-            if request.workload:
-                options = replace(options, image=_ship_workload(request, opened, console, cluster.image.ref))
-
-            def check() -> Ports:
-                return check_before_start(request, cluster, hosts, opened, options, earlier)
-
-            with _turn_and_ports(opened, run, owner, request.wait, check) as ports:
-                plan = plans.make_plan(cluster, options, run, ports, owner, created)
-                _announce(plan)
-                # A container that is just being created cannot be stopped: a signal waits until all exist.
-                with undisturbed(), _kept(plan):
-                    start(opened, plan, secrets)
-                    started = True
-        except KeyboardInterrupt:
-            if not started:
-                raise KeyboardInterrupt("interrupted; nothing was started") from None
-        watch = Watch(plan, [View(m.target, m.known_hosts, m) for m in opened], display_of(plan, plain), kept_runs)
-        if request.detach and not signals.first_signal():
-            say(watch.goes_on())
-            return exits.SUCCEEDED
-        return watch.run()
-
-
-@contextmanager
-def _turn_and_ports(
-    opened: Sequence[Machine], run: str, owner: str, wait: bool, check: Callable[[], Ports]
-) -> Iterator[Ports]:
-    """The run's turn on all hosts, and free ports of theirs, once all was checked. Whoever waits checks after that."""
+    asked = Asked(
+        run, owner, created, cluster, hosts, options, request.inventory, request.workload, request.wait,
+        request.skip_check, earlier,
+    )  # fmt: skip
     with ThreadPoolExecutor(1) as pool:
-        checking = None if wait else pool.submit(check)
-        with queue.turn(opened, run, owner, wait, say):
-            yield (checking or pool.submit(check)).result()
-
-
-@contextmanager
-def _kept(plan: Plan) -> Iterator[None]:
-    """The plan is in runs/<id>/ before anything starts, and not there when nothing has started."""
-    folder = runs_dir() / plan.run
-    try:
-        write_json(folder / "plan.json", document(plan))
-    except OSError as error:
-        raise refuse(shown(folder), f"cannot be written: {error.strerror}", "make room, or let it be written") from None
-    try:
-        yield
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-
-
-def _announce(plan: Plan) -> None:
-    ranks = "ranks" if plan.world_size > 1 else "rank"
-    say(
-        f"run {plan.run}: {plan.world_size} {ranks} on {', '.join(host_plan.host for host_plan in plan.hosts)}; "
-        f"master {plan.master_addr}:{plan.master_port}; {shown(runs_dir() / plan.run)}"
-    )
-    if plan.resume:
-        say(f"continuing run {plan.resume}: {plan.script or 'python -m train'} {shlex.join(plan.args)}")
+        built = pool.submit(built_before, asked) if request.workload else None
+        with machines(cluster, hosts) as opened:
+            plan = begin(asked, opened, built, secrets, console)
+            views = [View(machine.target, machine.known_hosts, machine) for machine in opened]
+            watch = Watch(plan, views, display_of(plan, plain), kept_runs)
+            if request.detach and not signals.first_signal():
+                say(watch.goes_on())
+                return exits.SUCCEEDED
+            return watch.run()
 
 
 def parse_view(text: str) -> bool:
@@ -174,13 +122,11 @@ def _check_launcher(launcher: str, script: str | None) -> str:
     return launcher or "torchrun"
 
 
-def _check_horovod(launcher: str, deployed: str) -> None:
+def _check_horovod(launcher: str, cluster: clustermap.ClusterMap) -> None:
     """Raises Refusal where a script that needs Horovod would find an image without it."""
     if launcher != "horovod":
         return
-    from containers.image import HOROVOD_REFERENCE  # here: starting must be fast
-
-    if deployed != HOROVOD_REFERENCE:
+    if not has_horovod(cluster):
         raise refuse("LAUNCHER", "the deployed image has no Horovod", "run `make deploy HOROVOD=1`")
 
 
@@ -201,67 +147,3 @@ def _check_workload(workload: str, script: str) -> str:
         what = f"there is no {script} in {workload}"
         raise refuse("SCRIPT", what, f"name a file of that folder; there is: {scripts}")
     return str(inside.relative_to(folder.resolve()))
-
-
-def check_before_start(
-    request: Request,
-    cluster: clustermap.ClusterMap,
-    hosts: Sequence[clustermap.MapHost],
-    opened: Sequence[Machine],
-    options: plans.Options,
-    earlier: resuming.Earlier | None,
-) -> Ports:
-    """The quick form of `make check`, and at the same time all else that is asked before a start.
-
-    Returns free ports of the hosts. Raises Refusal, naming everything that prevents the start.
-    """
-
-    def ready() -> Ports:
-        return readiness.check(opened, hosts, options.image or cluster.image.id, earlier)
-
-    def quick() -> list[str]:
-        if request.skip_check:
-            return []
-        from launch.health import check  # here: its modules load while the hosts answer
-
-        # readiness.check asks for the image, which is this run's own; runs in progress are the queue's.
-        verdicts = check.quick(cluster, hosts, opened, podman=False)
-        return check.refuse_errors(verdicts, leave_out=("image", "runs"))
-
-    with ThreadPoolExecutor() as pool:
-        settings, ports, warnings = pool.submit(_check_settings, options, hosts), pool.submit(ready), pool.submit(quick)
-    errors = (job.exception() for job in (settings, ports, warnings))
-    if refusals := [error for error in errors if isinstance(error, Refusal)]:
-        problems = [problem for refusal in refusals for problem in refusal.problems]
-        raise Refusal(problems, max(refusal.status for refusal in refusals))
-    settings.result()
-    for line in warnings.result():
-        say(f"check: {line}")
-    return ports.result()
-
-
-def _check_settings(options: plans.Options, hosts: Sequence[clustermap.MapHost]) -> None:
-    """Let our own trainer check its arguments; a user's script has none that we know."""
-    if options.script is None:
-        trainer_arguments.check(options.args, sum(host.nproc_per_node for host in hosts))
-
-
-def _ship_workload(request: Request, opened: Sequence[Machine], console: Console, deployed: str) -> str:
-    """Build the workload's image on the kind that is `deployed`, bring it to the hosts that lack it; returns its id."""
-    from containers import image as images  # here: only this path builds, and starting must be fast
-    from containers.engine import ContainersError
-    from launch.deploy import control, deploy, distribution
-
-    control.ensure_ready(console)
-    progress = detail(console, "image: ")
-    try:
-        training = images.build_training_image(progress, horovod=deployed == images.HOROVOD_REFERENCE)
-        image = images.build_workload_image(training, Path(request.workload), progress)
-        answers = ssh.in_parallel(lambda machine: readiness.ask(machine, image.id), opened)
-        having = [isinstance(answer, readiness.Readiness) and answer.has_image for answer in answers]
-        if lacking := [machine.name for machine, has in zip(opened, having, strict=True) if not has]:
-            export = images.export_oci(image, progress)
-            distribution.distribute(inventory.read(request.inventory), image, export, detail(console), lacking)
-    except ContainersError as error:
-        raise deploy.image_refusal(error) from None
-    return image.id

@@ -36,6 +36,6 @@ def test_another_python_or_a_newer_libc_asks_for_the_images(python: tuple[int, i
 def test_a_changed_requirement_in_an_included_file_is_another_set_of_wheels(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("-r more.txt\neinops\n")
     (tmp_path / "more.txt").write_text("tqdm==4.66\n")
-    before = wheels._requirements_texts(tmp_path / "requirements.txt")
+    before = wheels.requirements_texts(tmp_path / "requirements.txt")
     (tmp_path / "more.txt").write_text("tqdm==4.67\n")
-    assert wheels._requirements_texts(tmp_path / "requirements.txt") != before
+    assert wheels.requirements_texts(tmp_path / "requirements.txt") != before

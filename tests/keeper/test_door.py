@@ -72,6 +72,12 @@ class Call:
         assert self.process.wait(SECONDS) == ("error" in words)
         return words
 
+    def started(self, **then: Any) -> str:
+        """The container's id, once it has started; `then` is said after that."""
+        words, _ = next(self.frames())
+        self.stdin.write(json.dumps(then).encode() + b"\n")
+        return str(words["started"])
+
     def hang_up(self) -> None:
         self.stdin.close()
         self.stdout.close()
@@ -158,6 +164,8 @@ def host(tmp_path: Path) -> Iterator[Host]:
         call.process.wait()
 
 
+#: What a keeper does first, in a folder of runs.
+LEASE = 'echo \'{{"event": "lease"}}\' > {}/r1/events.jsonl'
 EXIT = {"status": "succeeded", "exit_status": 0, "cause": None}
 
 
@@ -165,8 +173,9 @@ EXIT = {"status": "succeeded", "exit_status": 0, "cause": None}
 
 
 def test_a_start_makes_what_the_container_needs_readable_for_root_alone(host: Host) -> None:
-    host.when_podman_runs(f'echo \'{{"event": "lease"}}\' > {host.runs}/r1/events.jsonl; echo 4711abc')
-    assert host.start(plan=host.plan("r1", script="main.py", resume="r0")).answer() == {"started": "4711abc"}
+    host.when_podman_runs(f"{LEASE.format(host.runs)}; echo 4711abc")
+    call = host.start(plan=host.plan("r1", script="main.py", resume="r0"))
+    assert next(call.frames())[0] == {"started": "4711abc"}
     assert host.podman() == ["run --detach --name muster-r1-1 image"]
     assert host.files() == {
         "var/lib/muster/runs/r0": "0o700",
@@ -176,6 +185,7 @@ def test_a_start_makes_what_the_container_needs_readable_for_root_alone(host: Ho
         "var/lib/muster/runs/r1/plan.json": "0o600",
         "var/lib/muster/runs/r1/workload": "0o700",
         "run/muster/r1": "0o700",
+        "run/muster/r1/hold": "0o400",
         "run/muster/r1/key": "0o400",
         "run/muster/r1/secrets": "0o700",
         "run/muster/r1/secrets/token": "0o400",
@@ -184,6 +194,30 @@ def test_a_start_makes_what_the_container_needs_readable_for_root_alone(host: Ho
     assert (host.private / "r1/secrets/token").read_bytes() == b"\x00secret"
     assert json.loads((host.runs / "r1/plan.json").read_text())["script"] == "main.py"
     assert Path(host.lease).stat().st_mode & 0o777 == 0o700
+
+
+def test_ranks_wait_until_the_caller_lets_them_go(host: Host) -> None:
+    host.when_podman_runs(f"{LEASE.format(host.runs)}; echo 4711abc")
+    call, hold = host.start(), host.private / "r1/hold"
+    words = next(call.frames())[0]
+    assert "started" in words and hold.exists()
+    call.stdin.write(b'{"go": true}\n')
+    assert call.answer() == {"went": True} and not hold.exists()
+    assert host.podman() == ["run --detach --name muster-r1-1 image"] and (host.runs / "r1").exists()
+
+
+@pytest.mark.parametrize("taken_back", [True, False])
+def test_a_start_that_is_not_let_go_leaves_nothing(host: Host, taken_back: bool) -> None:
+    host.when_podman_runs(f"{LEASE.format(host.runs)}; echo 4711abc")
+    call = host.start()
+    if taken_back:
+        call.started(go=False)
+        assert call.answer() == {"error": "the control machine took it back"}
+    else:
+        next(call.frames())
+        call.hang_up()
+        assert call.process.wait(SECONDS) == 1
+    assert host.files() == {} and host.podman()[-1] == "rm --force --ignore -- muster-r1-1"
 
 
 def exits(host: Host, **cause: Any) -> str:
@@ -243,8 +277,9 @@ def test_no_name_leads_out_of_the_hosts_folders(host: Host, more: dict[str, Any]
 
 
 def test_a_start_is_undone_whole(host: Host) -> None:
-    host.when_podman_runs(f'echo \'{{"event": "lease"}}\' > {host.runs}/r1/events.jsonl; echo 4711abc')
-    host.start().answer()
+    host.when_podman_runs(f"{LEASE.format(host.runs)}; echo 4711abc")
+    call = host.start()
+    assert call.started(go=True) == "4711abc" and call.process.wait(SECONDS) == 0
     host.containers("r1", "running")
     (host.runs / "r1/probe.json").write_text('{"ranks": 2}')
     dropped = host.ask("drop", run="r1", files=["probe.json", "other.json", "../x"])

@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 
+from keeper import HELD_SECONDS
+from keeper.__main__ import KEPT_SECONDS, Keeper
 from keeper.decide import LOST_SECONDS
 
 START = """
@@ -213,6 +215,21 @@ def test_nothing_starts_on_a_host_whose_training_network_is_down(run: Run) -> No
     assert run.statuses() == [1] and run.causes() == [("start", "h1", None)]
     assert run.document(0, "exit.json")["cause"]["reason"] == "its network interface gone0 is gone"
     assert run.events(0, "lease") == []  # so that the door says it, and no other host starts
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_run_that_nobody_lets_go_ends(tmp_path: Path, held: bool) -> None:
+    """The door takes it back before that, if it lives."""
+    host = {"host": "h1", "ranks": [0], "address": "127.0.0.1", "keeper_port": 1, "interface": "lo", "agent": []}
+    for name in ("run", "lease", "private"):
+        (tmp_path / name).mkdir()
+    plan = {"run": "some-run", "owner": "me@here", "grace": 3.0, "script": None, "hosts": [host]}
+    keeper = Keeper(plan, 0, tmp_path / "run", tmp_path / "lease", tmp_path / "private")
+    if held:
+        (tmp_path / "private" / "hold").touch()
+    for seconds, causes in ((HELD_SECONDS, []), (KEPT_SECONDS + 1, ["start"] if held else [])):
+        keeper._look(keeper.began + seconds)
+        assert [cause.kind for cause in keeper.state.causes] == causes
 
 
 def test_a_stop_on_one_host_stops_all_within_their_grace(run: Run) -> None:

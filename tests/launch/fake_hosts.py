@@ -13,7 +13,7 @@ import pytest
 from launch.hosts import door, ssh
 from launch.hosts.door import DoorError, Frame
 from launch.hosts.inventory import Target
-from launch.job import follow
+from launch.job import follow, start
 from launch.job.follow import View
 from launch.job.plan import Options, Plan, Ports, make_plan
 from tests.launch.samples import cluster
@@ -89,6 +89,8 @@ class Host:
             "runs": lambda options: {"runs": [], "lease": None, "queue": [], "time": 0},
         }
         self.closed = 0
+        self.goes: Exception | None = None  # what comes of letting its ranks start
+        self.taken_back = 0  # starts that were hung up before
 
     def say(self, *frames: Frame | Exception) -> Host:
         for frame in frames:
@@ -134,6 +136,34 @@ class FakeDoor:
         self._host.frames.put(None)
 
 
+class FakeStart:
+    """In the place of launch.hosts.door.Door for a start, which waits for the word to go."""
+
+    def __init__(self, machine: Any, verb: str, options: dict[str, Any]) -> None:
+        assert verb == "start"
+        self._host: Host = machine
+        self._words = ask(machine, verb, options)
+        self.said: list[dict[str, Any]] = []
+
+    def __enter__(self) -> FakeStart:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if {"go": True} not in self.said:
+            self._host.taken_back += 1
+
+    def send(self, words: dict[str, Any]) -> None:
+        if isinstance(self._host.goes, Exception):
+            raise self._host.goes
+        self.said.append(words)
+        self._host.asked.append(("go", {}))
+
+    def frames(self, idle_timeout: float | None) -> Iterator[Frame]:
+        yield Frame(self._words, b"")
+        assert self.said == [{"go": True}]
+        yield Frame({"went": True}, b"")
+
+
 def ask(machine: Any, verb: str, options: dict[str, Any], timeout: float = 0) -> dict[str, Any]:
     """In the place of launch.hosts.door.ask."""
     host: Host = machine
@@ -154,6 +184,7 @@ def hosts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Host]:
     """Three hosts, h1 to h3; what connects to one of them finds it."""
     made = {name: Host(name) for name in ("h1", "h2", "h3")}
     monkeypatch.setattr(follow, "Door", FakeDoor)
+    monkeypatch.setattr(start, "Door", FakeStart)
     monkeypatch.setattr(door, "ask", ask)
     monkeypatch.setattr(ssh, "connect", lambda target, known_hosts: made[target.name])
     monkeypatch.setattr(follow, "Machine", lambda target, known_hosts, connection: connection)

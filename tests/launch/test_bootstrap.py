@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -24,6 +27,27 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_an_installed_group_is_left_alone(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bootstrap, "_pip", lambda *words: pytest.fail("pip was run"))
     assert bootstrap.main(["control"]) == 0
+
+
+def test_make_asks_again_only_after_a_change_of_the_file_with_the_versions(checkout: Path) -> None:
+    """make compares times: a checkout that leaves the content as it was must not be asked about for ever."""
+    stamp, versions = checkout / ".venv" / ".control", checkout / "pyproject.toml"
+    (checkout / "launch").mkdir()
+    (checkout / "launch" / "bootstrap.py").write_text(
+        "import pathlib, sys\nprint('asked', *sys.argv[1:])\npathlib.Path('.venv/.control').touch()\n"
+    )
+    makefile = str(Path(__file__).parents[2] / "Makefile")
+
+    def make() -> str:
+        words = ["make", "-f", makefile, "BIN=/bin", ".venv/.control"]
+        return subprocess.run(words, cwd=checkout, capture_output=True, text=True, check=True).stdout
+
+    os.utime(stamp, (time.time() - 10,) * 2)
+    assert "asked control" in make() and "asked" not in make()
+    os.utime(stamp, (time.time() - 10,) * 2)
+    assert bootstrap.main(["control"]) == 0 and stamp.stat().st_mtime > versions.stat().st_mtime
+    stamp.unlink()
+    assert "asked control" in make()
 
 
 def test_a_change_of_versions_installs_anew_and_a_failure_leaves_no_stamp(

@@ -290,6 +290,18 @@ def test_an_agent_that_waits_for_other_hosts_ends_when_asked(tmp_path: Path) -> 
     assert process.wait(GUARD_SECONDS) == 128 + signal.SIGTERM
 
 
+@pytest.mark.slow
+def test_no_rank_starts_while_the_run_is_held(tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    hold.touch()
+    process = start(tmp_path, f"assert not os.path.exists({str(hold)!r})\n", MUSTER_HOLD=str(hold))
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(6)  # more than it takes to load torch
+    hold.unlink()
+    _, errors = process.communicate(timeout=GUARD_SECONDS)
+    assert process.returncode == 0, errors
+
+
 def test_an_agent_hands_over_to_torchrun_once_the_master_can_be_reached() -> None:
     with socket.socket() as master:
         master.bind(("127.0.0.1", 0))

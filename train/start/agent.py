@@ -54,12 +54,14 @@ SHUTDOWN_GRACE_SECONDS = "30"  # that ranks get between SIGTERM and SIGKILL
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 MASTER_SECONDS = 20.0
 MASTER_POLL_SECONDS = 0.05
+HOLD_POLL_SECONDS = 0.02
 MONITOR_SECONDS = 0.05  # between two looks at the ranks; torchrun's own is 0.1
 
 
 def direct(rank: str, world_size: str, address: str, port: str, module: str, *arguments: str) -> int:
     """A rank as torchrun would start it, in this process. Returns its exit status, or 1."""
     leave_while_torch_waits()
+    wait_until_let_go()
     error_file = Path(tempfile.mkdtemp()) / "error.json"  # where torch writes the exception of a rank
     os.environ.update(
         RANK=rank, LOCAL_RANK="0", WORLD_SIZE=world_size, LOCAL_WORLD_SIZE="1",
@@ -108,6 +110,7 @@ def main(arguments: list[str]) -> int:
     # torchrun fills in templates ("$$", "${local_rank}"): arguments shall arrive as they were given.
     options.training_script_args = [word.replace("$", "$$") for word in options.training_script_args]
     since = time.time()
+    wait_until_let_go()
     wait_for_master(options)
     try:
         torchrun.run(options)
@@ -123,6 +126,14 @@ def main(arguments: list[str]) -> int:
         report([own_failure(error)], options.node_rank)
         return 1
     return 0
+
+
+def wait_until_let_go() -> None:
+    """Until all hosts of the run have started, and the control machine has no objection; the keeper ends a longer wait.
+    Torch is loaded meanwhile."""
+    hold = os.environ.get("MUSTER_HOLD", "")
+    while hold and os.path.exists(hold):
+        time.sleep(HOLD_POLL_SECONDS)
 
 
 def wait_for_master(options: Namespace) -> None:

@@ -85,8 +85,8 @@ def test_a_probe_is_started_followed_and_removed_on_all_hosts(hosts: dict[str, H
         hosts[name].say(end())
     assert run(hosts["h1"], hosts["h2"]) == DOCUMENT
     for number, name in enumerate(("h1", "h2")):
-        (_, started), (_, dropped) = hosts[name].asked
-        assert hosts[name].verbs() == ["start", "drop"] and hosts[name].follows[0]["streams"] == "events"
+        (_, started), _, (_, dropped) = hosts[name].asked
+        assert hosts[name].verbs() == ["start", "go", "drop"] and hosts[name].follows[0]["streams"] == "events"
         agent = started["plan"]["hosts"][number]["agent"]
         assert agent[4:6] == ["--direct", str(number)] and agent[-3:] == ["train.forecast.probe", "--seconds", "1"]
         assert dropped == {"run": started["plan"]["run"], "files": [probe.DOCUMENT]}
@@ -133,5 +133,5 @@ def test_a_probe_that_is_interrupted_twice_is_cleared_away_on_every_host(hosts: 
     hosts["h1"].answers["start"] = start
     with pytest.raises(KeyboardInterrupt), signals.interrupts_as_exceptions():
         run(hosts["h1"], hosts["h2"])
-    assert [hosts[name].verbs() for name in ("h1", "h2")] == [["start", "drop"]] * 2
+    assert [hosts[name].verbs() for name in ("h1", "h2")] == [["start", "go", "drop"]] * 2
     assert Path("known_hosts") == hosts["h1"].known_hosts

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launch.cli import exits
-from launch.cli.refusal import Refusal
+from launch.cli.refusal import Refusal, refuse
 from launch.job.start import start
 from tests.launch import fake_hosts
 from tests.launch.fake_hosts import Host, plan, refusal
@@ -25,12 +25,42 @@ def two(hosts: dict[str, Host]) -> Any:
 def test_every_host_gets_the_plan_its_place_and_the_same_new_key(hosts: dict[str, Host]) -> None:
     for _ in range(2):
         start(two(hosts), plan(1, 2))
-    asked = [options for host in two(hosts) for verb, options in host.asked]
+    asked = [options for host in two(hosts) for verb, options in host.asked if verb == "start"]
     assert [options["node_rank"] for options in asked] == [0, 0, 1, 1]
     assert all(options["plan"] == asdict(plan(1, 2)) for options in asked)
     keys = [options["key"] for options in asked]
     assert keys[0] == keys[2] != keys[1] == keys[3] and len(bytes.fromhex(keys[0])) == 32
     assert all(key not in json.dumps(options["plan"]) for key, options in zip(keys, asked, strict=True))
+
+
+def test_no_rank_starts_before_all_hosts_have_and_nothing_speaks_against_it(hosts: dict[str, Host]) -> None:
+    def permit() -> None:
+        assert [host.verbs() for host in two(hosts)] == [["start"]] * 2
+
+    start(two(hosts), plan(1, 1), permit=permit)
+    assert [(host.verbs(), host.taken_back) for host in two(hosts)] == [(["start", "go"], 0)] * 2
+
+
+def test_what_speaks_against_a_run_after_all_leaves_nothing_on_any_host(hosts: dict[str, Host]) -> None:
+    def permit() -> None:
+        raise refuse("host h1", "its GPU is busy", "wait", exits.UNREACHABLE)
+
+    with pytest.raises(Refusal, match="its GPU is busy") as refused:
+        start(two(hosts), plan(1, 1), permit=permit)
+    assert refused.value.status == exits.UNREACHABLE and len(refused.value.problems) == 1
+    assert [(host.verbs(), host.taken_back) for host in two(hosts)] == [(["start", "drop"], 1)] * 2
+    hosts["h2"].answers["start"] = refusal("podman: no space left on device")
+    with pytest.raises(Refusal, match=r"(?s)its GPU is busy.*h2: its container did not start") as refused:
+        start(two(hosts), plan(1, 1), permit=permit)
+    assert refused.value.status == exits.FAILED
+
+
+def test_ranks_that_cannot_all_be_let_go_are_ended(hosts: dict[str, Host]) -> None:
+    hosts["h2"].goes = OSError("the SSH connection was lost")
+    with pytest.raises(Refusal, match="h2: its container did not start: the SSH connection was lost") as refused:
+        start(two(hosts), plan(1, 1))
+    assert refused.value.status == exits.FAILED
+    assert [host.verbs() for host in two(hosts)] == [["start", "go", "drop"], ["start", "drop"]]
 
 
 def test_secrets_are_in_no_plan(hosts: dict[str, Host]) -> None:

@@ -13,15 +13,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from containers.image import Image
 from launch import files
 from launch.cli import exits, signals
-from launch.cli.refusal import Refusal, refuse
+from launch.cli.refusal import Problem, Refusal, refuse
 from launch.health import check
 from launch.hosts import clustermap, preflight, trust
 from launch.hosts.inventory import Target
 from launch.job import plan as plans
 from launch.job import queue, readiness, trainer_arguments
 from launch.job.plan import Options, Plan, Ports
+from launch.run import begin
 from launch.run import train as run
 from tests.launch import fake_hosts
 from tests.launch.fake_hosts import Host, ports
@@ -87,7 +89,8 @@ def hosts_are_ready(monkeypatch: pytest.MonkeyPatch) -> None:
 def before_start(args: str, script: str | None = None) -> Ports:
     known = cluster(2, 2)
     options = Options(args=trainer_arguments.inline(trainer_arguments.split(args)), script=script)
-    return run.check_before_start(request(), known, known.hosts, [], options, None)
+    asked = begin.Asked("run", "me", "now", known, known.hosts, options, Path("inventory/lab"))
+    return begin.check_before_start(asked, [])
 
 
 @pytest.mark.usefixtures("hosts_are_ready")
@@ -183,7 +186,7 @@ def test_a_detached_run_is_started_and_left(started: dict[str, Host], capsys: py
     with signals.interrupts_as_exceptions():
         assert run.train(request(detach=True), Console()) == exits.SUCCEEDED
     plan = started_plan()
-    assert [started[name].verbs() for name in ("h1", "h2")] == [["start"], ["start"]] and started["h1"].follows == []
+    assert [started[name].verbs() for name in ("h1", "h2")] == [["start", "go"]] * 2 and started["h1"].follows == []
     out = capsys.readouterr().out
     assert f"`make attach RUN={plan['run']} INVENTORY=inventory/lab` shows it" in out and "`make gather RUN=" in out
 
@@ -231,6 +234,66 @@ def test_an_interrupt_before_the_start_says_that_nothing_was_started(
     with pytest.raises(KeyboardInterrupt, match="interrupted; nothing was started"):
         run.train(request(), Console())
     assert started["h1"].verbs() == [] and not files.runs_dir().exists()
+
+
+@pytest.mark.parametrize("wait", [False, True])
+@pytest.mark.parametrize("known", [False, True])
+def test_a_scripts_image_is_built_or_sent_only_where_it_has_to_be(
+    known: bool, wait: bool, started: dict[str, Host], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Known from before and on all hosts: it is neither. A host that lacks it: it is sent, and the start goes on.
+    Whoever waits for a turn has sent it before that."""
+    image, steps, lacking = Image("localhost/muster/workload-x:latest", "ab" * 32, 1), [], [False]
+
+    def check_hosts(machines: Any, hosts: Any, asked: str, earlier: object) -> Ports:
+        assert asked == image.id
+        if lacking[0]:
+            raise readiness.ImageLacking([Problem("host h2", "does not hold image abab", "run `make deploy`")])
+        return ports(2)
+
+    def ship(asked: begin.Asked, machines: Any, given: Image | None, console: Console) -> Image:
+        assert given == (image if known else None)
+        lacking[0] = False
+        steps.append("shipped")
+        return image
+
+    @contextlib.contextmanager
+    def turn(*arguments: Any) -> Iterator[None]:
+        steps.append("turn")
+        yield
+
+    monkeypatch.setattr(queue, "turn", turn)
+    monkeypatch.setattr(begin, "built_before", lambda asked: image if known else None)
+    monkeypatch.setattr(run, "built_before", lambda asked: image if known else None)
+    monkeypatch.setattr(begin, "_ship_workload", ship)
+    monkeypatch.setattr(readiness, "check", check_hosts)
+    (tmp_path / "main.py").touch()
+    for lacks in (False, True):
+        lacking[0] = lacks
+        steps.clear()
+        with signals.interrupts_as_exceptions():
+            asked = request(detach=True, wait=wait, workload=str(tmp_path), script="main.py")
+            assert run.train(asked, Console()) == exits.SUCCEEDED
+        if known and not wait:
+            assert steps == (["turn", "shipped", "turn"] if lacks else ["turn"])
+        else:
+            assert steps == ["shipped", "turn"]
+    plans_sent = [options["plan"] for verb, options in started["h1"].asked if verb == "start"]
+    assert [sent["image"] for sent in plans_sent] == [image.id] * 2
+
+
+def test_what_the_quick_check_finds_comes_after_the_containers_and_before_the_ranks(
+    started: dict[str, Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def quick(*arguments: object, **words: object) -> int:
+        assert started["h1"].verbs() == started["h2"].verbs() == ["start"]
+        raise refuse("host h2", "its disk is full", "make room")
+
+    monkeypatch.setattr(check, "quick", quick)
+    with pytest.raises(Refusal, match="its disk is full"), signals.interrupts_as_exceptions():
+        run.train(request(), Console())
+    assert started["h1"].verbs() == started["h2"].verbs() == ["start", "drop"]
+    assert list(files.runs_dir().iterdir()) == []
 
 
 @pytest.mark.parametrize("wait", [False, True])

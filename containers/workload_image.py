@@ -1,0 +1,111 @@
+"""The image of a script's folder: the one that was built before where nothing has changed since, else a new one.
+
+That nothing has changed is seen without reading a file and without asking Podman to build, which takes most of a second
+even where each step is in its cache: from names, sizes and times of all that the image is made from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from containers import image as images
+from containers.base import REFERENCE as BASE_REFERENCE
+from containers.base import own_sources, recipe_hash
+from containers.engine import BUILD, REPOSITORY, ContainersError, Progress, podman
+from containers.files import locked, write_whole
+from containers.image import IMAGES, Image
+from containers.wheels import requirements_texts
+
+BUILT = IMAGES / "workloads.json"  # {reference: {"state": of what the image was built from, "ids": {reference: id}}}
+IGNORED = images.ROOM / "workload" / "ignore"
+
+
+def build(workload: Path, horovod: bool, progress: Progress) -> Image:
+    """Build the image of a user's project, and the training image below it, as far as they are not built yet.
+
+    horovod: on the training image with Horovod. Raises ContainersError as build_training_image and
+    build_workload_image do.
+    """
+    state = _state(workload, horovod) if workload.is_dir() else ""  # before: what changes meanwhile is seen next time
+    training = images.build_training_image(progress, horovod)
+    built = images.build_workload_image(training, workload, progress)
+    found = _inspected([BASE_REFERENCE, training.ref, built.ref])
+    _note(built.ref, state, {reference: identity for reference, (identity, _) in found.items()})
+    return built
+
+
+def as_built(workload: Path, horovod: bool) -> Image | None:
+    """What `build` would return, if that is known without building; None if it is not. Starts nothing, says nothing."""
+    reference = images.workload_reference(workload)
+    with contextlib.suppress(ContainersError, OSError, ValueError):
+        note = _notes().get(reference)
+        if note and note["state"] == _state(workload, horovod):
+            found = _inspected(list(note["ids"]))
+            if {name: identity for name, (identity, _) in found.items()} == note["ids"]:
+                return Image(reference, *found[reference])
+    return None
+
+
+def _note(reference: str, state: str, ids: dict[str, str]) -> None:
+    with locked(IMAGES / "workloads.lock"):
+        write_whole(BUILT, json.dumps({**_notes(), reference: {"state": state, "ids": ids}}))
+
+
+def _notes() -> dict[str, Any]:
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        found: dict[str, Any] = json.loads(BUILT.read_text())
+        return found
+    return {}
+
+
+def _inspected(references: list[str]) -> dict[str, tuple[str, int]]:
+    """Reference -> id, size in bytes. Raises CommandFailed where one of them is not there."""
+    lines = podman("image", "inspect", "--format", "{{.Id}} {{.Size}}", *references).splitlines()
+    words = (line.split() for line in lines)
+    return {reference: (identity, int(size)) for reference, (identity, size) in zip(references, words, strict=True)}
+
+
+def _state(workload: Path, horovod: bool) -> str:
+    """What changes when something does of which the image is made: the folder, what its requirements.txt names, our
+    code, the base image's recipe and sources, and the wheels, which are fetched anew where they were removed."""
+    requirements = workload / "requirements.txt"
+    parts = [
+        horovod,
+        (REPOSITORY / "pyproject.toml").read_text(),
+        recipe_hash(own_sources()),
+        requirements_texts(requirements) if requirements.is_file() else [],
+        sorted(path.name for path in [*BUILD.glob("wheels-*"), *BUILD.glob("horovod-*")]),
+        [folder_state(folder) for folder in (workload.resolve(), images.ROOM, *images.CODE)],
+    ]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def folder_state(folder: Path) -> str:
+    """What changes when a file of a folder does, without reading any: a hash of names, kinds, modes, sizes and times.
+
+    The time of the last change of a file, or of its permissions, is the kernel's and cannot be set. What is never in
+    an image (containers/workload/ignore: lines `**/name`) does not count.
+    """
+    lines = IGNORED.read_text().splitlines()
+    left_out = [line.removeprefix("**/") for line in lines if line and not line.startswith("#")]
+    total = hashlib.sha256()
+
+    def note(path: str, is_file: bool) -> None:
+        found = os.lstat(path)
+        link = os.readlink(path) if os.path.islink(path) else ""
+        times = (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino) if is_file else ()
+        total.update(f"{os.path.relpath(path, folder)}\0{found.st_mode}\0{times}\0{link}\n".encode("utf-8", "replace"))
+
+    for here, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not any(fnmatch(name, one) for one in left_out))
+        for name in folders:
+            note(os.path.join(here, name), is_file=False)
+        for name in sorted(name for name in files if not any(fnmatch(name, one) for one in left_out)):
+            note(os.path.join(here, name), is_file=True)
+    return total.hexdigest()

@@ -1,0 +1,213 @@
+"""From a request that was checked to a run that has started: what is asked of its hosts before, all at once."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from launch.cli.output import detail, say
+from launch.cli.refusal import Refusal, refuse
+from launch.cli.signals import undisturbed
+from launch.files import runs_dir, shown, write_json
+from launch.hosts import inventory, ssh
+from launch.hosts.clustermap import ClusterMap, MapHost
+from launch.hosts.connection import Machine
+from launch.job import plan as plans
+from launch.job import queue, readiness, trainer_arguments
+from launch.job import resume as resuming
+from launch.job.plan import Plan, Ports, document
+from launch.job.start import start
+
+if TYPE_CHECKING:
+    from containers.image import Image
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a run is started from."""
+
+    run: str
+    owner: str
+    created: str
+    cluster: ClusterMap
+    hosts: Sequence[MapHost]
+    options: plans.Options
+    inventory: Path
+    workload: str = ""
+    wait: bool = False
+    skip_check: bool = False
+    earlier: resuming.Earlier | None = None
+
+
+def begin(
+    asked: Asked,
+    machines: Sequence[Machine],
+    built: Future[Image | None] | None,
+    secrets: dict[str, bytes],
+    console: Console,
+) -> Plan:
+    """Start a run on its hosts, once it is its turn there and nothing speaks against it; returns its plan.
+
+    built: the workload's image, where it was built before from the same; under way since before the hosts were reached.
+    Raises Refusal, naming everything that prevents the start; nothing is left then on the hosts.
+    """
+    started: list[Plan] = []
+
+    def once(asked: Asked) -> None:
+        with _turn_and_ports(asked, machines) as ports:
+            plan = plans.make_plan(asked.cluster, asked.options, asked.run, ports, asked.owner, asked.created)
+            # A container that is just being created cannot be stopped: a signal waits until all exist.
+            with undisturbed(), _kept(plan):
+                start(machines, plan, secrets, lambda: _permit(plan, quick_check(asked, machines)))
+                started.append(plan)
+
+    try:
+        if built is None:
+            once(asked)
+        elif asked.wait or not _begun_with(built.result(), asked, once):
+            once(_with_image(asked, _ship_workload(asked, machines, built.result(), console)))
+    except KeyboardInterrupt:
+        if not started:
+            raise KeyboardInterrupt("interrupted; nothing was started") from None
+    return started[0]
+
+
+def _begun_with(image: Image | None, asked: Asked, once: Callable[[Asked], None]) -> bool:
+    """Start with an image that was built before. Most often all hosts hold it: so that is asked with all the rest."""
+    try:
+        if image:
+            once(_with_image(asked, image))
+        return image is not None
+    except readiness.ImageLacking:
+        return False
+
+
+def _permit(plan: Plan, warnings: list[str]) -> None:
+    """Say what the quick check has found, and what is about to run."""
+    for line in warnings:
+        say(f"check: {line}")
+    _announce(plan)
+
+
+def _with_image(asked: Asked, image: Image) -> Asked:
+    """The same with this image, not the deployed one."""
+    return replace(asked, options=replace(asked.options, image=image.id))
+
+
+@contextmanager
+def _turn_and_ports(asked: Asked, machines: Sequence[Machine]) -> Iterator[Ports]:
+    """The run's turn on all hosts, and free ports of theirs, once they are ready. Whoever waits asks that after it."""
+    with ThreadPoolExecutor(1) as pool:
+        ready = None if asked.wait else pool.submit(check_before_start, asked, machines)
+        with queue.turn(machines, asked.run, asked.owner, asked.wait, say):
+            yield (ready or pool.submit(check_before_start, asked, machines)).result()
+
+
+def check_before_start(asked: Asked, machines: Sequence[Machine]) -> Ports:
+    """All that is asked before containers start; returns free ports of the hosts.
+
+    Raises Refusal, naming everything that prevents the start: what the quick check finds, too.
+    """
+    image = asked.options.image or asked.cluster.image.id
+    with ThreadPoolExecutor() as pool:
+        jobs: list[Future[Any]] = [
+            pool.submit(check_settings, asked.options, asked.hosts),
+            pool.submit(readiness.check, machines, asked.hosts, image, asked.earlier),
+        ]
+        if not any(job.exception() for job in jobs):
+            ports: Ports = jobs[1].result()
+            return ports
+        jobs.append(pool.submit(quick_check, asked, machines))
+    errors = [error for job in jobs if (error := job.exception())]
+    refusals = [error for error in errors if isinstance(error, Refusal)]
+    if len(errors) > len(refusals) or len(errors) == 1:
+        raise next(error for error in errors if error not in refusals or len(errors) == 1)
+    raise Refusal(
+        [problem for refusal in refusals for problem in refusal.problems], max(refusal.status for refusal in refusals)
+    )
+
+
+def quick_check(asked: Asked, machines: Sequence[Machine]) -> list[str]:
+    """The quick form of `make check`; returns its warnings. Raises Refusal."""
+    if asked.skip_check:
+        return []
+    from launch.health import check  # here: its modules load while the hosts answer
+
+    # readiness.check asks for the image, which is this run's own; runs in progress are the queue's.
+    verdicts = check.quick(asked.cluster, asked.hosts, machines, podman=False)
+    return check.refuse_errors(verdicts, leave_out=("image", "runs"))
+
+
+def check_settings(options: plans.Options, hosts: Sequence[MapHost]) -> None:
+    """Let our own trainer check its arguments; a user's script has none that we know."""
+    if options.script is None:
+        trainer_arguments.check(options.args, sum(host.nproc_per_node for host in hosts))
+
+
+def _ship_workload(asked: Asked, machines: Sequence[Machine], image: Image | None, console: Console) -> Image:
+    """Bring the workload's image to the hosts that lack it; build it, on the kind that is deployed, unless given."""
+    from containers import workload_image  # here: only this path builds, and starting must be fast
+    from containers.engine import ContainersError
+    from containers.image import export_oci
+    from launch.deploy import control, deploy, distribution
+
+    control.ensure_ready(console)
+    progress = detail(console, "image: ")
+    try:
+        image = image or workload_image.build(Path(asked.workload), has_horovod(asked.cluster), progress)
+        identity = image.id
+        answers = ssh.in_parallel(lambda machine: readiness.ask(machine, identity), machines)
+        having = [isinstance(answer, readiness.Readiness) and answer.has_image for answer in answers]
+        if lacking := [machine.name for machine, has in zip(machines, having, strict=True) if not has]:
+            export = export_oci(image, progress)
+            distribution.distribute(inventory.read(asked.inventory), image, export, detail(console), lacking)
+    except ContainersError as error:
+        raise deploy.image_refusal(error) from None
+    return image
+
+
+def built_before(asked: Asked) -> Image | None:
+    """The workload's image, if it was built before from the same."""
+    from containers import workload_image
+
+    return workload_image.as_built(Path(asked.workload), has_horovod(asked.cluster))
+
+
+def has_horovod(cluster: ClusterMap) -> bool:
+    """Whether the deployed image has Horovod."""
+    from containers.image import HOROVOD_REFERENCE  # here: starting must be fast
+
+    return cluster.image.ref == HOROVOD_REFERENCE
+
+
+@contextmanager
+def _kept(plan: Plan) -> Iterator[None]:
+    """The plan is in runs/<id>/ before anything starts, and not there when nothing has started."""
+    folder = runs_dir() / plan.run
+    try:
+        write_json(folder / "plan.json", document(plan))
+    except OSError as error:
+        raise refuse(shown(folder), f"cannot be written: {error.strerror}", "make room, or let it be written") from None
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _announce(plan: Plan) -> None:
+    ranks = "ranks" if plan.world_size > 1 else "rank"
+    say(
+        f"run {plan.run}: {plan.world_size} {ranks} on {', '.join(host_plan.host for host_plan in plan.hosts)}; "
+        f"master {plan.master_addr}:{plan.master_port}; {shown(runs_dir() / plan.run)}"
+    )
+    if plan.resume:
+        say(f"continuing run {plan.resume}: {plan.script or 'python -m train'} {shlex.join(plan.args)}")
