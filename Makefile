@@ -78,7 +78,7 @@ test:  ## everything: fast tests, then the lab (real containers, sshd, Ansible, 
 
 test-fast:  ## the tests that need neither root nor containers, under a minute
 	$(need) train control test
-	@$(BIN)/python -m pytest -m "not lab and not slow"
+	@$(BIN)/python -m pytest -m "not lab and not slow" -n 3 --dist worksteal
 
 lint:  ## ruff, mypy, ansible-lint
 	$(need) train control test lint

@@ -59,7 +59,8 @@ def container_engine() -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Mark what this session starts, so that the next one finds what a kill has left."""
-    os.environ[sweep.SESSION] = str(os.getpid())
+    if not hasattr(config, "workerinput"):  # a worker of pytest-xdist belongs to the session that started it
+        os.environ[sweep.SESSION] = str(os.getpid())
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of `make test &` in a script: tests would inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

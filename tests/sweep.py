@@ -26,7 +26,7 @@ ENDING_SECONDS = 30.0
 
 def lab_name(letter: str = "") -> str:
     """The name of a lab of this session."""
-    return f"pytest-{letter}{os.getpid()}"
+    return f"pytest-{letter}{os.environ[SESSION]}"
 
 
 def sweep() -> Iterator[str]:

@@ -28,7 +28,7 @@ def dead() -> int:
 @pytest.fixture
 def processes(dead: int) -> Iterator[list[subprocess.Popen[bytes]]]:
     """One of a dead session, one of this one."""
-    started = [start(dead), start(os.getpid())]
+    started = [start(dead), start(int(os.environ[sweep.SESSION]))]
     yield started
     for process in started:
         process.kill()

@@ -62,6 +62,7 @@ def write_wheel(folder: Path, name: str) -> None:
         wheel.writestr(f"{name}-1.dist-info/RECORD", "")
 
 
+@pytest.mark.slow
 def test_images_and_lab_of_a_clone_in_a_path_with_spaces(tmp_path: Path) -> None:
     clone, programs, index = tmp_path / "my own clone", tmp_path / "programs", tmp_path / "index"
     for folder in (programs, index, clone / "my workload"):

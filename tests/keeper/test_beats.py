@@ -78,6 +78,7 @@ def pair() -> Iterator[Pair]:
         beats.close()
 
 
+@pytest.mark.slow
 def test_words_come_at_once_and_again_each_second(pair: Pair) -> None:
     pair.h1()
     pair.h2().tell({"step": 1})
@@ -104,6 +105,7 @@ def test_a_host_that_starts_later_is_heard_and_until_then_it_refuses(pair: Pair)
     assert pair.heard.get(timeout=20)[0] == "h2"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("key", "run"), [(b"another key", "run"), (KEY, "another run")])
 def test_keepers_of_another_run_are_not_heard(pair: Pair, key: bytes, run: str) -> None:
     pair.h1()

@@ -226,6 +226,7 @@ def exits(host: Host, **cause: Any) -> str:
     return f"echo '{json.dumps(words)}' > {host.runs}/r1/exit.json; echo 4711abc"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("runs", "why"),
     [
@@ -334,6 +335,7 @@ def test_a_follower_gets_everything_and_then_the_end(host: Host) -> None:
     assert call.process.wait(SECONDS) == 0
 
 
+@pytest.mark.slow
 def test_a_follower_that_comes_back_with_its_offsets_gets_no_byte_twice_and_misses_none(host: Host) -> None:
     folder = host.has_run("r1")
     held = host.taken_by("r1")
@@ -410,6 +412,7 @@ def test_a_keeper_that_is_gone_ends_the_view_with_podmans_words(host: Host) -> N
     assert last == {"end": None, "container": {"Running": False, "ExitCode": 137, "OOMKilled": True}}
 
 
+@pytest.mark.slow
 def test_a_follower_of_a_run_that_says_nothing_hears_that_the_host_is_there(host: Host) -> None:
     host.has_run("r1")
     with host.taken_by("r1"):
@@ -417,6 +420,7 @@ def test_a_follower_of_a_run_that_says_nothing_hears_that_the_host_is_there(host
     assert [set(words) - {"offset", "bytes"} for words in frames] == [{"stream"}, {"alive"}, {"alive"}]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_starting_is_followed(host: Host) -> None:
     """Its keeper has not taken the lease yet; that is not a keeper that is gone."""
     folder = host.has_run("r1", age=0)

@@ -166,6 +166,7 @@ def test_a_killed_rank_ends_all_ranks_everywhere_and_all_hosts_name_it(run: Run)
     assert not any(is_alive(pid) for pid in pids.values())
 
 
+@pytest.mark.slow
 def test_an_exception_is_named_with_the_ranks_last_lines(run: Run) -> None:
     run.start(2, lambda node: ["-c", "import time; time.sleep(1); raise ValueError('bad data')" if node else WAIT])
     assert run.statuses() == [1, 1]
@@ -198,6 +199,7 @@ def test_a_silent_keeper_is_a_lost_host_and_ends_the_others(run: Run) -> None:
     assert not any(is_alive(pid) for pid in pids.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skew", [-20.0, 20.0])
 def test_clocks_that_differ_change_neither_the_run_nor_who_is_named(run: Run, skew: float) -> None:
     run.start(3, lambda node: ["-c", WAIT], skew=skew)

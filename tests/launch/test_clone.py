@@ -16,6 +16,7 @@ def clone(tmp_path: Path) -> Path:
     return copy_clone(tmp_path)
 
 
+@pytest.mark.slow
 def test_commands_find_their_files(clone: Path) -> None:
     assert "make train" in make(clone, "help").stdout
     local = make(clone, "local", "NPROC=1", "ARGS=--epochs 0")

@@ -195,6 +195,7 @@ def test_only_processes_of_this_run_are_killed(tmp_path: Path) -> None:
 SLOW_AGENT = "import pathlib, sys, time\npathlib.Path('started').touch()\ntime.sleep(600)\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_during_the_start_ends_the_run(number: signal.Signals, tmp_path: Path) -> None:
     """The agent imports torch for seconds; here it never comes to its end."""

@@ -109,6 +109,7 @@ def test_a_host_that_did_not_come_is_named_and_costs_nothing(net: str, attempts:
     assert sorted(attempts) == [f"{net}.1", f"{net}.2"]
 
 
+@pytest.mark.slow
 def test_an_address_that_does_not_work_is_given_up_soon_and_the_others_are_reached(
     net: str, attempts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +163,7 @@ def test_ports_that_other_programs_hold_are_passed_over(net: str) -> None:
         server.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("says", "words"),
     [

@@ -45,6 +45,7 @@ def ended(folder: Path, module: str) -> list[int]:
     return codes
 
 
+@pytest.mark.slow
 def test_a_rank_finds_what_a_process_of_its_own_would_find(tmp_path: Path) -> None:
     module = """
 print(__name__, sys.argv, file=sys.stdout)
@@ -61,6 +62,7 @@ print("wrong", rank, file=sys.stderr)
         assert (tmp_path / f"{rank}.err").read_text() == f"wrong {rank}\n"
 
 
+@pytest.mark.slow
 def test_a_rank_ends_as_a_process_of_its_own_would_end(tmp_path: Path) -> None:
     module = """
 import atexit, threading, time
@@ -73,18 +75,21 @@ sys.exit(75 if rank else "why")
     assert (tmp_path / "0.err").read_text() == "why\n"
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_has_written_what_it_printed(tmp_path: Path) -> None:
     module = "print('printed', end='')\nos.kill(os.getpid(), signal.SIGKILL if rank else signal.SIGINT)\n"
     assert ended(tmp_path, module) == [-signal.SIGINT, -signal.SIGKILL]
     assert (tmp_path / "1.out").read_text() == "printed"
 
 
+@pytest.mark.slow
 def test_an_exception_is_shown_once_without_the_agents_lines(tmp_path: Path) -> None:
     assert ended(tmp_path, "raise ValueError('bad')") == [1, 1]
     shown = (tmp_path / "0.err").read_text()
     assert shown.count("ValueError: bad") == 1 and 'ranked.py", line 3' in shown and '"<string>"' not in shown
 
 
+@pytest.mark.slow
 def test_ranks_that_wait_end_with_their_agent(tmp_path: Path) -> None:
     program = AGENT.partition("for number")[0] + "print(*(rank.pid for rank in ranks), flush=True)\ntime.sleep(600)\n"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -103,6 +108,7 @@ def running(pid: str) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_torchruns_import_starts_no_thread_and_touches_no_gpu() -> None:
     """It may only be forked where that holds. OpenBLAS's threads, which it can fork with, are off here."""
     program = "import os, torch.distributed.run as run; run.parse_args(['-m', 'train'])\n"

@@ -197,6 +197,7 @@ def test_the_bar_shows_the_same_below_the_epochs(monkeypatch: pytest.MonkeyPatch
 # -- the picture -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "last"), [(1, 12), (1, 4), (7, 12)])
 def test_a_picture_is_drawn_of_whole_and_of_continued_runs(tmp_path: Path, first: int, last: int) -> None:
     with Metrics(tmp_path) as log:

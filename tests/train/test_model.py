@@ -90,6 +90,7 @@ def trained(network: nn.Module, images: Tensor) -> tuple[dict[str, Tensor], dict
     return gradients, dict(network.named_buffers())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [vision_transformer, residual])
 def test_dropout_and_batch_statistics_are_those_of_the_plain_model_bit_by_bit(make: Any) -> None:
     images = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))
@@ -100,6 +101,7 @@ def test_dropout_and_batch_statistics_are_those_of_the_plain_model_bit_by_bit(ma
         assert all(mine[name].equal(theirs[name]) for name in mine)
 
 
+@pytest.mark.slow
 def test_names_stay_plain_and_activations_are_computed_twice() -> None:
     plain, ours = residual(), residual()
     images = torch.randn(4, 3, 8, 8)

@@ -149,6 +149,7 @@ def test_a_script_reports_and_stops_on_all_ranks_at_the_same_step(keeper: FakeKe
         end(process, keeper)
 
 
+@pytest.mark.slow
 def test_a_script_that_stops_leaves_the_process_group_before_the_interpreter_ends(
     keeper: FakeKeeper, tmp_path: Path
 ) -> None:

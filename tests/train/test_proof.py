@@ -43,6 +43,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, A
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["alone", "equal"])
 def test_equal_ranks_pass_and_what_they_are_can_be_kept(said: dict[str, list[dict[str, Any]]], case: str) -> None:
     for answer in said[case]:
@@ -52,6 +53,7 @@ def test_equal_ranks_pass_and_what_they_are_can_be_kept(said: dict[str, list[dic
         assert "--run-dir" not in facts
 
 
+@pytest.mark.slow
 def test_a_host_with_another_image_is_named_by_every_rank(said: dict[str, list[dict[str, Any]]]) -> None:
     messages = {answer["error"] for answer in said["image"]}
     assert messages == {
@@ -60,6 +62,7 @@ def test_a_host_with_another_image_is_named_by_every_rank(said: dict[str, list[d
     }
 
 
+@pytest.mark.slow
 def test_of_two_hosts_the_one_without_rank_0_is_called_odd(said: dict[str, list[dict[str, Any]]]) -> None:
     assert all("h2 (rank 1): image is cdcdcdcdcdcd" in answer["error"] for answer in said["two"])
 

@@ -108,6 +108,7 @@ def test_a_stop_asked_of_one_rank_ends_all_after_a_checkpoint(tmp_path: Path) ->
         assert_equal(resumed[part], whole[part], part)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
     assert train(1, settings_in(tmp_path, epochs=1)) == [0]
     assert train(1, settings_in(tmp_path, seed=1)) == [EXIT_REFUSED]

@@ -220,6 +220,7 @@ def test_what_is_healthy_on_many_hosts_is_one_row_for_each_check() -> None:
     assert "h30" in rows["What is right"][1][1] and "29 GiB free (h30)" in rows["What is right"][2][1]
 
 
+@pytest.mark.slow
 def test_the_links_of_256_hosts_are_drawn_in_linear_time() -> None:
     """65,280 pairs: work that grows with the square of their number would take many minutes."""
     hosts = names(256)

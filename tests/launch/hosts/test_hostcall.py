@@ -102,6 +102,7 @@ def test_a_host_that_fails_is_named_and_the_others_do_not_wait_for_it(tmp_path: 
     assert by_peer["h3"]["ok"] and by_peer["h2"]["error"] == "h2 did not take part"
 
 
+@pytest.mark.slow
 def test_hosts_that_start_late_are_waited_for_and_the_user_sees_for_whom(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +138,7 @@ def test_a_host_that_never_starts_costs_the_wait_for_it_alone(tmp_path: Path, mo
     assert isinstance(answers["h3"], RuntimeError)
 
 
+@pytest.mark.slow
 def test_sudos_password_and_a_call_larger_than_an_argument_may_be_go_through() -> None:
     """Linux allows 128 KiB for one argument. Where sudo asked for no password, its line is left for the program."""
     many = {f"h{n}": [f"127.45.{n % 251}.{n * 7919 % 253}"] for n in range(3, 30_000)}
@@ -195,6 +197,7 @@ def test_sudos_password_is_sent_first_and_a_dropped_connection_is_an_error_of_it
         ssh.run(Connection(), "true", 1, target, ssh.Input("program\n"))
 
 
+@pytest.mark.slow
 def test_sudo_is_not_left_waiting_for_another_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As sudo does with a wrong one: it reads line after line until standard input ends."""
     taken = ssh.Input("wrong\n")

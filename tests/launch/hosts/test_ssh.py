@@ -151,6 +151,7 @@ def test_a_host_that_dies_while_it_answers_is_unreachable_and_does_not_lack_pyth
         preflight.check_host(target(folder, host), trusted(folder, host))
 
 
+@pytest.mark.slow
 def test_through_a_jump_host_every_client_checks_both_keys(folder: Path, servers: tuple[Sshd, Sshd]) -> None:
     jump, host = servers
     behind = target(folder, host, jump=f"anyone@127.0.0.1:{jump.port}")
@@ -245,6 +246,7 @@ def test_jump_hosts_are_what_openssh_takes_them_for(
     assert (found.get("proxyjump"), found.get("proxycommand")) == (jump, proxy_command)
 
 
+@pytest.mark.slow
 def test_the_port_of_the_users_ssh_configuration_is_everybodys(tmp_path: Path) -> None:
     (tmp_path / "config").write_text("Host 192.0.2.1\n  Port 2222\n  User somebody\n  ProxyJump bastion\n")
     text = "all: {{hosts: {{a: {{ansible_host: 192.0.2.1, ansible_ssh_common_args: -F {}/config{}}}}}}}\n"

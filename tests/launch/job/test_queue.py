@@ -133,6 +133,7 @@ def test_a_refusal_names_the_start_that_waits_already(hosts: list[Any]) -> None:
     assert (problem.where, problem.fix) == ("host h2", "wait behind it with `WAIT=1`")
 
 
+@pytest.mark.slow
 def test_a_waiting_start_says_for_whom_how_long_and_its_place_at_once_when_it_changes_and_now_and_then(
     hosts: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -457,6 +458,7 @@ class World:
         start.state = "runs" if start.leases else "dead"
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(
     wanted=st.lists(st.tuples(st.sets(st.integers(0, 2), min_size=1), st.booleans()), min_size=2, max_size=5),
@@ -469,6 +471,7 @@ def test_starts_go_in_one_order_on_all_hosts_none_waits_for_ever_and_no_two_have
     play(wanted, chance, faults)
 
 
+@pytest.mark.slow
 def test_the_same_for_two_starts_over_the_same_two_hosts() -> None:
     for seed in range(300):
         play([({0, 1}, False), ({0, 1}, seed % 3 == 0)], Random(seed), False)
