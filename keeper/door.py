@@ -18,6 +18,7 @@ import json
 import os
 import select
 import time
+import zlib
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
@@ -70,10 +71,10 @@ class Caller:
     def hear(self, seconds: float) -> Words:
         """The next request. Raises TimeoutError where none comes, and EOFError as soon as the caller has gone."""
         deadline, line = time.monotonic() + seconds, b""
-        while not line.endswith(b"\n"):
+        while not line.endswith(b"\n"):  # nothing comes after a request before it is answered
             if not select.select([self._in], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 raise TimeoutError(f"the control machine has said nothing for {seconds:.0f} s")
-            if not (more := os.read(self._in, 1)):
+            if not (more := os.read(self._in, 1 << 16)):
                 raise EOFError
             line += more
         heard: Words = json.loads(line)
@@ -102,10 +103,14 @@ class Caller:
 def start(options: Words, caller: Caller) -> None:
     """Start this host's container of a run, whose keeper takes the lease, and let its ranks start when told to.
 
-    {plan, node_rank, key: hex, secrets: {name: base64}} -> {"started": container id}; then {"go": true} is read, and
-    {"went": true} the answer. The error has "lease": who has it, where that is the reason. When something fails, or the
-    caller goes before it has said so, nothing is left.
+    Two requests are read, so that this process is there when the first one is known: {node_rank, packed: {plan, key:
+    hex, secrets: {name: base64}} as JSON, zlib and base64} -> {"started": container id}; {"go": true} -> {"went":
+    true}. The error has "lease": who has it, where that is the reason. When something fails, or the caller goes before
+    {"go"}, nothing is left.
     """
+    asked = caller.hear(HELD_SECONDS)
+    common = json.loads(zlib.decompress(base64.b64decode(asked["packed"])))
+    options = {**options, **common, "node_rank": asked["node_rank"]}
     plan, node_rank = options["plan"], options["node_rank"]
     host = Host(options)
     run, own = Run(host, plan["run"]), plan["hosts"][node_rank]

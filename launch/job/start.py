@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +30,24 @@ def start(
     plan: Plan,
     private: Mapping[str, bytes] | None = None,
     permit: Callable[[], None] = lambda: None,
+    doors: Sequence[Future[Door]] = (),
 ) -> None:
     """Start the container of every host; when each one holds its host's lease, let the ranks of all of them start.
 
     private: the files of SECRETS, by name. permit: called in between; raises Refusal where something speaks against the
-    run after all. The containers come up, and their launchers load, while it is still being looked at.
+    run after all. The containers come up, and their launchers load, while it is still being looked at. doors: as
+    `doors_of` returns them, for hosts that need not be called first.
     Raises Refusal, naming every host that did not start and why; nothing is left then on the hosts that answer.
     """
-    content, key = document(plan), secrets.token_hex(KEY_BYTES)
     given = {name: base64.b64encode(content).decode() for name, content in (private or {}).items()}
+    packed = pack({"plan": document(plan), "key": secrets.token_hex(KEY_BYTES), "secrets": given})
     with ExitStack() as opened:
 
         def one(pair: tuple[int, Machine]) -> _Started:
             node_rank, machine = pair
-            asked = {"plan": content, "node_rank": node_rank, "key": key, "secrets": given}
-            return _Started(machine, asked, opened)
+            door = doors[node_rank].result() if doors else Door(machine, "start", {})
+            opened.callback(door.close)
+            return _Started(door, {"node_rank": node_rank, "packed": packed})
 
         results: list[Any] = ssh.in_parallel(one, enumerate(machines))
         refusal = _refusal(permit)
@@ -65,13 +71,31 @@ def start(
     raise Refusal(problems, exits.FAILED if failed or left or refusal is None else refusal.status)
 
 
+def pack(words: Mapping[str, Any]) -> str:
+    """What all hosts are told, once for all of them: the plan of a thousand hosts is long."""
+    return base64.b64encode(zlib.compress(json.dumps(words).encode())).decode()
+
+
+@contextmanager
+def doors_of(machines: Sequence[Machine]) -> Iterator[list[Future[Door]]]:
+    """A door of each host that waits for its start: called while it is still being looked at what is to start there."""
+
+    def call(machine: Machine) -> Door:
+        door = Door(machine, "start", {})
+        opened.callback(door.close)
+        return door
+
+    with ExitStack() as opened, ThreadPoolExecutor(len(machines)) as pool:
+        yield [pool.submit(call, machine) for machine in machines]
+
+
 class _Started:
     """A host whose container has started, and whose ranks wait for the word to go. Hanging up takes it back."""
 
-    def __init__(self, machine: Machine, asked: Mapping[str, Any], opened: ExitStack) -> None:
+    def __init__(self, door: Door, asked: Mapping[str, Any]) -> None:
         """Returns when the host's keeper has the lease. Raises what launch.hosts.door.ask does."""
-        self._door = opened.enter_context(Door(machine, "start", asked))
-        self._frames = self._door.frames(CONTAINER_SECONDS)
+        self._door, self._frames = door, door.frames(CONTAINER_SECONDS)
+        door.send(asked)
         if next(self._frames, None) is None:
             raise DoorError("it ended without an answer", {})
 

@@ -6,7 +6,7 @@ import shlex
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,11 +20,12 @@ from launch.files import runs_dir, shown, write_json
 from launch.hosts import inventory, ssh
 from launch.hosts.clustermap import ClusterMap, MapHost
 from launch.hosts.connection import Machine
+from launch.hosts.door import Door
 from launch.job import plan as plans
 from launch.job import queue, readiness, trainer_arguments
 from launch.job import resume as resuming
 from launch.job.plan import Plan, Ports, document
-from launch.job.start import start
+from launch.job.start import doors_of, start
 
 if TYPE_CHECKING:
     from containers.image import Image
@@ -62,11 +63,11 @@ def begin(
     started: list[Plan] = []
 
     def once(asked: Asked) -> None:
-        with _turn_and_ports(asked, machines) as ports:
+        with _doors(asked, machines) as doors, _turn_and_ports(asked, machines) as ports:
             plan = plans.make_plan(asked.cluster, asked.options, asked.run, ports, asked.owner, asked.created)
             # A container that is just being created cannot be stopped: a signal waits until all exist.
             with undisturbed(), _kept(plan):
-                start(machines, plan, secrets, lambda: _permit(plan, quick_check(asked, machines)))
+                start(machines, plan, secrets, lambda: _permit(plan, quick_check(asked, machines)), doors)
                 started.append(plan)
 
     try:
@@ -100,6 +101,11 @@ def _permit(plan: Plan, warnings: list[str]) -> None:
 def _with_image(asked: Asked, image: Image) -> Asked:
     """The same with this image, not the deployed one."""
     return replace(asked, options=replace(asked.options, image=image.id))
+
+
+def _doors(asked: Asked, machines: Sequence[Machine]) -> AbstractContextManager[Sequence[Future[Door]]]:
+    """The doors for the start, early; whoever waits calls them at its turn."""
+    return nullcontext(()) if asked.wait else doors_of(machines)
 
 
 @contextmanager

@@ -26,6 +26,7 @@ import pytest
 from keeper import HOST_LEASE_DIR, HOST_PRIVATE_DIR, HOST_RUNS_DIR, lease
 from keeper.output import Writer
 from launch.hosts import door
+from launch.job.start import pack
 
 SECONDS = 60  # more than a busy machine needs
 
@@ -145,9 +146,11 @@ class Host:
 
     def start(self, **more: Any) -> Call:
         secrets = {"token": base64.b64encode(b"\x00secret").decode()}
-        return self.call(
-            "start", **({"plan": self.plan("r1"), "node_rank": 1, "key": "ab12", "secrets": secrets} | more)
-        )
+        asked = {"plan": self.plan("r1"), "node_rank": 1, "key": "ab12", "secrets": secrets} | more
+        call = self.call("start")
+        words = {"node_rank": asked.pop("node_rank"), "packed": pack(asked)}
+        call.stdin.write(json.dumps(words).encode() + b"\n")
+        return call
 
     def files(self) -> dict[str, str]:
         """All that is below the host's folders but the lease's, and its mode."""
@@ -696,4 +699,4 @@ def test_an_old_run_that_was_gathered_just_now_stays(host: Host) -> None:
 
 
 def test_an_error_is_one_line_and_the_status_says_it(host: Host) -> None:
-    assert host.ask("start", plan={}, node_rank=0) == {"error": "KeyError: 'run'"}
+    assert host.start(plan={}, node_rank=0).answer() == {"error": "KeyError: 'run'"}

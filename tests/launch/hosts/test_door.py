@@ -23,6 +23,7 @@ from launch.hosts import ssh
 from launch.hosts.connection import Machine
 from launch.hosts.door import Door, DoorError, ask
 from launch.hosts.inventory import Target
+from launch.job.start import pack
 from tests.conftest import ROOT
 from tests.launch.hosts.sshd import Sshd, user_key
 
@@ -125,8 +126,10 @@ def test_bytes_arrive_as_they_are(connect: Connect, root: str) -> None:
 
 def test_the_start_of_ten_thousand_hosts_fits_into_a_question(connect: Connect, root: str) -> None:
     hosts = [{"host": f"h{number}", "command": ["podman"] * 50} for number in range(10_000)]
-    with pytest.raises(DoorError, match="is no id"):
-        ask(connect(), "start", {"plan": {"run": "../x", "hosts": hosts}, "node_rank": 0, "root": root}, SECONDS)
+    packed = pack({"plan": {"run": "../x", "hosts": hosts}})
+    with Door(connect(), "start", {"root": root}) as door, pytest.raises(DoorError, match="is no id"):
+        door.send({"node_rank": 0, "packed": packed})
+        next(door.frames(SECONDS))
 
 
 def test_a_host_that_says_nothing_is_not_waited_for_without_end(connect: Connect, tmp_path: Path) -> None:
