@@ -34,8 +34,8 @@ def start(
 ) -> None:
     """Start the container of every host; when each one holds its host's lease, let the ranks of all of them start.
 
-    private: the files of SECRETS, by name. permit: called in between; raises Refusal where something speaks against the
-    run after all. The containers come up, and their launchers load, while it is still being looked at. doors: as
+    private: the files of SECRETS, by name. permit: called in between; raises Refusal where something speaks against
+    the run after all. The containers come up, and their launchers load, while it is still being looked at. doors: as
     `doors_of` returns them, for hosts that need not be called first.
     Raises Refusal, naming every host that did not start and why; nothing is left then on the hosts that answer.
     """
@@ -45,19 +45,18 @@ def start(
 
         def one(pair: tuple[int, Machine]) -> _Started:
             node_rank, machine = pair
-            door = doors[node_rank].result() if doors else Door(machine, "start", {})
-            opened.callback(door.close)
-            return _Started(door, {"node_rank": node_rank, "packed": packed})
+            called = doors[node_rank].result() if doors else Door(machine, "start", {})
+            opened.callback(called.close)
+            return _Started(called, {"node_rank": node_rank, "packed": packed})
 
         results: list[Any] = ssh.in_parallel(one, enumerate(machines))
-        refusal = _refusal(permit)
-        if not refusal and not any(isinstance(result, BaseException) for result in results):
-            results = ssh.in_parallel(_Started.go, results)
-    failed = {
-        machine: result for machine, result in zip(machines, results, strict=True) if isinstance(result, BaseException)
-    }
-    if not failed and not refusal:
+        refusal = None
+        if not _failed(results):
+            refusal = _refusal(permit)
+            results = results if refusal else ssh.in_parallel(_Started.go, results)
+    if not _failed(results) and not refusal:
         return
+    failed = {machine: error for machine, error in zip(machines, results, strict=True) if _failed([error])}
     left = drop(machines, plan.run)
     fix = "fix that" if left else "fix that; no host was left running"
     problems = list(refusal.problems) if refusal else []
@@ -104,6 +103,10 @@ class _Started:
         self._door.send({"go": True})
         for _ in self._frames:
             pass
+
+
+def _failed(results: Sequence[Any]) -> bool:
+    return any(isinstance(result, BaseException) for result in results)
 
 
 def _refusal(permit: Callable[[], None]) -> Refusal | None:

@@ -65,9 +65,10 @@ def begin(
     def once(asked: Asked) -> None:
         with _doors(asked, machines) as doors, _turn_and_ports(asked, machines) as ports:
             plan = plans.make_plan(asked.cluster, asked.options, asked.run, ports, asked.owner, asked.created)
+            _announce(plan)
             # A container that is just being created cannot be stopped: a signal waits until all exist.
             with undisturbed(), _kept(plan):
-                start(machines, plan, secrets, lambda: _permit(plan, quick_check(asked, machines)), doors)
+                start(machines, plan, secrets, lambda: quick_check(asked, machines), doors)
                 started.append(plan)
 
     try:
@@ -89,13 +90,6 @@ def _begun_with(image: Image | None, asked: Asked, once: Callable[[Asked], None]
         return image is not None
     except readiness.ImageLacking:
         return False
-
-
-def _permit(plan: Plan, warnings: list[str]) -> None:
-    """Say what the quick check has found, and what is about to run."""
-    for line in warnings:
-        say(f"check: {line}")
-    _announce(plan)
 
 
 def _with_image(asked: Asked, image: Image) -> Asked:
@@ -134,22 +128,24 @@ def check_before_start(asked: Asked, machines: Sequence[Machine]) -> Ports:
         jobs.append(pool.submit(quick_check, asked, machines))
     errors = [error for job in jobs if (error := job.exception())]
     refusals = [error for error in errors if isinstance(error, Refusal)]
-    if len(errors) > len(refusals) or len(errors) == 1:
-        raise next(error for error in errors if error not in refusals or len(errors) == 1)
-    raise Refusal(
-        [problem for refusal in refusals for problem in refusal.problems], max(refusal.status for refusal in refusals)
-    )
+    if len(refusals) < len(errors):
+        raise next(error for error in errors if error not in refusals)
+    if len(refusals) == 1:
+        raise refusals[0]
+    problems = [problem for refusal in refusals for problem in refusal.problems]
+    raise Refusal(problems, max(refusal.status for refusal in refusals))
 
 
-def quick_check(asked: Asked, machines: Sequence[Machine]) -> list[str]:
-    """The quick form of `make check`; returns its warnings. Raises Refusal."""
+def quick_check(asked: Asked, machines: Sequence[Machine]) -> None:
+    """The quick form of `make check`; says its warnings. Raises Refusal for its errors."""
     if asked.skip_check:
-        return []
+        return
     from launch.health import check  # here: its modules load while the hosts answer
 
     # readiness.check asks for the image, which is this run's own; runs in progress are the queue's.
     verdicts = check.quick(asked.cluster, asked.hosts, machines, podman=False)
-    return check.refuse_errors(verdicts, leave_out=("image", "runs"))
+    for line in check.refuse_errors(verdicts, leave_out=("image", "runs")):
+        say(f"check: {line}")
 
 
 def check_settings(options: plans.Options, hosts: Sequence[MapHost]) -> None:
