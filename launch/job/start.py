@@ -50,24 +50,28 @@ def start(
             return _Started(called, {"node_rank": node_rank, "packed": packed})
 
         results: list[Any] = ssh.in_parallel(one, enumerate(machines))
-        refusal = None
-        if not _failed(results):
-            refusal = _refusal(permit)
-            results = results if refusal else ssh.in_parallel(_Started.go, results)
-    if not _failed(results) and not refusal:
+        words = [result for result in results if isinstance(result, BaseException)]
+        # A host that cannot start says why; what it takes to change that is the check's to say.
+        refusal = _refusal(permit) if all(isinstance(error, DoorError) for error in words) else None
+        if not words and not refusal:
+            results = ssh.in_parallel(_Started.go, results)
+    pairs = zip(machines, results, strict=True)
+    failed = {machine: result for machine, result in pairs if isinstance(result, BaseException)}
+    if not failed and not refusal:
         return
-    failed = {machine: error for machine, error in zip(machines, results, strict=True) if _failed([error])}
     left = drop(machines, plan.run)
     fix = "fix that" if left else "fix that; no host was left running"
     problems = list(refusal.problems) if refusal else []
+    explained = {problem.where for problem in problems}
     problems += [
         Problem(f"host {machine.name}", f"its container did not start: {error}", fix)
         for machine, error in failed.items()
+        if f"host {machine.name}" not in explained
     ]
     for host, error in left.items():
         fix = name_inventory(f"`make stop RUN={plan.run}` when it answers again", Path(plan.inventory))
         problems.append(Problem(f"host {host}", f"what was started there could not be ended: {error}", fix))
-    raise Refusal(problems, exits.FAILED if failed or left or refusal is None else refusal.status)
+    raise Refusal(problems, refusal.status if refusal else exits.FAILED)
 
 
 def pack(words: Mapping[str, Any]) -> str:
@@ -103,10 +107,6 @@ class _Started:
         self._door.send({"go": True})
         for _ in self._frames:
             pass
-
-
-def _failed(results: Sequence[Any]) -> bool:
-    return any(isinstance(result, BaseException) for result in results)
 
 
 def _refusal(permit: Callable[[], None]) -> Refusal | None:

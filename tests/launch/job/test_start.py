@@ -50,9 +50,16 @@ def test_what_speaks_against_a_run_after_all_leaves_nothing_on_any_host(hosts: d
     assert refused.value.status == exits.UNREACHABLE and len(refused.value.problems) == 1
     assert [(host.verbs(), host.taken_back) for host in two(hosts)] == [(["start", "drop"], 1)] * 2
     hosts["h2"].answers["start"] = refusal("podman: no space left on device")
-    with pytest.raises(Refusal, match="h2: its container did not start") as refused:
+    with pytest.raises(Refusal, match=r"(?s)its GPU is busy.*h2: its container did not start") as refused:
         start(two(hosts), plan(1, 1), permit=permit)
-    assert "its GPU is busy" not in str(refused.value)  # not even asked for
+    hosts["h1"].answers["start"] = refusal("podman: no such device")  # the same in other words
+    with pytest.raises(Refusal) as refused:
+        start(two(hosts), plan(1, 1), permit=permit)
+    assert [problem.where for problem in refused.value.problems] == ["host h1", "host h2"]
+    hosts["h2"].answers["start"] = OSError("no route to host")  # then it is not asked, which would only take time
+    with pytest.raises(Refusal, match="no route to host") as refused:
+        start(two(hosts), plan(1, 1), permit=permit)
+    assert "its GPU is busy" not in str(refused.value) and refused.value.status == exits.FAILED
 
 
 def test_ranks_that_cannot_all_be_let_go_are_ended(hosts: dict[str, Host]) -> None:
