@@ -48,6 +48,11 @@ from keeper.output import Reader, read_file
 
 MARK = "muster:"
 CHUNK_BYTES = 262144  # of output in one frame
+#: What is Muster's in a run's folder: keeper/__init__.py.
+OURS = (
+    *("plan.json", "host.json", "events.jsonl", "state.json", "exit.json", "failure.json", "gathered.json"),
+    *("written.json", "output", "stacks", "workload", "workload.copied"),
+)
 LOOK_SECONDS = 1.0  # between two looks at the state and the lease
 
 
@@ -326,19 +331,22 @@ def offer(options: Words, caller: Caller) -> None:
     """Make the folder of a run that is over readable for the SSH user, and say what there is to gather.
 
     {run} -> {"exit", "container": Podman's State or null, "node_rank", "written": paths below workload/ that the script
-    has written, without __pycache__, "running": true: nothing was done}
+    has written, without __pycache__, "more": names in the run's folder that are not Muster's, "running": true: nothing
+    was done}
     """
     run = Host(options).run(options["run"])
     running = not run.is_over
     state = next(map(state_of, (containers_of if running else containers_at_end)(run.name)), None)
     written: List[str] = []
+    more: List[str] = []
     if not running:
         written = _written(run)
+        more = sorted(name for name in os.listdir(run.folder) if name not in OURS and not name.startswith("."))
         if user := os.environ.get("SUDO_USER"):
             call(["chown", "-R", "-h", user, str(run.folder)])
         call(["chmod", "-R", "u+rX", str(run.folder)])
     said = {"exit": run.document("exit.json"), "container": state, "node_rank": run.node_rank}
-    caller.send({**said, "written": written, "running": running})
+    caller.send({**said, "written": written, "more": more, "running": running})
 
 
 def _written(run: Run) -> List[str]:

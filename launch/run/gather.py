@@ -8,8 +8,10 @@ from hosts are not trusted: none replaces one of ours, none leads out of the fol
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +32,7 @@ ATTEMPTS = 3  # over connections that could be made
 AGAIN_SECONDS = 2.0  # between two attempts over a broken connection
 
 #: Names in runs/<id>/ that are Muster's own. A script's file with such a name stays on its host.
-OURS = ("plan.json", "summary.json", "logs")
+OURS = ("plan.json", "summary.json", "logs", "hosts")
 #: The documents of each host: they are kept with its logs. The schemas: keeper/__init__.py.
 DOCUMENTS = ("events.jsonl", "state.json", "exit.json", "failure.json", "stacks")
 #: What is not copied from the first host's folder as it is.
@@ -62,10 +64,14 @@ class Gathered:
     elsewhere: str = ""  # who has fetched what the script wrote, where it is not to be had here any more
 
 
-def gather_host(machine: Machine, plan: Plan, host_plan: HostPlan, keep: int) -> Gathered:
+def gather_host(
+    machine: Machine, plan: Plan, host_plan: HostPlan, keep: int, after_first: Callable[[], object] = lambda: None
+) -> Gathered:
     """Copy what a host has of an ended run, and remove there what is then of no use.
 
-    keep: how many gathered runs the host keeps; 0: all.
+    Of a script's files, those of the first host come as they are; of another host those that differ: to hosts/<host>/.
+    keep: how many gathered runs the host keeps; 0: all. after_first: returns when the first host's files are here, or
+    will not come.
     Raises RuntimeError with the reason when it could not be done; what was copied stays, for the next time.
     """
 
@@ -83,26 +89,47 @@ def gather_host(machine: Machine, plan: Plan, host_plan: HostPlan, keep: int) ->
     wanted = [f"--include=/{name}" for name in ("output", "output/**", "stacks/**", *DOCUMENTS)]
     patiently(lambda: _copy(machine, f"{host_plan.run_dir}/", logs, ["-rt", *wanted, "--exclude=*"]))
     _assemble(logs)
-    if host_plan.node_rank == 0:
+    first = host_plan.node_rank == 0
+    written = [path for path in map(str, offer.get("written", ())) if _stays_inside(path)]
+    links, differing, into = ["-rlt", "--safe-links"], list[str](), folder
+    if not first and plan.script and (written or offer.get("more")):
+        after_first()
+        links += ["--checksum", "--prune-empty-dirs"]  # replicas of the first host's files, mostly
+        differing, into = [f"--compare-dest={folder}"], folder / "hosts" / host_plan.host
+        into.mkdir(parents=True, exist_ok=True)
+    if first or (plan.script and offer.get("more")):
         left_out = ["--exclude=__pycache__", "--exclude=/.*", *(f"--exclude=/{name}" for name in _NOT_AS_IT_IS)]
-        links = ["-rlt", "--safe-links"]
-        patiently(lambda: _copy(machine, f"{host_plan.run_dir}/", folder, [*links, *left_out]))
-        if written := [path for path in map(str, offer.get("written", ())) if _stays_inside(path)]:
-            (folder / "workload").mkdir(exist_ok=True)
-            listed = [*links, "--from0", "--files-from=-"]
-            source = f"{host_plan.run_dir}/workload/"
-            try:
-                patiently(lambda: _copy(machine, source, folder / "workload", listed, "\0".join(written)))
-            except RuntimeError:
-                elsewhere = patiently(lambda: _fetched_by(machine, plan.run))
-                if not elsewhere:
-                    raise
-                if all((folder / "workload" / path).exists() for path in written):  # it was here
-                    elsewhere = ""
+        patiently(lambda: _copy(machine, f"{host_plan.run_dir}/", into, [*links, *differing, *left_out]))
+    if written and (first or plan.script):
+        (into / "workload").mkdir(exist_ok=True)
+        differing = [f"--compare-dest={folder / 'workload'}"] if differing else []
+        listed = [*links, *differing, "--from0", "--files-from=-"]
+        source = f"{host_plan.run_dir}/workload/"
+        try:
+            patiently(lambda: _copy(machine, source, into / "workload", listed, "\0".join(written)))
+        except RuntimeError:
+            elsewhere = patiently(lambda: _fetched_by(machine, plan.run))
+            if not elsewhere:
+                raise
+            if all((into / "workload" / path).exists() for path in written):  # it was here
+                elsewhere = ""
+    if not first:
+        _remove_empty(folder / "hosts", into)
     asked = {"run": plan.run, "keep": keep or _ALL, "by": ssh.local_user()}
     sealed = patiently(lambda: door.ask(machine, "seal", asked, SEAL_SECONDS))
     shutil.rmtree(logs / "output", ignore_errors=True)
     return Gathered(sealed.get("left") or {}, sealed.get("removed") or (), bool(sealed.get("cleared")), elsewhere)
+
+
+def _remove_empty(above: Path, folder: Path) -> None:
+    """Remove folders in which nothing came, from this one's up to `above`."""
+    if not folder.is_relative_to(above):
+        return
+    for here, _, _ in os.walk(folder, topdown=False):
+        with contextlib.suppress(OSError):  # there is something in it
+            os.rmdir(here)
+    with contextlib.suppress(OSError):
+        above.rmdir()
 
 
 def _fetched_by(machine: Machine, run: str) -> str:
@@ -172,8 +199,18 @@ def gather_run(plan: Plan, machines: Mapping[str, Any], kept_runs: int, say: Cal
     folder.mkdir(parents=True, exist_ok=True)
     files.write_json(folder / "plan.json", document(plan))
     reached = [host_plan for host_plan in plan.hosts if machines.get(host_plan.host)]
-    work = [(machines[host_plan.host], plan, host_plan, kept_runs) for host_plan in reached]
-    results = ssh.in_parallel(lambda arguments: gather_host(*arguments), work)
+    first_is_here = threading.Event()
+
+    def one(host_plan: HostPlan) -> Gathered:
+        try:
+            return gather_host(machines[host_plan.host], plan, host_plan, kept_runs, first_is_here.wait)
+        finally:
+            if host_plan.node_rank == 0:
+                first_is_here.set()
+
+    if not machines.get(plan.hosts[0].host):
+        first_is_here.set()
+    results = ssh.in_parallel(one, reached)
     missing = [host_plan.host for host_plan in plan.hosts if host_plan not in reached]
     removed: list[str] = []
     for host_plan, result in zip(reached, results, strict=True):

@@ -580,9 +580,12 @@ def test_what_the_script_wrote_is_offered_again_and_again(host: Host) -> None:
     host.containers("r1", ExitCode=0)
     state = {"Running": False, "ExitCode": 0}
     wanted = ["latest", "new/model.pt", "old/changed"]
-    for _ in range(2):
-        answer = host.ask("offer", run="r1")
-        assert answer == {"exit": EXIT, "container": state, "node_rank": 1, "written": wanted, "running": False}
+    said = {"exit": EXIT, "container": state, "node_rank": 1, "running": False}
+    for more in ([], ["curves.png", "samples"]):
+        for _ in range(2):
+            assert host.ask("offer", run="r1") == {**said, "written": wanted, "more": more}
+        (host.runs / "r1/samples").mkdir(exist_ok=True)
+        (host.runs / "r1/curves.png").touch()
 
 
 def test_the_user_who_gathers_gets_the_files_and_nobody_else(host: Host) -> None:

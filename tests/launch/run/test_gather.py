@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import subprocess
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -90,6 +91,63 @@ def test_what_there_is_comes_each_streams_output_in_one_file(on_host: Path, here
     assert (here / "metrics.jsonl").exists() and (here / "workload" / "out" / "epoch 3.pt").read_text() == "weights"
     assert sorted(path.name for path in here.iterdir()) == ["logs", "metrics.jsonl", "plan.json", "workload"]
     assert [path.name for path in (here / "workload").iterdir()] == ["out"]
+
+
+def test_of_other_hosts_comes_what_the_first_has_not_or_has_otherwise(
+    tmp_path: Path, on_host: Path, hosts: dict[str, Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replicas of the first host's files need not come again; a file of another rank must not be lost."""
+    second, made = tmp_path / "on the second host", plan(1, 1, script="main.py")
+    folders = {"h1": on_host, "h2": second}
+    made = replace(made, hosts=[replace(one, run_dir=str(folders[one.host])) for one in made.hosts])
+    for folder, rank in ((on_host, "0"), (second, "1")):
+        (folder / "workload" / "out").mkdir(parents=True)
+        for name, text in (("model.pt", "weights"), ("log.txt", f"rank {rank}"), (f"out/rank-{rank}.txt", rank)):
+            (folder / "workload" / name).write_text(text)
+        (folder / "replica.pt").write_text("weights")
+        (folder / f"trace-{rank}.json").write_text("{}")
+    written = ["model.pt", "log.txt", "out/rank-1.txt"]
+    hosts["h2"].answers["offer"] = lambda options: {"written": written, "more": ["replica.pt", "trace-1.json"]}
+    copied: list[str] = []
+    copy = gather._copy
+
+    def slowly(machine: Any, *arguments: Any) -> None:
+        if machine.name == "h1":
+            time.sleep(0.2)  # the other one waits for it
+        copied.append(machine.name)
+        copy(machine, *arguments)
+
+    monkeypatch.setattr(gather, "_copy", slowly)
+    machines: Any = {"h1": hosts["h1"], "h2": hosts["h2"]}
+    for _ in range(2):  # it may be repeated
+        assert gather.gather_run(made, machines, 20, print) == []
+        here = files.runs_dir() / made.run
+        there = here / "hosts" / "h2"
+        came = {str(path.relative_to(there)): path.read_text() for path in there.rglob("*") if path.is_file()}
+        assert came == {"workload/log.txt": "rank 1", "workload/out/rank-1.txt": "1", "trace-1.json": "{}"}
+        assert (here / "workload" / "log.txt").read_text() == "rank 0" and not (here / "hosts" / "h1").exists()
+
+
+def test_a_second_host_without_files_of_its_own_leaves_no_folder_and_waits_for_nobody(
+    tmp_path: Path, on_host: Path, hosts: dict[str, Host]
+) -> None:
+    made = plan(1, 1, script="main.py")
+    second = tmp_path / "on the second host"
+    (second / "workload").mkdir(parents=True)
+    (second / "workload" / "model.pt").write_text("weights")
+    made = replace(made, hosts=[replace(one, run_dir=str(second)) for one in made.hosts])
+    here, machine = files.runs_dir() / made.run, hosts["h2"]
+    made_of: Any = machine
+    gather.gather_host(made_of, made, made.hosts[1], 20, lambda: pytest.fail("it waits"))
+    (here / "workload").mkdir()
+    (here / "workload" / "model.pt").write_text("weights")
+    machine.answers["offer"] = lambda options: {"written": ["model.pt"], "more": []}
+    gather.gather_host(made_of, made, made.hosts[1], 20)
+    assert sorted(path.name for path in here.iterdir()) == ["logs", "workload"]
+    # Where the first host cannot be reached, all of the second one's comes.
+    (here / "workload" / "model.pt").unlink()
+    assert gather.gather_run(made, {"h2": made_of}, 20, print) == ["h1"]
+    assert (here / "hosts" / "h2" / "workload" / "model.pt").read_text() == "weights"
 
 
 def test_a_host_is_cleared_only_after_all_of_it_is_here(
