@@ -63,7 +63,7 @@ status: .venv/.control  ## runs on the hosts, who waits for them, and the newest
 logs: .venv/.control  ## output of a run from its begin, live while it runs; Ctrl-C leaves the view  [RUN=<id> VIEW=plain]
 	@$(BIN)/fab logs
 
-stop: .venv/.control  ## stop a run on all its hosts; ranks save first  [RUN=<id>]
+stop: .venv/.control  ## stop a run on all its hosts; ranks save first  [RUN=<id> GRACE=30]
 	@$(BIN)/fab stop
 
 gather: .venv/.control  ## fetch the results of runs that ended unseen; may be repeated  [RUN=<id> KEEP_RUNS=20]

@@ -197,11 +197,12 @@ def logs(context: Context, inventory: str = "", run: str = "", view: str = "") -
 
 
 @task
-def stop(context: Context, inventory: str = "", run: str = "") -> None:
-    """Stop RUN=<id> on all its hosts, and wait for its end."""
+def stop(context: Context, inventory: str = "", run: str = "", grace: str = "") -> None:
+    """Stop RUN=<id> on all its hosts, and wait for its end; GRACE: seconds for its ranks, in the place of the run's."""
     from launch.run import stop as stopping
 
-    _end(lambda: stopping.stop(_inventory(inventory), _given(run, "RUN"), CONSOLE), _inventory(inventory))
+    path, name, seconds = _inventory(inventory), _given(run, "RUN"), _given(grace, "GRACE")
+    _end(lambda: stopping.stop(path, name, CONSOLE, seconds), path)
 
 
 @task(help={"yes": "end runs in progress, too, and lose what they have on the hosts"})

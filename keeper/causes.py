@@ -73,7 +73,7 @@ def explanation(exitcode: int, recorded: str, recorded_trace: str, output: str) 
     if trace:
         return exception_line(trace), trace
     last = next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "")
-    return (f"exit status {exitcode}: {last}" if last else f"exit status {exitcode}"), ""
+    return (f"exit status {exitcode}; its last line: {last}" if last else f"exit status {exitcode}"), ""
 
 
 def is_consequence(exception: str, exitcode: int) -> bool:

@@ -52,6 +52,11 @@ class HostEnd:
         return [{**cause, "at": cause.get("after", 0.0) - cause.get("age", 0.0)} for cause in noted]
 
     @property
+    def left_early(self) -> bool:
+        """Whether all its ranks have ended by themselves, and well."""
+        return any(event.get("event") == "ended" and event.get("status") == 0 for event in self.events)
+
+    @property
     def interface(self) -> str:
         """What was wrong with this host's own network when others fell silent."""
         return next((str(event["reason"]) for event in self.events if event.get("event") == "interface"), "")
@@ -82,6 +87,10 @@ def first_failure(ends: Sequence[HostEnd]) -> tuple[Failure, Words | None] | Non
         return Failure(died[0].host, None, describe_container(died[0].container)), None
     if cause is None:
         return None
+    left = next((end for end in ends if end.left_early and end.host != cause["host"]), None)
+    if left and cause["kind"] == "rank" and cause.get("consequence"):
+        what = f"its ranks ended with status 0 while those on {cause['host']} went on: did they take fewer steps?"
+        return Failure(left.host, None, what), cause
     if cause["kind"] in ("host_lost", "cut") and (down := next((end for end in ends if end.interface), None)):
         words = {**cause, "kind": "host_lost", "host": down.host, "other": "", "reason": down.interface}
         return Failure(down.host, None, down.interface), words

@@ -259,8 +259,10 @@ def _agent(hosts: Sequence[MapHost], node_rank: int, options: Options, master_po
         *("--nproc-per-node", str(hosts[node_rank].nproc_per_node)),
         *("--master-addr", address, "--master-port", str(master_port)),
         *("--max-restarts", "0", "--rdzv-conf", f"timeout={RENDEZVOUS_SECONDS}"),
-        *(["-m", HOROVOD_SCRIPT] if options.launcher == "horovod" else []),
-        *([options.script] if options.script else ["-m", options.module]),
+        *(["-m"] if options.launcher == "horovod" or not options.script else []),
+        "--",  # or `--log out` of a script would be taken for an abbreviation of torchrun's own --log-dir
+        *([HOROVOD_SCRIPT] if options.launcher == "horovod" else []),
+        options.script or options.module,
         *options.args,
     ]
 

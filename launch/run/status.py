@@ -42,7 +42,8 @@ def status(path: Path, console: Console) -> int:
             table.add_row(run, ", ".join(entries), name_inventory(what, path), str(one.get("owner") or "?"), age)
     failed = ask_hosts.report_failed(answers, path)
     answered = sum(isinstance(answer, dict) for answer in answers.values())
-    nothing = f"Nothing runs on the hosts that answered ({answered} of {len(known.targets)}), and all is gathered."
+    share = f"{answered} of {len(known.targets)}"
+    nothing = f"Nothing runs on the hosts that answered ({share}), and all that they had is gathered."
     console.print(table if table.row_count else nothing)
     for line in waiting(answers):
         console.print(line, highlight=False)

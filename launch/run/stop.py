@@ -14,17 +14,21 @@ from launch.cli.make_variables import name_inventory
 from launch.cli.refusal import refuse
 from launch.hosts import door, ssh
 from launch.job.follow import Follower
+from launch.job.plan import parse_grace
 from launch.run import ask_hosts, find
 from launch.run.ask_hosts import Answers, Hosts
 from launch.run.watch import END_SECONDS_BEYOND_GRACE, TURN_SECONDS, WAITING_SECONDS, ranks_left, stop_everywhere
 
 
-def stop(path: Path, run: str, console: Console) -> int:
+def stop(path: Path, run: str, console: Console, grace: str = "") -> int:
     """Stop a run and wait for its end; who watches it elsewhere sees it end as `stopped`, and gathers it.
+
+    grace: GRACE as typed; empty: that of the run's start.
 
     Returns UNREACHABLE when a host did not answer, or has not ended in time. Raises Refusal without RUN, and when no
     host that answered runs it.
     """
+    seconds = float(parse_grace(grace)) if grace.strip() else None
     with find.asked(path, run) as (known, hosts, answers):
         failed = ask_hosts.report_failed(answers, path)
         entries = ask_hosts.listed(answers).get(run, {})
@@ -40,12 +44,12 @@ def stop(path: Path, run: str, console: Console) -> int:
             raise refuse("RUN", what, fix, failed or exits.REFUSED)
         plan = find.plan_of(run, answers)
         views = [view for view in find.views_of(plan, known, hosts) if view.host in going]
-        if refused := stop_everywhere(views, run, f"make stop by {ssh.local_user()}"):
+        if refused := stop_everywhere(views, run, f"make stop by {ssh.local_user()}", seconds):
             ask_hosts.report_failed(refused, path)
             return exits.UNREACHABLE
         follower = Follower(run, views, None)
         follower.start()
-        left = _wait(follower, plan.grace, console)
+        left = _wait(follower, plan.grace if seconds is None else seconds, console)
         follower.leave()
     stopped = [view.host for view in views if view.ended]
     if stopped:

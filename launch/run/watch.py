@@ -256,8 +256,9 @@ def _doing(words: Mapping[str, Any]) -> str:
     return f"{what}, step {words['step']}" if words.get("step") is not None else what
 
 
-def stop_everywhere(views: Sequence[View], run: str, by: str) -> dict[str, Exception]:
-    """Ask all hosts to stop a run. Returns when the first one will, as keepers tell each other: {}.
+def stop_everywhere(views: Sequence[View], run: str, by: str, grace: float | None = None) -> dict[str, Exception]:
+    """Ask all hosts to stop a run, in `grace` seconds (None: the plan's). Returns when the first one will, as keepers
+    tell each other: {}.
 
     Where none could be asked, and it has ended on none, why not, by host.
     """
@@ -267,7 +268,7 @@ def stop_everywhere(views: Sequence[View], run: str, by: str) -> dict[str, Excep
         try:
             if view.machine is None:
                 raise ConnectionError("no SSH connection")
-            answer = door.ask(view.machine, "stop", {"run": run, "by": by, "grace": None}, ANSWER_SECONDS)
+            answer = door.ask(view.machine, "stop", {"run": run, "by": by, "grace": grace}, ANSWER_SECONDS)
             answers.put((view.host, bool(answer["asked"])))
         except Exception as error:
             answers.put((view.host, error))

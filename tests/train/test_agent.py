@@ -35,7 +35,7 @@ def start(
     command = [sys.executable, "-P", "-m", "train.start.agent", *flag.split()]
     command += ["--standalone", "--local-addr=127.0.0.1"]
     command += [f"--log-dir={folder / 'logs'}", "--tee=3"] if "MUSTER_PIPES" not in environment else []
-    command += ["--nproc-per-node=2", "train.py", *arguments]
+    command += ["--nproc-per-node=2", "--", "train.py", *arguments]
     ours = {"PYTHONPATH": str(ROOT), "MUSTER_RUN_DIR": str(folder), "MUSTER_HOST": "h7", "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         command,
@@ -207,7 +207,7 @@ def test_a_killed_rank(tmp_path: Path) -> None:
 def test_a_rank_that_leaves_with_a_status(tmp_path: Path) -> None:
     script = "if rank == 1:\n    print('no data', file=sys.stderr)\n    sys.exit(3)\n" + WAIT
     first = run(tmp_path, script)[2]["failures"][0]
-    assert (first["rank"], first["exitcode"], first["exception"]) == (1, 3, "exit status 3: no data")
+    assert (first["rank"], first["exitcode"], first["exception"]) == (1, 3, "exit status 3; its last line: no data")
 
 
 def test_sigterm_ends_all_ranks_even_stubborn_ones(tmp_path: Path) -> None:
@@ -288,6 +288,17 @@ def test_an_agent_that_waits_for_other_hosts_ends_when_asked(tmp_path: Path) -> 
         assert process.poll() is None, "the agent ended early"
     process.send_signal(signal.SIGTERM)
     assert process.wait(GUARD_SECONDS) == 128 + signal.SIGTERM
+
+
+def test_no_word_of_a_script_is_taken_for_torchruns() -> None:
+    """In Python 3.11 `--log` would be an abbreviation of two of its options."""
+    from torch.distributed import run as torchrun
+
+    words = ["--log", "out", "--r", "0", "--", "x"]
+    for before, script in (([], "main.py"), (["-m"], "train")):
+        options = torchrun.parse_args(["--nnodes=1", *before, "--", script, *words])
+        assert (options.module, options.training_script) == (bool(before), script)
+        assert options.training_script_args == words
 
 
 @pytest.mark.slow

@@ -48,6 +48,17 @@ def test_of_two_causes_the_earlier_counts() -> None:
     assert found.rank == 1
 
 
+def test_a_host_whose_ranks_ended_well_while_others_went_on_is_the_cause() -> None:
+    """Loops of unequal length: whoever goes on only loses its peer."""
+    followed = cause("h1", rank=0, reason=LOST_PEER, consequence=True)
+    early = replace(ended("h2", followed), events=({"event": "ended", "status": 0},))
+    found = failure_of(ended("h1", followed), early)
+    assert (found.host, found.rank) == ("h2", None) and "status 0 while those on h1 went on" in found.reason
+    own = cause("h1", rank=0, reason="ValueError: bad data")  # that is another matter
+    assert failure_of(ended("h1", own), early).host == "h1"
+    assert failure_of(ended("h1", followed), replace(early, events=({"event": "ended", "status": 1},))).host == "h1"
+
+
 def test_a_host_whose_keeper_left_no_word_is_the_cause_when_the_others_only_lost_it() -> None:
     followed = cause("h1", rank=0, reason=LOST_PEER, consequence=True)
     oom = HostEnd("h2", container={"OOMKilled": True, "ExitCode": 137})

@@ -114,7 +114,7 @@ def test_gpus_and_data_reach_the_container() -> None:
 def test_a_users_script_takes_the_trainers_place_and_its_arguments_stay_apart() -> None:
     plan = make([1], Options(script="main.py", args=("--name", "two words"), image="ef" * 32))
     first = plan.hosts[0]
-    assert first.agent[-3:] == ["main.py", "--name", "two words"] and "ef" * 32 in first.command
+    assert first.agent[-4:] == ["--", "main.py", "--name", "two words"] and "ef" * 32 in first.command
     assert first.agent[4] == "--fill" and "--fill" not in make([1]).hosts[0].agent
     assert shlex.split(shlex.join(first.agent)) == first.agent
 
@@ -125,9 +125,9 @@ def test_a_script_works_in_a_folder_of_the_host() -> None:
 
 
 def test_a_plan_can_run_another_module_than_the_trainer() -> None:
-    assert make([1]).hosts[0].agent[-2:] == ["-m", "train"]
-    assert make([1], Options(module="train.forecast.probe", args=("--seconds", "3"))).hosts[0].agent[-4:] == [
-        *("-m", "train.forecast.probe", "--seconds", "3")
+    assert make([1]).hosts[0].agent[-3:] == ["-m", "--", "train"]
+    assert make([1], Options(module="train.forecast.probe", args=("--seconds", "3"))).hosts[0].agent[-5:] == [
+        *("-m", "--", "train.forecast.probe", "--seconds", "3")
     ]
 
 
@@ -234,7 +234,7 @@ def test_the_plan_for_many_hosts_is_made_at_once() -> None:
 
 def test_a_horovod_script_is_started_in_horovods_environment() -> None:
     options = Options(script="main.py", launcher="horovod", args=("--epochs", "3"))
-    assert make([1, 1], options).hosts[0].agent[-5:] == ["-m", plans.HOROVOD_SCRIPT, "main.py", "--epochs", "3"]
+    assert make([1, 1], options).hosts[0].agent[-6:] == ["-m", "--", plans.HOROVOD_SCRIPT, "main.py", "--epochs", "3"]
 
 
 def test_nccls_flight_recorder_is_on_where_there_are_gpus() -> None:

@@ -164,7 +164,8 @@ def test_stop_asks_waits_and_leaves_the_gathering_to_who_watches(
     assert stop.stop(INVENTORY, "some-run", console()) == exits.SUCCEEDED
     out = capsys.readouterr().out
     assert out.startswith("Stopped run some-run on h1, h2.\n") and "`make gather RUN=some-run INVENTORY" in out
-    assert dict(hosts["h1"].asked)["stop"]["by"].startswith("make stop by ")
+    asked = dict(hosts["h1"].asked)["stop"]
+    assert asked["by"].startswith("make stop by ") and asked["grace"] is None
     assert "seal" not in hosts["h1"].verbs() and "drop" not in hosts["h1"].verbs()  # a script's files stay
 
 
@@ -183,6 +184,15 @@ def test_stop_says_whom_it_waits_for(
     thread = when(twice, lambda: hosts["h1"].say(end("stopped")))
     assert stop.stop(INVENTORY, "some-run", console()) == exits.SUCCEEDED
     thread.join()
+
+
+def test_stop_takes_another_grace_than_the_runs(hosts: dict[str, Host]) -> None:
+    has(hosts["h1"], entry())
+    ends_when_asked(hosts["h1"])
+    assert stop.stop(INVENTORY, "some-run", console(), "3") == exits.SUCCEEDED
+    assert dict(hosts["h1"].asked)["stop"]["grace"] == 3.0
+    with pytest.raises(Refusal, match="GRACE=soon is not a whole number"):
+        stop.stop(INVENTORY, "some-run", console(), "soon")
 
 
 def test_stop_does_not_claim_what_a_silent_host_did(hosts: dict[str, Host], capsys: pytest.CaptureFixture[str]) -> None:
