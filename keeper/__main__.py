@@ -106,6 +106,10 @@ class Keeper:
             holder = busy.holder
             what = f"run {holder.get('run', '?')} of {holder.get('owner', '?')} is in progress there"
             return self._never_started(Cause("lease", self.me, None, what, self.began))
+        try:
+            self.beats = self._listen()  # first: who looks for free ports from now on finds this one taken
+        except OSError as error:
+            return self._never_started(Cause("start", self.me, None, f"the run could not start: {error}", self.began))
         self.note("lease", {})
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._signalled)
@@ -142,14 +146,16 @@ class Keeper:
         self.outputs = Outputs(self.run_dir / "output", list(self.ranks), self._output_failed)
         ours = {"MUSTER_KEEPER": reports.path, "MUSTER_PIPES": str(self.outputs.pipes), "MUSTER_HOLD": str(self.hold)}
         self.launcher = Launcher(self.host["agent"], {**os.environ, **ours}, self.outputs)
+        self._tell()
+
+    def _listen(self) -> Beats:
         key = (self.private_dir / "key").read_bytes().strip()
         own = (str(self.host["address"]), int(self.host["keeper_port"]))
-        self.beats = Beats(
+        return Beats(
             str(self.plan["run"]), self.me, key, own, self.addresses,
             lambda host, words: self.events.put(Heard(time.monotonic(), host, words)),
             lambda host: self.events.put(Refused(time.monotonic(), host)),
         )  # fmt: skip
-        self._tell()
 
     def _output_failed(self, error: OSError) -> None:
         self.note("output_failed", {"reason": f"output is lost from here on: {error.strerror or error}"})

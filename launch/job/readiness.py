@@ -63,7 +63,7 @@ class Readiness:
 
     has_image: bool
     has_data_dir: bool
-    keeper_ports: list[int]  # one that is free, or none
+    keeper_ports: list[int]  # two that are free, or fewer: the keeper's, and one over which the quick check is made
     master_ports: list[int]  # two that are free on the first host, or fewer
     keeper_held: str = ""  # who has these ports, where too few are free
     master_held: str = ""
@@ -118,7 +118,7 @@ def ask(
     Raises as `Machine.answer`; also when the container engine does not answer, or sudo asks for a password.
     """
     wanted = [
-        *([("keeper", address, *REACH_PORTS, 1)] if address else []),
+        *([("keeper", address, *REACH_PORTS, 2)] if address else []),  # one for the quick check
         *([("master", "", *MASTER_PORTS, master_ports)] if master_ports else []),
     ]
     script = [
@@ -146,12 +146,12 @@ def problems_of(host: MapHost, readiness: Readiness, image: str, is_master: bool
         problems.append(Problem(where, f"does not hold image {image[:12]}", "run `make deploy`"))
     if not readiness.has_data_dir:
         problems.append(Problem(where, f"has no folder {host.data_dir} (data_dir)", "create it, or correct data_dir"))
-    for few, count, (first, last), held in (
-        (not readiness.keeper_ports, "none", REACH_PORTS, readiness.keeper_held),
-        (is_master and len(readiness.master_ports) < 2, "fewer than two", MASTER_PORTS, readiness.master_held),
+    for few, (first, last), held in (
+        (len(readiness.keeper_ports) < 2, REACH_PORTS, readiness.keeper_held),
+        (is_master and len(readiness.master_ports) < 2, MASTER_PORTS, readiness.master_held),
     ):
         if few:
-            what = f"of its ports from {first} to {last} {count} are free"
+            what = f"of its ports from {first} to {last} fewer than two are free"
             what += f"; they are held by {held}" if held else ""
             problems.append(Problem(where, what, "end what listens there; `ss -ltnp` shows it"))
     return problems

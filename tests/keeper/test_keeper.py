@@ -219,14 +219,29 @@ def test_nothing_starts_on_a_host_whose_training_network_is_down(run: Run) -> No
     assert run.events(0, "lease") == []  # so that the door says it, and no other host starts
 
 
+def keeper_here(folder: Path, port: int) -> Keeper:
+    """A keeper in this process, with folders of its own."""
+    host = {"host": "h1", "ranks": [0], "address": "127.0.0.1", "keeper_port": port, "interface": "lo", "agent": []}
+    for name in ("run", "lease", "private"):
+        (folder / name).mkdir()
+    (folder / "private" / "key").write_text("the run's own key")
+    plan = {"run": "some-run", "owner": "me@here", "grace": 3.0, "script": None, "hosts": [host]}
+    return Keeper(plan, 0, folder / "run", folder / "lease", folder / "private")
+
+
+def test_a_keeper_whose_port_is_taken_has_not_begun(tmp_path: Path) -> None:
+    """So that the door says it, and no rank starts on any host."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert keeper_here(tmp_path, taken.getsockname()[1]).run() == 1
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in events] == ["failed", "exit"]
+    assert "could not start" in events[0]["reason"] and "in use" in events[0]["reason"]
+
+
 @pytest.mark.parametrize("held", [True, False])
 def test_a_run_that_nobody_lets_go_ends(tmp_path: Path, held: bool) -> None:
     """The door takes it back before that, if it lives."""
-    host = {"host": "h1", "ranks": [0], "address": "127.0.0.1", "keeper_port": 1, "interface": "lo", "agent": []}
-    for name in ("run", "lease", "private"):
-        (tmp_path / name).mkdir()
-    plan = {"run": "some-run", "owner": "me@here", "grace": 3.0, "script": None, "hosts": [host]}
-    keeper = Keeper(plan, 0, tmp_path / "run", tmp_path / "lease", tmp_path / "private")
+    keeper = keeper_here(tmp_path, 1)
     if held:
         (tmp_path / "private" / "hold").touch()
     for seconds, causes in ((HELD_SECONDS, []), (KEPT_SECONDS + 1, ["start"] if held else [])):

