@@ -152,13 +152,13 @@ def start_and_tell(folder: Path, answer: Path, begun: float) -> None:
     """`make train` in this process until all ranks are in training, and its end; writes the seconds, and leaves."""
     from fabfile import CONSOLE
     from launch.cli.command import run as run_command
-    from launch.hosts import door, ssh
+    from launch.hosts import ssh
     from launch.job.follow import View
-    from launch.run import train
+    from launch.run import begin, train
 
     times: dict[str, float] = {}
     views: list[View] = []
-    connections, ask, make_view = ssh.connections, door.ask, View.__init__
+    connections, start, make_view = ssh.connections, begin.start, View.__init__
 
     @contextlib.contextmanager
     def timed_connections(*arguments: Any) -> Iterator[Any]:
@@ -167,13 +167,10 @@ def start_and_tell(folder: Path, answer: Path, begun: float) -> None:
             times["connect"] = time.monotonic()
             yield opened
 
-    def timed_ask(machine: Any, verb: str, *arguments: Any) -> Any:
-        if verb == "start":
-            times.setdefault("ready", time.monotonic())
-        result = ask(machine, verb, *arguments)
-        if verb == "start":
-            times["start"] = time.monotonic()  # the last one counts
-        return result
+    def timed_start(*arguments: Any) -> None:
+        times["ready"] = time.monotonic()
+        start(*arguments)
+        times["start"] = time.monotonic()
 
     def noted_view(view: View, *arguments: Any) -> None:
         make_view(view, *arguments)
@@ -194,7 +191,7 @@ def start_and_tell(folder: Path, answer: Path, begun: float) -> None:
 
     for place, name, timed in (
         (ssh, "connections", timed_connections),
-        (door, "ask", timed_ask),
+        (begin, "start", timed_start),
         (View, "__init__", noted_view),
     ):
         setattr(place, name, timed)
