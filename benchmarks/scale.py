@@ -158,7 +158,7 @@ def start_and_tell(folder: Path, answer: Path, begun: float) -> None:
 
     times: dict[str, float] = {}
     views: list[View] = []
-    connections, start, make_view = ssh.connections, begin.start, View.__init__
+    connections, start, make_view = ssh.connections, vars(begin)["start"], View.__init__
 
     @contextlib.contextmanager
     def timed_connections(*arguments: Any) -> Iterator[Any]:
