@@ -73,7 +73,9 @@ def test_a_users_own_script_runs_on_all_hosts_with_unequal_ranks(lab: Lab) -> No
     for rank, host in enumerate(("h1", "h2", "h2", "h3")):
         assert f"{host} rank {rank} | rank={rank}" in done.stdout and f"ifname={names[host]}" in said[rank]
     folder, _ = summary_of(done.stdout)
-    assert (folder / "workload" / "written-by-the-script.txt").is_file()
+    written = Path("workload") / "written-by-the-script.txt"
+    assert (folder / written).read_text() == "rank 0\n"
+    assert (folder / "hosts" / "h3" / written).read_text() == "rank 3\n"  # with another content: it is not lost
 
 
 def test_a_dry_run_prints_every_hosts_command_and_starts_nothing(lab: Lab) -> None:
