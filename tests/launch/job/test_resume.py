@@ -133,7 +133,7 @@ class Host(connection.Machine):
     def answer(self, command: str, timeout: float = 0) -> str:
         assert "/var/lib/muster/runs/03/checkpoints/step-*.json" in command
         assert "create_server" in command
-        free = "keeper=29403\n" + ("master=29500 29507\n" if "master" in command else "")
+        free = "keeper=29403 29404\n" + ("master=29500 29507\n" if "master" in command else "")
         return f"image=yes\ndata=yes\n{free}" + ("resume=yes\n" if self.has_checkpoint else "")
 
 
