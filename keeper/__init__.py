@@ -61,5 +61,11 @@ HOST_RUNS_DIR = "/var/lib/muster/runs"
 HOST_LEASE_DIR = "/var/lib/muster/lease"
 HOST_PRIVATE_DIR = "/run/muster"
 
+#: What is Muster's own in a run's folder on a host, as described above; anything else is the trainer's or a script's.
+OWN_NAMES = (
+    *("plan.json", "host.json", "events.jsonl", "state.json", "exit.json", "failure.json", "gathered.json"),
+    *("written.json", "output", "stacks", "workload", "workload.copied"),
+)
+
 #: How long a host that has started waits for the others, and for the control machine to let the run go.
 HELD_SECONDS = 300

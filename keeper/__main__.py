@@ -99,17 +99,17 @@ class Keeper:
     def run(self) -> int:
         """Keep the run until its end; returns the exit status."""
         if reason := causes.interface_problem(str(self.host["interface"])):
-            return self._never_started(Cause("start", self.me, None, reason, self.began))
+            return self._never_started("start", reason)
         try:
             held = lease.take(str(self.lease_dir), self._lease_words())
         except lease.Busy as busy:
             holder = busy.holder
             what = f"run {holder.get('run', '?')} of {holder.get('owner', '?')} is in progress there"
-            return self._never_started(Cause("lease", self.me, None, what, self.began))
+            return self._never_started("lease", what)
         try:
             self.beats = self._listen()  # first: who looks for free ports from now on finds this one taken
         except OSError as error:
-            return self._never_started(Cause("start", self.me, None, f"the run could not start: {error}", self.began))
+            return self._never_started("start", f"the run could not start: {error}")
         self.note("lease", {})
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._signalled)
@@ -118,7 +118,7 @@ class Keeper:
             self._copy_project()
             self._start()
         except (OSError, subprocess.CalledProcessError) as error:
-            return self._never_started(Cause("start", self.me, None, f"the run could not start: {error}", self.began))
+            return self._never_started("start", f"the run could not start: {error}")
         while not self.state.left:
             self._turn()
         status = self._leave()
@@ -128,7 +128,8 @@ class Keeper:
     def _lease_words(self) -> Dict[str, Any]:
         return {"run": self.plan["run"], "owner": self.plan["owner"], "host": self.me, "time": time.time()}
 
-    def _never_started(self, cause: Cause) -> int:
+    def _never_started(self, kind: str, reason: str) -> int:
+        cause = Cause(kind, self.me, None, reason, self.began)
         self.state, _ = deciding.decide(self.state, Failed(time.monotonic(), cause))
         self.note("failed", cause.words(time.monotonic()))
         self._write_exit()

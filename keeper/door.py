@@ -22,7 +22,7 @@ import zlib
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
-from keeper import HELD_SECONDS
+from keeper import HELD_SECONDS, OWN_NAMES
 from keeper.host import (
     ENGINE_SECONDS,
     KEEPER_SECONDS,
@@ -48,11 +48,6 @@ from keeper.output import Reader, read_file
 
 MARK = "muster:"
 CHUNK_BYTES = 262144  # of output in one frame
-#: What is Muster's in a run's folder: keeper/__init__.py.
-OURS = (
-    *("plan.json", "host.json", "events.jsonl", "state.json", "exit.json", "failure.json", "gathered.json"),
-    *("written.json", "output", "stacks", "workload", "workload.copied"),
-)
 LOOK_SECONDS = 1.0  # between two looks at the state and the lease
 
 
@@ -341,7 +336,7 @@ def offer(options: Words, caller: Caller) -> None:
     more: List[str] = []
     if not running:
         written = _written(run)
-        more = sorted(name for name in os.listdir(run.folder) if name not in OURS and not name.startswith("."))
+        more = sorted(name for name in os.listdir(run.folder) if name not in OWN_NAMES and not name.startswith("."))
         if user := os.environ.get("SUDO_USER"):
             call(["chown", "-R", "-h", user, str(run.folder)])
         call(["chmod", "-R", "u+rX", str(run.folder)])

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
-from keeper import output
+from keeper import OWN_NAMES, output
 from launch import files
 from launch.cli.make_variables import name_inventory
 from launch.hosts import door, openssh, ssh
@@ -35,10 +35,8 @@ AGAIN_SECONDS = 2.0  # between two attempts over a broken connection
 OURS = ("plan.json", "summary.json", "logs", "hosts")
 #: The documents of each host: they are kept with its logs. The schemas: keeper/__init__.py.
 DOCUMENTS = ("events.jsonl", "state.json", "exit.json", "failure.json", "stacks")
-#: What is not copied from the first host's folder as it is.
-_NOT_AS_IT_IS = (
-    *(*OURS, *DOCUMENTS, "output", "workload", "workload.copied", "written.json", "host.json", "gathered.json"),
-)
+#: What is not copied from a host's folder as it is.
+_NOT_AS_IT_IS = (*OURS, *OWN_NAMES)
 #: Podman's State of a host's container, as it was before it was removed.
 CONTAINER = "container.json"
 

@@ -73,7 +73,6 @@ class StopFlag:
     def __init__(self) -> None:
         self.is_set = False
         self.group: Any = None  # for agreeing: a process group that takes tensors of the CPU
-        self.leaves = False  # the process group at exit
         self.before = signal.signal(signal.SIGTERM, self.set)
 
     def set(self, number: int, frame: FrameType | None) -> None:
@@ -92,8 +91,7 @@ class StopFlag:
             self.group = dist.group.WORLD if takes_cpu else dist.new_group(backend="gloo")
         anywhere = torch.tensor(int(self.is_set))
         dist.all_reduce(anywhere, dist.ReduceOp.MAX, group=self.group)
-        if anywhere and not self.leaves:
-            self.leaves = True
+        if anywhere:
             atexit.register(leave_process_group)  # or the exit status may be SIGABRT's
         return bool(anywhere)
 
@@ -119,9 +117,7 @@ def let_go() -> None:
     gc.collect()  # DDP's cycles hold the group
     kept = sys.getrefcount(_left[0]) > 2  # the list's and the argument's
     _left.clear()
-    if (
-        kept
-    ):  # by torch (FSDP's meshes are) or a script's own model: its threads cannot be joined, but they get the lock
+    if kept:  # by torch (FSDP's meshes are) or a script's model: its threads cannot be joined, but they get the lock
         time.sleep(LAST_TENSORS_SECONDS)
 
 
