@@ -72,9 +72,9 @@ gather: .venv/.control  ## fetch the results of runs that ended unseen; may be r
 teardown: .venv/.control  ## remove Muster's containers, images, runs and settings from the hosts (packages stay)  [YES=1]
 	@$(BIN)/fab teardown
 
-test:  ## everything: fast tests, then the lab (real containers, sshd, Ansible, Fabric)
+test:  ## everything: the lab (real containers, sshd, Ansible, Fabric), which installs what it needs, then all the rest
 	$(need) train control test lint
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -m lab; lab=$$?; $(BIN)/python -m pytest -m "not lab" -n 2 --dist worksteal && exit $$lab
 
 test-fast:  ## the tests that need neither root nor containers, under a minute
 	$(need) train control test

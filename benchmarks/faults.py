@@ -49,6 +49,7 @@ HELD_STATE_SECONDS = 2.5  # for the keeper to write down what a held rank said l
 PTRACE_ATTACH, PTRACE_DETACH, WALL = 16, 17, 0x40000000  # of sys/ptrace.h and sys/wait.h
 SCRIPT = {"WORKLOAD": "tests/lab/test_jobs", "SCRIPT": "faults.py", "SKIP_CHECK": 1}
 STEPS = {**SCRIPT, "ARGS": "steps"}
+LEAVING = {**SCRIPT, "ARGS": "leave"}
 TRAINER = {"ARGS": "--epochs 1000 --batch-size 8 --model shufflenet_v2_x0_5", "SKIP_CHECK": 1}
 STEPPING = re.compile(r"10 steps|first optimizer step")
 #: Lines of the control machine that are no verdict.
@@ -375,10 +376,24 @@ class Fault:
 
 
 STILL = r"rank {rank} on h2 failed: no progress.*; it stands at "
+EARLY = "{}: its ranks ended with status 0 while those on h. went on"
 FAULTS = {
     "kill": Fault(
         "a rank is killed (kill -9)", signal_rank("h2", signal.SIGKILL),
-        "rank {rank} on h2 failed: killed by SIGKILL", "h2", 1.0, key="kill",
+        "rank {rank} on h2 failed: killed by SIGKILL", "h2", 1.0, key="kill", short=True,
+    ),
+    "early_first": Fault(
+        "the only rank of the first host returns (status 0) while the others take further steps",
+        signal_rank("h1", signal.SIGUSR2), EARLY.format("h1"), "h1", 15.0, rank=False, job=LEAVING, short=True, nodes=2,
+    ),
+    "early_last": Fault(
+        "the only rank of the last host returns (status 0) while the others take further steps",
+        signal_rank("h3", signal.SIGUSR2), EARLY.format("h3"), "h3", 15.0, rank=False, job=LEAVING, short=True,
+    ),
+    "early_of_two": Fault(
+        "one of the two ranks of a host returns (status 0) while the others take further steps",
+        signal_rank("h2", signal.SIGUSR2), "rank {rank} on h2.*: it ended with status 0", "h2", 15.0, job=LEAVING,
+        short=True, nodes=2,
     ),
     "torchrun": Fault(
         "torchrun itself is killed on a host", kill_above_ranks("h2", 1),

@@ -1,4 +1,4 @@
-"""The training image, workload images on top of it, and their OCI layout from which hosts pull.
+"""The training image, how an image is built, and the OCI layout from which hosts pull. Workloads: workload_image.py.
 
 Only what has changed is built and exported again: the same sources give the same image id, and a change under train/
 makes one new layer of a few hundred kilobytes. Not for distributing: the playbooks do that.
@@ -39,7 +39,7 @@ from containers.engine import (
 )
 from containers.files import locked, scratch, write_whole
 from containers.horovod_wheel import horovod_wheels, refuse_other_platform, wheels_beyond
-from containers.wheels import content_hash, pinned, pip_folder, training_wheels, workload_wheels
+from containers.wheels import content_hash, pinned, pip_folder, training_wheels
 
 TRAIN_REFERENCE = "localhost/muster/train:latest"
 HOROVOD_REFERENCE = "localhost/muster/train-horovod:latest"
@@ -85,13 +85,45 @@ def build_training_image(progress: Progress, horovod: bool = False) -> Image:
     as_root()
     base = _in_background(lambda: ensure_base(progress))
     folder = training_wheels(progress)
-    image = _build(
+    image = build(
         TRAIN_REFERENCE, ROOM / "train", ROOM / "train" / "Containerfile", progress,
         where="the control machine, while building the training image (containers/train/Containerfile)",
         arguments={"BASE": base.result(), "WHEELS": content_hash(folder), "CODE": code_hash(*CODE)},
         mounts={folder: "/wheels", pip_folder(): "/pip/pip"} | {source: f"/src/{source.name}" for source in CODE},
     )  # fmt: skip
     return _with_horovod(image, progress) if horovod else image
+
+
+def build(
+    reference: str, context: Path, containerfile: Path, progress: Progress, *, where: str,
+    arguments: Mapping[str, str], mounts: Mapping[Path, str], options: Iterable[str] = (),
+) -> Image:  # fmt: skip
+    """Build an image unless it is built: what `where` says is at fault when a step fails. Raises ContainersError.
+
+    context: the folder that COPY means; mounts: folder -> where RUN finds it; options: more words for Podman.
+    """
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+
+    def on_line(line: str) -> None:
+        if match := STEP.match(line):
+            progress(f"{reference}: step {match.group(1)} of {match.group(2)}")
+
+    with locked(IMAGES / "build.lock"), scratch(IMAGES, "build-") as folder:
+        before = inspect_image(reference, "{{.Id}}")
+        build_image(
+            reference, containerfile, context, "--network=none", f"--iidfile={folder / 'id'}", *options,
+            *(f"--build-arg={name}={value}" for name, value in arguments.items()),
+            *(f"--volume={path}:{target}:ro" for path, target in mounts.items()),
+            where=where, on_line=on_line,
+        )  # fmt: skip
+        identity = (folder / "id").read_text().strip().removeprefix("sha256:")
+        if before is not None and before != identity:
+            _remove(before)
+    size = int(podman("image", "inspect", "--format={{.Size}}", identity))
+    image = Image(reference, identity, size)
+    progress(f"{_short(image)}: {size / 2**30:.2f} GiB, ready after {time.monotonic() - started:.1f} s")
+    return image
 
 
 def _in_background(work: Callable[[], str]) -> Future[str]:
@@ -116,43 +148,12 @@ def _with_horovod(train: Image, progress: Progress) -> Image:
     with tempfile.TemporaryDirectory(prefix="horovod-", dir=IMAGES) as name:
         for path in wheels_beyond(folder, present):
             shutil.copy2(path, name)
-        return _build(
+        return build(
             HOROVOD_REFERENCE, ROOM / "horovod", ROOM / "horovod" / "Containerfile", progress,
             where="the control machine, while adding Horovod to the training image (containers/horovod/Containerfile)",
             arguments={"TRAIN": train.id, "HOROVOD": code_hash(Path(name))},
             mounts={Path(name): "/wheels", pip_folder(): "/pip/pip"},
         )  # fmt: skip
-
-
-def build_workload_image(train: Image, workload: Path, progress: Progress) -> Image:
-    """Build a user's project on top of the training image: its requirements.txt, if any, and its files in /workload.
-
-    Raises ContainersError if there is no such folder, its requirements cannot be fetched, or the build failed.
-    """
-    if not workload.is_dir():
-        fix = "give WORKLOAD=path/to/project, a folder that holds SCRIPT"
-        raise ContainersError("the workload is not a folder", str(workload), fix)
-    workload = workload.resolve()
-    wheels = workload_wheels(workload, training_wheels(lambda line: None), progress)
-    IMAGES.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="workload-", dir=IMAGES) as name:
-        ignore = Path(name) / "ignore"
-        own = [workload / name for name in (".containerignore", ".dockerignore") if (workload / name).is_file()]
-        ignore.write_text("".join(path.read_text() for path in (ROOM / "workload" / "ignore", *own[:1])))
-        empty = Path(name) / "wheels"
-        empty.mkdir()
-        return _build(
-            workload_reference(workload), workload, ROOM / "workload" / "Containerfile", progress,
-            where=f"the control machine, while building the image of the workload {workload}",
-            arguments={"TRAIN": train.id, "WHEELS": content_hash(wheels)},
-            mounts={wheels or empty: "/wheels", pip_folder(): "/pip/pip"},
-            options=[f"--ignorefile={ignore}"],
-        )  # fmt: skip
-
-
-def workload_reference(workload: Path) -> str:
-    """The reference of a workload's image."""
-    return f"{WORKLOAD_REPOSITORY}{image_name(workload.resolve().name)}:latest"
 
 
 def export_oci(image: Image, progress: Progress) -> OciExport:
@@ -202,44 +203,11 @@ def code_hash(*folders: Path) -> str:
     return total.hexdigest()
 
 
-def image_name(folder: str) -> str:
-    """A folder's name as part of an image reference: lower-case letters, digits, single hyphens."""
-    return re.sub(r"[^a-z0-9]+", "-", folder.lower()).strip("-") or "workload"
-
-
 def blob_sizes(entry: Mapping[str, Any]) -> dict[str, int]:
     """Hexadecimal digest -> size in bytes of each blob of an index entry: its manifest, config and layers."""
     manifest = _manifest(entry)
     blobs = [entry, manifest["config"], *manifest["layers"]]
     return {_hex(blob["digest"]): int(blob["size"]) for blob in blobs}
-
-
-def _build(
-    reference: str, context: Path, containerfile: Path, progress: Progress, *, where: str,
-    arguments: Mapping[str, str], mounts: Mapping[Path, str], options: Iterable[str] = (),
-) -> Image:  # fmt: skip
-    IMAGES.mkdir(parents=True, exist_ok=True)
-    started = time.monotonic()
-
-    def on_line(line: str) -> None:
-        if match := STEP.match(line):
-            progress(f"{reference}: step {match.group(1)} of {match.group(2)}")
-
-    with locked(IMAGES / "build.lock"), scratch(IMAGES, "build-") as folder:
-        before = inspect_image(reference, "{{.Id}}")
-        build_image(
-            reference, containerfile, context, "--network=none", f"--iidfile={folder / 'id'}", *options,
-            *(f"--build-arg={name}={value}" for name, value in arguments.items()),
-            *(f"--volume={path}:{target}:ro" for path, target in mounts.items()),
-            where=where, on_line=on_line,
-        )  # fmt: skip
-        identity = (folder / "id").read_text().strip().removeprefix("sha256:")
-        if before is not None and before != identity:
-            _remove(before)
-    size = int(podman("image", "inspect", "--format={{.Size}}", identity))
-    image = Image(reference, identity, size)
-    progress(f"{_short(image)}: {size / 2**30:.2f} GiB, ready after {time.monotonic() - started:.1f} s")
-    return image
 
 
 def _remove(identity: str) -> None:

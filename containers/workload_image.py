@@ -10,6 +10,8 @@ import contextlib
 import hashlib
 import json
 import os
+import re
+import tempfile
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from containers.base import own_sources, recipe_hash
 from containers.engine import BUILD, REPOSITORY, ContainersError, Progress, podman
 from containers.files import locked, write_whole
 from containers.image import IMAGES, Image
-from containers.wheels import requirements_texts
+from containers.wheels import content_hash, pip_folder, requirements_texts, training_wheels, workload_wheels
 
 BUILT = IMAGES / "workloads.json"  # {reference: {"state": of what the image was built from, "ids": {reference: id}}}
 IGNORED = images.ROOM / "workload" / "ignore"
@@ -29,12 +31,11 @@ IGNORED = images.ROOM / "workload" / "ignore"
 def build(workload: Path, horovod: bool, progress: Progress) -> Image:
     """Build the image of a user's project, and the training image below it, as far as they are not built yet.
 
-    horovod: on the training image with Horovod. Raises ContainersError as build_training_image and
-    build_workload_image do.
+    horovod: on the training image with Horovod. Raises ContainersError as build_training_image and build_on do.
     """
     state = _state(workload, horovod) if workload.is_dir() else ""  # before: what changes meanwhile is seen next time
     training = images.build_training_image(progress, horovod)
-    built = images.build_workload_image(training, workload, progress)
+    built = build_on(training, workload, progress)
     found = _inspected([BASE_REFERENCE, training.ref, built.ref])
     _note(built.ref, state, {reference: identity for reference, (identity, _) in found.items()})
     return built
@@ -42,7 +43,7 @@ def build(workload: Path, horovod: bool, progress: Progress) -> Image:
 
 def as_built(workload: Path, horovod: bool) -> Image | None:
     """What `build` would return, if that is known without building; None if it is not. Starts nothing, says nothing."""
-    reference = images.workload_reference(workload)
+    reference = reference_of(workload)
     with contextlib.suppress(ContainersError, OSError, ValueError):
         note = _notes().get(reference)
         if note and note["state"] == _state(workload, horovod):
@@ -50,6 +51,42 @@ def as_built(workload: Path, horovod: bool) -> Image | None:
             if {name: identity for name, (identity, _) in found.items()} == note["ids"]:
                 return Image(reference, *found[reference])
     return None
+
+
+def build_on(train: Image, workload: Path, progress: Progress) -> Image:
+    """Build a user's project on top of the training image: its requirements.txt, if any, and its files in /workload.
+
+    Raises ContainersError if there is no such folder, its requirements cannot be fetched, or the build failed.
+    """
+    if not workload.is_dir():
+        fix = "give WORKLOAD=path/to/project, a folder that holds SCRIPT"
+        raise ContainersError("the workload is not a folder", str(workload), fix)
+    workload = workload.resolve()
+    wheels = workload_wheels(workload, training_wheels(lambda line: None), progress)
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="workload-", dir=IMAGES) as name:
+        ignore = Path(name) / "ignore"
+        own = [workload / name for name in (".containerignore", ".dockerignore") if (workload / name).is_file()]
+        ignore.write_text("".join(path.read_text() for path in (IGNORED, *own[:1])))
+        empty = Path(name) / "wheels"
+        empty.mkdir()
+        return images.build(
+            reference_of(workload), workload, images.ROOM / "workload" / "Containerfile", progress,
+            where=f"the control machine, while building the image of the workload {workload}",
+            arguments={"TRAIN": train.id, "WHEELS": content_hash(wheels)},
+            mounts={wheels or empty: "/wheels", pip_folder(): "/pip/pip"},
+            options=[f"--ignorefile={ignore}"],
+        )  # fmt: skip
+
+
+def reference_of(workload: Path) -> str:
+    """The reference of a workload's image."""
+    return f"{images.WORKLOAD_REPOSITORY}{image_name(workload.resolve().name)}:latest"
+
+
+def image_name(folder: str) -> str:
+    """A folder's name as part of an image reference: lower-case letters, digits, single hyphens."""
+    return re.sub(r"[^a-z0-9]+", "-", folder.lower()).strip("-") or "workload"
 
 
 def _note(reference: str, state: str, ids: dict[str, str]) -> None:

@@ -14,7 +14,8 @@ events.jsonl    what happened, one JSON object a line: {"time": unix seconds, "a
                 "attempt": 1, "event": name, ...}; written by the keeper. Names and their own fields: below
 state.json      how things stand, about once a second while the run goes on: {"status": "starting" | "running" |
                 "ending", "attempt", "ranks": {"<rank>": {"state": "running" | "ended" | "failed" | "stopped", "phase",
-                "step", "steps", "epoch", "epochs", "loss", "rate", "age": seconds since its last progress}},
+                "step", "steps", "epoch", "epochs", "loss", "rate", "computing", "age": seconds since its last
+                progress}},
                 "peers": {"<host>": seconds since its last heartbeat}, "waiting": what is waited for, or "",
                 "time": unix seconds}
 exit.json       how the run ended, as this host knows it; written by the keeper, last: {"status": "succeeded" |
@@ -46,7 +47,8 @@ host did not start in time), "lease" (it is another run's).
 Events: "lease" (it is held; ranks may start), "started" (pids: {rank: pid}), "heard" (host: its first heartbeat),
 "failed" (a CAUSE, of this host or of another one), "interface" (reason: this host's own network is down), "stop" (by,
 grace: seconds), "waiting" (for), "killed" (after_grace: whether ranks outlived theirs), "left" (pids that do not end),
-"ended" (status: torchrun's), "output_failed" (reason), "exit" (what exit.json holds).
+"rank_ended" (rank: it has ended with status 0), "ranks_ended" (all of this host have; torchrun waits for the other
+hosts'), "ended" (status: torchrun's), "output_failed" (reason), "exit" (what exit.json holds).
 """
 
 #: Where the run's folder, the lease's folder and the private files (key, secrets) are in a container.

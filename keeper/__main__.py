@@ -17,10 +17,20 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
-from keeper import HELD_SECONDS, LEASE_DIR, PRIVATE_DIR, PROJECT_DIR, RUN_DIR, WORKLOAD_DIR, causes, lease
+from keeper import (
+    HELD_SECONDS,
+    HOST_RUNS_DIR,
+    LEASE_DIR,
+    PRIVATE_DIR,
+    PROJECT_DIR,
+    RUN_DIR,
+    WORKLOAD_DIR,
+    causes,
+    lease,
+)
 from keeper import decide as deciding
 from keeper.beats import Beats
-from keeper.decide import LOST_SECONDS, Cause, Ended, Failed, Heard, Refused, Started, StopAsked, Tick
+from keeper.decide import LOST_SECONDS, Cause, Done, Ended, Failed, Heard, Refused, Started, StopAsked, Tick
 from keeper.documents import Documents, read
 from keeper.ranks import LAUNCHER, Launcher, Memory, Outputs, Reports
 from keeper.stuck import Stuck
@@ -31,6 +41,7 @@ KEPT_SECONDS = HELD_SECONDS + 30.0  # the door takes the start back before that
 WAITING_SECONDS = {"ending": 5.0, "ended": 60.0}  # between two events that say what is waited for
 PROGRESS = ("phase", "step", "patience")  # what the other hosts are told of a rank
 LAST_LINES = 20  # of a failed rank, kept with the cause
+REASON_CHARACTERS = 1000  # of a cause: it travels with each heartbeat
 STATUSES = {"succeeded": 0, "failed": 1, "stopped": causes.EXIT_STOPPED}
 
 Words = Mapping[str, Any]
@@ -111,6 +122,7 @@ class Keeper:
         except OSError as error:
             return self._never_started("start", f"the run could not start: {error}")
         self.note("lease", {})
+        self._tell()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._signalled)
         try:
@@ -138,7 +150,14 @@ class Keeper:
     def _copy_project(self) -> None:
         """A script works in a folder of the host: what it writes outlives the container."""
         if self.plan["script"] and Path(PROJECT_DIR).is_dir():
-            subprocess.run(["cp", "-a", f"{PROJECT_DIR}/.", WORKLOAD_DIR], check=True, capture_output=True)
+            words = ["cp", "-a", f"{PROJECT_DIR}/.", WORKLOAD_DIR]
+            copying = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            while copying.poll() is None:
+                time.sleep(PAUSE_SECONDS)
+                if self._due("beat", 1.0, time.monotonic()):
+                    self._tell()
+            if copying.returncode != 0:
+                raise subprocess.CalledProcessError(copying.returncode, words)
             (self.run_dir / "workload.copied").touch()
 
     def _start(self) -> None:
@@ -168,16 +187,21 @@ class Keeper:
     # One turn after the other
 
     def _turn(self) -> None:
-        try:
-            event = self.events.get(timeout=PAUSE_SECONDS)
-        except queue.Empty:
-            event = None
-        if event is not None:
-            self._handle(self._reported(event) if isinstance(event, dict) else event)
+        with contextlib.suppress(queue.Empty):
+            self._take(self.events.get(timeout=PAUSE_SECONDS))
         self._reap()
+        self._look(time.monotonic())
         now = time.monotonic()
-        self._look(now)
+        self._take_all()  # a disk may have held this up: what came until now is heard before silence is judged
         self._handle(Tick(now))
+
+    def _take(self, event: Any) -> None:
+        self._handle(self._reported(event) if isinstance(event, dict) else event)
+
+    def _take_all(self) -> None:
+        """Everything that waits in the queue."""
+        for _ in range(self.events.qsize()):
+            self._take(self.events.get())
 
     def _handle(self, event: Any) -> None:
         if event is None:
@@ -219,13 +243,12 @@ class Keeper:
         status = self.launcher.reap() if self.launcher else None
         if status is None:
             return
-        while True:  # what the agent reported before it ended comes first
-            try:
-                event = self.events.get_nowait()
-            except queue.Empty:
-                break
-            self._handle(self._reported(event) if isinstance(event, dict) else event)
+        self._take_all()  # what the agent reported before it ended comes first
         self._learn_the_rest()
+        killed = status == 128 + signal.SIGKILL and not self.state.causes and self.state.kill_at is None
+        if killed and (reason := self.memory.out_of_memory()):
+            now = time.monotonic()
+            self._handle(Failed(now, Cause("launcher", self.me, None, f"torchrun: {reason}", now)))
         for words in self.ranks.values():
             if words["state"] in ("starting", "running"):
                 words["state"] = "ended"
@@ -245,7 +268,7 @@ class Keeper:
             self._tell()
         if self._due("state", STATE_SECONDS, now):
             self.write_state(now)
-        often = WAITING_SECONDS.get(self.state.status)
+        often = WAITING_SECONDS.get("ended" if self.state.done else self.state.status)
         if often and self._due("waiting", often, now) and (waited := deciding.waited_for(self.state, now)):
             self.note("waiting", {"for": waited})
 
@@ -268,6 +291,15 @@ class Keeper:
                     self.ranks[rank]["state"] = "running"
                 self.note("started", {"pids": words["pids"]})
                 return Started(now)
+            if words.get("agent") == "rank_ended":
+                self.ranks[int(words["rank"])]["state"] = "ended"
+                if not self.state.terminated:  # else it was asked to
+                    self.note("rank_ended", {"rank": words["rank"]})
+                return None
+            if words.get("agent") == "ended":
+                for known in self.ranks.values():
+                    known["state"] = "ended"
+                return Done(now)
             if words.get("agent") == "failed":
                 return self._failed(words["failure"], now)
             rank = int(words["rank"])
@@ -288,7 +320,7 @@ class Keeper:
         if rank is not None:
             self.ranks[int(rank)]["state"] = "failed"
             self.outputs.drain()
-        lines = self.outputs.last_lines(stream, LAST_LINES)
+        lines = self._last_lines(stream)
         explained = self._explained(failure, "\n".join(self.outputs.last_lines(stream, 500)))
         self.failures.append(explained)
         patience = deciding.LAST_WORDS_SECONDS
@@ -297,13 +329,15 @@ class Keeper:
         elif failure.get("signal"):
             patience = 0.0
         kind = "launcher" if rank is None else "rank"
-        reason = causes.described(explained)
+        here = f"{HOST_RUNS_DIR}/{self.plan['run']}/"  # where people look for it
+        reason = causes.described(explained).replace(f"{RUN_DIR}/", here)[:REASON_CHARACTERS]
         cause = Cause(kind, self.me, rank, reason, now, bool(explained["consequence"]), "", tuple(lines), patience)
         return Failed(now, cause)
 
     def _explained(self, failure: Words, said: str) -> Dict[str, Any]:
         """The failure, with what only this process knows: the rank's output, and what the kernel did."""
-        if failure.get("signal") == "SIGKILL" and (reason := self.memory.out_of_memory()):
+        killed = failure.get("signal") == "SIGKILL" or causes.KILLED_WORKER in str(failure.get("exception"))
+        if killed and (reason := self.memory.out_of_memory()):
             return {**failure, "exception": reason, "consequence": False}
         return dict(failure) if failure.get("rank") is None else causes.completed(dict(failure), said)
 
@@ -330,10 +364,10 @@ class Keeper:
         age = self._age(self.ranks[rank], now)
         if age is not None:
             reason = reason.replace("no progress", f"no progress for {age:.0f} s", 1)
-        return Cause("hang", self.me, rank, reason, now, lines=tuple(self._last_lines(rank)))
+        return Cause("hang", self.me, rank, reason, now, lines=tuple(self._last_lines(f"rank-{rank}")))
 
-    def _last_lines(self, rank: int) -> List[str]:
-        return self.outputs.last_lines(f"rank-{rank}", LAST_LINES) if self.outputs else []
+    def _last_lines(self, stream: str) -> List[str]:
+        return causes.shortened(self.outputs.last_lines(stream, LAST_LINES)) if self.outputs else []
 
     def _hear(self, event: Heard) -> None:
         """How far the ranks of another host are."""

@@ -27,7 +27,9 @@ BEAT_SECONDS = 1.0
 PAUSE_SECONDS = 0.05  # between two beats at least: where all hosts end at once, each has news with every word it hears
 RETRY_SECONDS = 0.2  # between two attempts to connect
 STUCK_SECONDS = 3.0  # for data to be acknowledged, and for a connection to be made
-LONGEST_LINE = 65536  # bytes
+LONGEST_LINE = 1 << 20  # bytes
+RECEIVE_BYTES = 262144  # at once
+HUNG_SECONDS = 120.0  # without new words: whatever holds up this keeper (a disk), it keeps no run any more
 
 Address = Tuple[str, int]
 
@@ -106,15 +108,19 @@ class Beats:
         os.set_blocking(self._wake_writing, False)
         self._selector.register(self._wake_reading, selectors.EVENT_READ, self._woken)
         self._lock = threading.Lock()
-        self._sent = self._due = 0.0
+        self._sent = self._due = self._told = 0.0
         self._ending = False
         self._thread = threading.Thread(target=self._serve, daemon=True, name="beats")
         self._thread.start()
 
     def tell(self, words: Any) -> None:
-        """Send these words to all others now (PAUSE_SECONDS after the last time at the earliest), and each second."""
+        """Send these words to all others now (PAUSE_SECONDS after the last time at the earliest), and each second.
+
+        For HUNG_SECONDS: then the others shall take this host for lost.
+        """
         with self._lock:
             self._words, self._due = words, self._sent + PAUSE_SECONDS
+            self._told = time.monotonic()
         with contextlib.suppress(OSError):
             os.write(self._wake_writing, b"x")
 
@@ -135,7 +141,7 @@ class Beats:
                 due, words = now >= self._due and self._words is not None, self._words
                 if due:
                     self._sent, self._due = now, now + BEAT_SECONDS
-            if due:
+            if due and now - self._told < HUNG_SECONDS:
                 self._send_to_all(words, now)
             for chosen, _ in self._selector.select(self._pause()):
                 chosen.data(chosen.fileobj)
@@ -255,7 +261,7 @@ class Beats:
 
     def _read(self, incoming: _Incoming) -> None:
         try:
-            data = incoming.socket.recv(LONGEST_LINE)
+            data = incoming.socket.recv(RECEIVE_BYTES)
         except BlockingIOError:
             return
         except OSError:

@@ -22,6 +22,10 @@ PEER_LOST = re.compile(
     re.IGNORECASE,
 )
 
+KILLED_WORKER = "is killed by signal: Killed"  # of a DataLoader's process, as torch says it
+LINES_CHARACTERS = 4000  # of a rank's last lines together
+LINE_CHARACTERS = 500  # of one of them
+
 # torch puts this before each line of an uncaught exception once a process group exists.
 RANK_PREFIX = re.compile(r"^\[rank\d+\]: ", re.MULTILINE)
 
@@ -94,6 +98,17 @@ def completed(failure: dict[str, Any], output: str) -> dict[str, Any]:
 def in_order(failures: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The cause first, as far as it can be known: consequences come after all others, then the earlier comes first."""
     return sorted(failures, key=lambda f: (f["consequence"], f["time"]))
+
+
+def shortened(lines: list[str]) -> list[str]:
+    """The last lines of a rank as they travel with the heartbeats: long ones cut off, LINES_CHARACTERS at most."""
+    kept: list[str] = []
+    for line in reversed(lines):
+        kept.append(line if len(line) <= LINE_CHARACTERS else f"{line[:LINE_CHARACTERS]} ...")
+        if sum(map(len, kept)) > LINES_CHARACTERS:
+            kept.pop()
+            break
+    return kept[::-1]
 
 
 def described(failure: dict[str, Any]) -> str:

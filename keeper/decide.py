@@ -27,6 +27,7 @@ REFUSED_SECONDS = 2.0  # of refused connections after which a keeper that was he
 FRESH_SECONDS = 3.0  # a beat this old still says how things stand
 LINGER_SECONDS = 3.0  # for the others to learn that this host's ranks have ended
 AFTER_DEATH_SECONDS = 0.2  # from SIGTERM to SIGKILL for the ranks when there is nothing left to save
+DONE_SECONDS = 30.0  # for torchrun to end when all ranks of the run have ended well
 LAST_WORDS_SECONDS = 2.0  # for ranks to end by themselves when another one has: they may have more to say
 CAUSE_SECONDS = 6.0  # the same when all that is known only follows from another failure: its rank may still be ending
 
@@ -93,6 +94,11 @@ class Peer:
     def ended(self) -> bool:
         return self.beat.get("status") == "ended"
 
+    @property
+    def done(self) -> bool:
+        """Whether all its ranks have ended well, though its torchrun may still wait for the other hosts."""
+        return self.ended or bool(self.beat.get("done"))
+
     def is_fresh(self, now: float) -> bool:
         """Whether it was heard a moment ago."""
         return self.last is not None and now - self.last <= FRESH_SECONDS
@@ -114,6 +120,8 @@ class State:
     kill_at: float | None = None  # when ranks that are still there are killed
     terminated: bool = False  # ranks have got SIGTERM: however they end now, it is not their doing
     killed: bool = False
+    done: bool = False  # this host's ranks have ended well; torchrun waits for those of the other hosts
+    all_done_at: float | None = None  # when it became known that all ranks of the run have ended well
     exit_status: int | None = None  # torchrun's, when it has ended
     all_ended_at: float | None = None  # when the last host's end became known
     left: bool = False
@@ -146,6 +154,13 @@ class Refused:
 @dataclass(frozen=True)
 class Started:
     """torchrun has started this host's ranks."""
+
+    now: float
+
+
+@dataclass(frozen=True)
+class Done:
+    """All ranks of this host have ended with status 0. torchrun waits for the other hosts' before it ends."""
 
     now: float
 
@@ -220,6 +235,9 @@ def decide(state: State, event: Any) -> tuple[State, Actions]:
         if state.status == "starting":
             state = replace(state, status="running")
             actions.append(Tell())
+    elif isinstance(event, Done):
+        state = replace(state, done=True)
+        actions.extend([Note("ranks_ended", {}), Tell()])
     elif isinstance(event, Failed):
         state = _learn(state, event.cause, now, actions)
     elif isinstance(event, StopAsked):
@@ -227,7 +245,8 @@ def decide(state: State, event: Any) -> tuple[State, Actions]:
         state = _stop(state, Stop(event.by, grace, now), now, actions)
     elif isinstance(event, Ended):
         state = _ended(state, event, actions)
-    state = _find_lost(state, now, actions)
+    elif isinstance(event, Tick):  # not before: words that came earlier may be waiting to be heard
+        state = _end_idle_torchrun(_find_lost(state, now, actions), now)
     state = _terminate_when_due(state, now, actions)
     state = _kill_what_is_late(state, now, actions)
     return _maybe_leave(state, now, actions), actions
@@ -239,6 +258,7 @@ def beat(state: State, now: float) -> Words:
     return {
         "status": state.status,
         "attempt": state.attempt,
+        "done": state.done,
         "hears": hears,
         "ended": sorted(host for host, peer in state.peers.items() if peer.ended),
         "causes": [cause.words(now) for cause in state.causes[-8:]],
@@ -267,8 +287,10 @@ def waited_for(state: State, now: float) -> str:
     if state.status == "ending":
         left = "" if state.kill_at is None else f"; they are killed in {max(0.0, state.kill_at - now):.0f} s"
         return f"the ranks of {state.me} to end{left}"
-    others = [host for host, peer in state.peers.items() if not (peer.ended or peer.lost)]
-    return "the ranks of " + ", ".join(sorted(others)) if state.status == "ended" and others else ""
+    if state.status != "ended" and not state.done:
+        return ""
+    others = [host for host, peer in state.peers.items() if not (peer.done or peer.lost)]
+    return "the ranks of " + ", ".join(sorted(others)) if others else ""
 
 
 def _hear(state: State, event: Heard, actions: Actions) -> State:
@@ -348,7 +370,7 @@ def _ended(state: State, event: Ended, actions: Actions) -> State:
     if state.status == "ended":
         return state
     asked = state.stop is not None or event.status == EXIT_STOPPED
-    bad = event.status != 0 and not state.causes and not asked
+    bad = event.status != 0 and not state.causes and not asked and not state.done
     if event.status == EXIT_STOPPED and not state.stop:
         state = _stop(state, Stop(f"a signal to a rank on {state.me}, not from Muster", state.grace, event.now),
                       event.now, actions)  # fmt: skip
@@ -393,19 +415,20 @@ def _is_silent(state: State, peer: Peer, now: float) -> bool:
 
 def _why_silent(state: State, host: str, now: float, alone: bool) -> Cause:
     peer = state.peers[host]
-    if peer.last is None:
-        what = f"its keeper was not heard within {START_SECONDS:.0f} s of the start"
-        return Cause("start", host, None, what, now, consequence=bool(state.causes))
     if peer.refused_since is not None:
         return Cause("host_lost", host, None, "its keeper is gone: the container was ended, not by its run", now)
-    silence = f"{now - peer.last:.0f} s"
+    last = state.began if peer.last is None else peer.last
+    silence = f"{now - last:.0f} s"
     hearing = [name for name, other in state.peers.items() if name != host and _hears(other, host, now)]
     if hearing:
         what = f"do not hear each other for {silence}, though {', '.join(sorted(hearing))} hears both"
-        return Cause("cut", state.me, None, what, peer.last, other=host)
+        return Cause("cut", state.me, None, what, last, other=host)
+    if peer.last is None:
+        what = f"its keeper was not heard within {START_SECONDS:.0f} s of the start"
+        return Cause("start", host, None, what, now, consequence=bool(state.causes))
     if alone:
-        return Cause("host_lost", state.me, None, f"it hears no other host for {silence}", peer.last)
-    return Cause("host_lost", host, None, f"no word from it for {silence}", peer.last)
+        return Cause("host_lost", state.me, None, f"it hears no other host for {silence}", last)
+    return Cause("host_lost", host, None, f"no word from it for {silence}", last)
 
 
 def _hears(peer: Peer, host: str, now: float) -> bool:
@@ -416,10 +439,21 @@ def _hears(peer: Peer, host: str, now: float) -> bool:
     return age is not None and float(age) + now - peer.last < LOST_SECONDS / 2
 
 
+def _end_idle_torchrun(state: State, now: float) -> State:
+    """torchrun learns from its store that the other hosts' ranks have ended. Where that connection broke unseen, as
+    behind a firewall that forgets idle ones, it shall not wait for ever."""
+    if state.status != "running" or not state.done or not all(peer.done for peer in state.peers.values()):
+        return state
+    if state.all_done_at is None:
+        return replace(state, all_done_at=now)
+    return _end_ranks(state, now, AFTER_DEATH_SECONDS) if now - state.all_done_at > DONE_SECONDS else state
+
+
 def _kill_what_is_late(state: State, now: float, actions: Actions) -> State:
     if state.status != "ending" or state.kill_at is None or now < state.kill_at:
         return state
-    late = state.stop is not None and root(state) is None
+    cause = root(state)
+    late = state.stop is not None and (cause is None or cause.consequence)
     actions.extend([Note("killed", {"after_grace": late}), Kill()])
     return replace(state, kill_at=None, killed=late or state.killed)
 

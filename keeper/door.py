@@ -34,8 +34,9 @@ from keeper.host import (
     call,
     containers_at_end,
     containers_of,
+    end_processes,
     is_name,
-    kill_processes,
+    kill_containers,
     processes_of,
     remove_all,
     remove_containers,
@@ -286,13 +287,18 @@ class _Sender:
 
 
 def stop(options: Words, caller: Caller) -> None:
-    """Ask a run's keeper to end it. {run, by, grace: seconds or null} -> {"asked": false where there is none}"""
+    """Ask a run's keeper to end it; or, where that one does not answer any more, end it without.
+
+    {run, by, grace: seconds or null, kill: true, or absent} -> {"asked": false where there is no keeper, "killed": with
+    `kill`, the names of the run's containers that were killed}. The run's folder stays as it is.
+    """
     run = Run(Host(options), options["run"])
     asked = (run.folder / "plan.json").is_file() and not run.is_over and run.document("exit.json") is None
     if asked:
         words = {"by": options["by"], "grace": options.get("grace"), "time": time.time()}
         write_document(run.private / "stop.json", words)  # in memory: also where the disk is full
-    caller.send({"asked": asked})
+    killed = {"killed": kill_containers(run.name) if asked else []} if options.get("kill") else {}
+    caller.send({"asked": asked, **killed})
 
 
 def runs(options: Words, caller: Caller) -> None:
@@ -368,9 +374,10 @@ def _written(run: Run) -> List[str]:
 def seal(options: Words, caller: Caller) -> None:
     """After a control machine has gathered a run that is over: remove what only the run needed, and look for the rest.
 
-    {run, by, keep} -> {"left": {"containers": names, "processes": ["pid command"]}: what was still running, and was
-    ended now, "cleared": whether all of it is gone, "removed": ids of the runs whose folders were removed}. These are
-    gathered runs beyond the `keep` newest gathered ones, but none from which a run resumes that is not gathered.
+    {run, by, keep} -> {"left": {"containers": names, "processes": ["pid command"], "GPU memory": texts}: what was still
+    running, and was ended now, and GPU memory that no process holds any more, "cleared": whether all of it is gone,
+    "removed": ids of the runs whose folders were removed}. These are gathered runs beyond the `keep` newest gathered
+    ones, but none from which a run resumes that is not gathered.
     """
     host = Host(options)
     run = host.run(options["run"])
@@ -380,12 +387,13 @@ def seal(options: Words, caller: Caller) -> None:
     found = containers_at_end(run.name)
     left = sorted(name for name, state in found.items() if state == "running")
     remove_containers(list(found))
-    processes = kill_processes(run.name)
+    processes, lost = end_processes(run)
     remove_folder(run.private)
     remove_folder(run.folder / "workload")
     removed = _prune(host, options["keep"], run.name)
-    cleared = not containers_of(run.name) and not processes_of(run.name)
-    caller.send({"left": {"containers": left, "processes": processes}, "cleared": cleared, "removed": removed})
+    cleared = not containers_of(run.name) and not processes_of(run.name) and not lost
+    named = {"containers": left, "processes": processes, "GPU memory": lost}
+    caller.send({"left": named, "cleared": cleared, "removed": removed})
 
 
 def _prune(host: Host, keep: int, sealed: str) -> List[str]:

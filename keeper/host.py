@@ -13,7 +13,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from keeper import HOST_LEASE_DIR, HOST_PRIVATE_DIR, HOST_RUNS_DIR
 from keeper.output import read_file
@@ -23,7 +23,9 @@ ENGINE_SECONDS = 120  # for a call of Podman
 KEEPER_SECONDS = 60  # for the keeper of a started container to take the lease
 KILL_SECONDS = 5  # from SIGTERM to SIGKILL, where nothing is left to save
 END_SECONDS = 5  # for a container to end after its keeper, and for a killed process to be gone
+GPU_SECONDS = 30  # for nvidia-smi
 EVENTS_BYTES = 262144  # of events.jsonl, among which the first ones are
+ALL_PROCESSES = "pid:[4026531836]"  # the PID namespace in which all processes are seen: PROC_PID_INIT_INO of the kernel
 
 Words = Dict[str, Any]
 
@@ -97,6 +99,14 @@ class Run:
         """This host's place in the run."""
         return (self.document("host.json") or {}).get("node_rank")
 
+    @property
+    def has_gpus(self) -> bool:
+        """Whether this host's container was given NVIDIA GPUs."""
+        with contextlib.suppress(KeyError, TypeError, IndexError, ValueError):  # a script wrote a plan.json of its own
+            command = self.plan["hosts"][self.node_rank]["command"]
+            return any(str(word).startswith("nvidia.com/gpu=") for word in command)
+        return False
+
     def status(self) -> str:
         """ "starting", "running", "succeeded", "failed", "stopped", or "died": without a word of its keeper."""
         # In this order: each answer stays right while the next one is looked for.
@@ -155,7 +165,8 @@ def call(words: Sequence[str], seconds: float = ENGINE_SECONDS, wait: Callable[[
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                with contextlib.suppress(subprocess.TimeoutExpired):  # no signal ends one that waits for a driver
+                    process.wait(END_SECONDS)
         out.seek(0)
         said.seek(0)
         printed, problem = out.read().decode(errors="replace"), said.read().decode(errors="replace")
@@ -191,6 +202,28 @@ def containers_at_end(run: str) -> Dict[str, str]:
         if "running" not in found.values() or time.monotonic() > deadline:
             return found
         time.sleep(POLL_SECONDS)
+
+
+def kill_containers(run: str) -> List[str]:
+    """Kill what lives of a run's containers, frozen ones too; returns their names. Raises Refused.
+
+    They stay, so that it can be said how they ended; but one that does not end by that is removed.
+    """
+    names = _living_containers(run)
+    if not names:
+        return []
+    with contextlib.suppress(Refused):  # an older Podman kills no frozen one; then the next command says why it fails
+        call(["podman", "kill", "--", *names])
+    deadline = time.monotonic() + END_SECONDS
+    while (left := _living_containers(run)) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    if left:
+        call(["podman", "rm", "--force", "--ignore", "--", *left])
+    return names
+
+
+def _living_containers(run: str) -> List[str]:
+    return [name for name, state in containers_of(run).items() if state in ("running", "paused", "stopping")]
 
 
 def remove_containers(names: Sequence[str], seconds: int = KILL_SECONDS) -> None:
@@ -249,16 +282,21 @@ def remove_all(path: Path) -> None:
 # Processes
 
 
-def kill_processes(run: str) -> List[str]:
-    """Kill every process of a run outside its containers; returns what they were."""
-    found = processes_of(run)
+def end_processes(run: Run) -> Tuple[List[str], List[str]]:
+    """Kill every process of a run outside its containers.
+
+    Returns what they were, with the GPU memory that they held, and the GPU memory that nothing holds any more.
+    """
+    held, _ = _gpu_memory(run)
+    found = processes_of(run.name)
     for pid in found:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + END_SECONDS
-    while found and processes_of(run) and time.monotonic() < deadline:
+    while found and processes_of(run.name) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
-    return [f"{pid} {command}" for pid, command in found.items()]
+    ended = [f"{pid} {command}" + (f" ({held[pid]})" if pid in held else "") for pid, command in found.items()]
+    return ended, _lost_gpu_memory(run)
 
 
 def processes_of(run: str) -> Dict[int, str]:
@@ -272,3 +310,37 @@ def processes_of(run: str) -> Dict[int, str]:
                     command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
                     found[int(name)] = command[:200]
     return found
+
+
+def _gpu_memory(run: Run) -> Tuple[Dict[int, str], str]:
+    """(process -> the memory that it holds on this host's GPUs, why that is not known) for a run that had some."""
+    if not run.has_gpus:
+        return {}, ""
+    query = "--query-compute-apps=gpu_uuid,pid,used_memory"
+    try:
+        lines = call(["nvidia-smi", query, "--format=csv,noheader"], GPU_SECONDS).splitlines()
+    except (Refused, OSError) as error:
+        return {}, str(error)
+    found: Dict[int, List[str]] = {}
+    for fields in ([field.strip() for field in line.split(",")] for line in lines):
+        if len(fields) == 3 and fields[1].isdigit():
+            found.setdefault(int(fields[1]), []).append(f"{fields[2]} of {fields[0]}")
+    return {pid: ", ".join(held) for pid, held in found.items()}, ""
+
+
+def _lost_gpu_memory(run: Run) -> List[str]:
+    """GPU memory that the driver still counts for processes that have ended, after END_SECONDS in which it may free it.
+
+    Nothing on a host that is a container itself: a process of which nothing is seen may be a neighbour's there.
+    """
+    deadline = time.monotonic() + END_SECONDS
+    while True:
+        held, unknown = _gpu_memory(run)
+        if unknown:
+            return [f"not known: {unknown}"]
+        lost = {pid: text for pid, text in held.items() if not os.path.exists(f"/proc/{pid}")}
+        if not lost or os.readlink("/proc/self/ns/pid") != ALL_PROCESSES:
+            return []
+        if time.monotonic() > deadline:
+            return [f"{text}, of process {pid}, which has ended" for pid, text in lost.items()]
+        time.sleep(POLL_SECONDS)

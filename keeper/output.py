@@ -92,7 +92,7 @@ class Writer:
             start, size = self._head + (self.end - self._head) // self._segment * self._segment, self._segment
         if self._file is None or self._start != start:
             self.close()
-            path = self._folder / _name(self._stream, start)
+            path = self._folder / file_name(self._stream, start)
             if start and not path.exists():
                 self._make_room()
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -103,7 +103,7 @@ class Writer:
         """Remove the oldest segments, so that one more may be written."""
         segments = [start for start in Reader(self._folder).files().get(self._stream, []) if start]
         for start in segments[: max(0, len(segments) + 1 - self._segments)]:
-            (self._folder / _name(self._stream, start)).unlink()
+            (self._folder / file_name(self._stream, start)).unlink()
 
 
 class Reader:
@@ -153,7 +153,7 @@ class Reader:
             if not starts:
                 return 0
             try:
-                return starts[-1] + os.lstat(self._folder / _name(stream, starts[-1])).st_size
+                return starts[-1] + os.lstat(self._folder / file_name(stream, starts[-1])).st_size
             except FileNotFoundError:  # dropped just now: there are newer ones
                 continue
 
@@ -194,7 +194,7 @@ class Reader:
     def _read(self, stream: str, start: int, skip: int, limit: int) -> bytes:
         """Bytes of one file; none where it is dropped, or is no file."""
         try:
-            return read_file(self._folder / _name(stream, start), skip, limit)
+            return read_file(self._folder / file_name(stream, start), skip, limit)
         except FileNotFoundError:
             return b""
 
@@ -236,5 +236,6 @@ def assemble(folder: Path, stream: str, into: BinaryIO) -> int:
         offset, ended_line = begin + len(data), data.endswith(b"\n")
 
 
-def _name(stream: str, start: int) -> str:
+def file_name(stream: str, start: int) -> str:
+    """The name of the file of a stream that begins with its byte number `start`."""
     return f"{stream}.log.{start:016d}" if start else f"{stream}.log"

@@ -23,6 +23,7 @@ from keeper.output import Writer
 PIPE_BYTES = 1 << 20  # of each rank's pipe: so much may be printed while the disk is slow
 CHUNK_BYTES = 1 << 18
 DRAIN_SECONDS = 0.5  # for what an ended rank has printed to be read
+OUTPUT_SECONDS = 30.0  # the same at the end of the run, when nothing else waits for it: a disk may be slow
 KILLED_SECONDS = 5.0  # for killed processes to be gone: one that waits for a disk takes its time
 PR_SET_CHILD_SUBREAPER = 36  # of linux/prctl.h
 
@@ -65,16 +66,18 @@ class Outputs:
         """What a stream said last."""
         return self._by_stream[stream].last_lines(count)
 
-    def drain(self) -> None:
-        """Wait until all that ended processes have printed is read, DRAIN_SECONDS at most."""
-        deadline = time.monotonic() + DRAIN_SECONDS
+    def drain(self, seconds: float = DRAIN_SECONDS) -> bool:
+        """Wait until all that ended processes have printed is read, so long at most; whether it is."""
+        deadline, is_read = time.monotonic() + seconds, False
         for _ in range(2):  # the first time may be of a look that began before
             self._idle.clear()
-            self._idle.wait(max(0.0, deadline - time.monotonic()))
+            is_read = self._idle.wait(max(0.0, deadline - time.monotonic()))
+        return is_read
 
     def close(self) -> None:
         """After the last process: read the rest, close the files."""
-        self.drain()
+        if not self.drain(OUTPUT_SECONDS):
+            self._lose(TimeoutError(f"the disk has not taken it within {OUTPUT_SECONDS:.0f} s"))
         self._ending = True
         self._thread.join(DRAIN_SECONDS)
         for writer in self._writers.values():
@@ -99,9 +102,12 @@ class Outputs:
         try:
             writer.append(data)
         except OSError as error:
-            if self._failed is not None:
-                failed, self._failed = self._failed, None
-                failed(error)
+            self._lose(error)
+
+    def _lose(self, error: OSError) -> None:
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            failed(error)
 
 
 class Launcher:

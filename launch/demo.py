@@ -69,6 +69,9 @@ def _closing(path: Path, plan: Path) -> Table:
     table.add_row("every rank's output", shown(folder / "logs"))
     table.add_row("the plan: what ran where", shown(plan))
     table.add_row("again", f"make train NODES=2 {naming(path)} ARGS='--epochs 3'")
+    own = f"make train NODES=2 {naming(path)} WORKLOAD=examples SCRIPT=own_script.py"
+    table.add_row("a script of your own", own)
+    table.add_row("what runs, what it prints", f"make status {naming(path)}, make logs {naming(path)} RUN=<id>")
     table.add_row("what a run will be worth", f"make check {naming(path)}")
     login = f"ssh -i {path}/id_ed25519 -o UserKnownHostsFile={path}/known_hosts"
     table.add_row("log in to a host", f"{login} muster@{cluster.hosts[0].ssh['address']}")

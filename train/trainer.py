@@ -136,6 +136,7 @@ class Training:
         tell(
             "training", position.step, session.total_steps, epoch=position.epoch + 1, epochs=settings.epochs,
             loss=record.loss if record else None, rate=position.images / position.seconds or None,
+            computing=session.strategy.computing_seconds(),
         )  # fmt: skip
 
     def reserve(self) -> None:

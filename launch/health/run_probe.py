@@ -21,7 +21,7 @@ from launch.hosts.connection import Machine
 from launch.job import outcome, readiness
 from launch.job import plan as plans
 from launch.job.follow import SILENT_SECONDS, Follower, View
-from launch.job.outcome import HostEnd
+from launch.job.outcome import Failure, HostEnd, Verdict
 from launch.job.plan import Options, Ports
 from launch.job.queue import turn
 from launch.job.start import DROP_SECONDS, start
@@ -95,10 +95,12 @@ def _remove(machines: Sequence[Machine], run: str) -> dict[str, Any]:
 
 def document_of(document: dict[str, Any], ends: Sequence[HostEnd], limit: float) -> dict[str, Any]:
     """The document, if the probe succeeded on all hosts within `limit` seconds. Raises Refusal with the cause. Pure."""
-    verdict = outcome.verdict(ends)
-    if verdict.status == "succeeded" and document.get("schema") == SCHEMA:
-        return document
+    verdict, away = outcome.verdict(ends), [end.host for end in ends if not end.answers]
+    if verdict.status == "succeeded" and away:  # the ranks have ended well, but what is left there was not removed
+        verdict = Verdict("failed", Failure(", ".join(away), None, "no answer over SSH"))
     going = [end.host for end in ends if not end.ended and end.answers]
+    if verdict.status == "succeeded" and not going and document.get("schema") == SCHEMA:
+        return document
     if verdict.status == "succeeded" or going:
         where = f"host {', '.join(going)}" if going else "the first host"
         what = f"the probe had not ended after {limit:.0f} s" if going else "the probe ended without its document"

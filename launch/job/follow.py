@@ -71,9 +71,14 @@ class View:
 
     def is_stuck(self) -> bool:
         """Whether its keeper says nothing any more, though the host answers."""
+        return self.stuck_seconds() > 0
+
+    def stuck_seconds(self) -> float:
+        """For how long its keeper has said nothing, where it is stuck; else 0."""
         if self.ended or self.showing or self.news_at is None or not self.answers():
-            return False
-        return time.monotonic() - self.news_at > KEEPER_SILENT_SECONDS
+            return 0.0
+        silent = time.monotonic() - self.news_at
+        return silent if silent > KEEPER_SILENT_SECONDS else 0.0
 
     def end(self) -> HostEnd:
         """What is known of how the run ended there."""

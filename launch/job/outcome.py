@@ -7,6 +7,7 @@ verdict, with what only the control machine knows: which hosts answer over SSH.
 from __future__ import annotations
 
 import signal
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,9 @@ from typing import Any
 from launch.cli import exits
 
 Words = Mapping[str, Any]
+
+#: What our trainer's result.json says of a run, in its summary too.
+FIGURES = ("test_accuracy", "images_per_second", "train_seconds")
 
 
 @dataclass(frozen=True)
@@ -52,11 +56,6 @@ class HostEnd:
         return [{**cause, "at": cause.get("after", 0.0) - cause.get("age", 0.0)} for cause in noted]
 
     @property
-    def left_early(self) -> bool:
-        """Whether all its ranks have ended by themselves, and well."""
-        return any(event.get("event") == "ended" and event.get("status") == 0 for event in self.events)
-
-    @property
     def interface(self) -> str:
         """What was wrong with this host's own network when others fell silent."""
         return next((str(event["reason"]) for event in self.events if event.get("event") == "interface"), "")
@@ -87,10 +86,8 @@ def first_failure(ends: Sequence[HostEnd]) -> tuple[Failure, Words | None] | Non
         return Failure(died[0].host, None, describe_container(died[0].container)), None
     if cause is None:
         return None
-    left = next((end for end in ends if end.left_early and end.host != cause["host"]), None)
-    if left and cause["kind"] == "rank" and cause.get("consequence"):
-        what = f"its ranks ended with status 0 while those on {cause['host']} went on: did they take fewer steps?"
-        return Failure(left.host, None, what), cause
+    if cause["kind"] == "rank" and cause.get("consequence") and (left := _left_early(cause, ends)):
+        return left, {**cause, **vars(left), "consequence": False, "lines": []}
     if cause["kind"] in ("host_lost", "cut") and (down := next((end for end in ends if end.interface), None)):
         words = {**cause, "kind": "host_lost", "host": down.host, "other": "", "reason": down.interface}
         return Failure(down.host, None, down.interface), words
@@ -101,6 +98,20 @@ def first_failure(ends: Sequence[HostEnd]) -> tuple[Failure, Words | None] | Non
     if cause["kind"] == "hang" and cause.get("rank") is None:  # whoever said so first is not to blame
         return Failure(", ".join(end.host for end in ends), None, cause["reason"]), cause
     return Failure(cause["host"], cause.get("rank"), cause["reason"]), cause
+
+
+def _left_early(cause: Words, ends: Sequence[HostEnd]) -> Failure | None:
+    """Who had ended by itself, and well, when the rank of this cause lost its peers."""
+    noted = [(event.get("after", 0.0), event, end) for end in ends for event in end.events]
+    left = [(after, event["rank"], end) for after, event, end in noted if event.get("event") == "rank_ended"]
+    if not left:
+        return None
+    _, rank, end = min(left, key=lambda one: one[0])
+    if any(event.get("event") == "ranks_ended" for event in end.events):
+        what = f"its ranks ended with status 0 while those on {cause['host']} went on: did they take fewer steps?"
+        return Failure(end.host, None, what)
+    what = f"it ended with status 0 while rank {cause['rank']} on {cause['host']} went on: did it take fewer steps?"
+    return Failure(end.host, int(rank), what)
 
 
 def _silence(cause: Words, ends: Sequence[HostEnd]) -> tuple[Failure, Words]:
@@ -146,13 +157,12 @@ def verdict(ends: Sequence[HostEnd]) -> Verdict:
     if "failed" not in statuses and "stopped" in statuses:
         return Verdict("stopped", reason=stopped_reason(ends))
     silent = [end.host for end in ends if not end.exit and end.answers and not end.ended]
-    if statuses == {"succeeded"} and not away and not died and not silent:
+    if statuses == {"succeeded"} and not died:  # a keeper says so of all hosts: all ranks have ended well
         return Verdict("succeeded")
     found = first_failure(ends)
     if found is None:
-        others = "the other hosts succeeded" if statuses else "no host answers"
         what = "no answer over SSH" if away else "its keeper says nothing any more"
-        found = Failure(", ".join(away or silent), None, f"{what}; {others}"), None
+        found = Failure(", ".join(away or silent), None, what), None
     failure, cause = found
     return Verdict("failed", failure, cause, failure.reason)
 
@@ -186,6 +196,12 @@ def refused_its_settings(failures: Sequence[Words], folder: Path) -> bool:
     return exits.REFUSED in {one["exitcode"] for one in failures} and not (folder / "metrics.jsonl").exists()
 
 
+def number(value: Any) -> float | None:
+    """A finite number of a document, or None for anything else that stands there."""
+    is_one = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value if is_one and abs(value) <= sys.float_info.max else None
+
+
 def summary(
     run: str,
     nodes: int,
@@ -209,7 +225,7 @@ def summary(
         "nodes": nodes,
         "world_size": world_size,
         "master_addr": master_addr,
-        **{key: (result or {}).get(key) for key in ("test_accuracy", "images_per_second", "train_seconds")},
+        **{key: number((result or {}).get(key)) for key in FIGURES},
         "failed_rank": ended.failure.rank if ended.failure else None,
         "failed_host": ended.failure.host if ended.failure else None,
         "reason": ended.reason,

@@ -16,8 +16,9 @@ import json
 import secrets
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, is_dataclass, replace
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from keeper import (
     HOST_LEASE_DIR,
@@ -47,7 +48,8 @@ TORCHRUN_MARGIN_SECONDS = 10
 
 
 LAUNCHERS = ("torchrun", "horovod")
-HOROVOD_SCRIPT = "train.parallel.horovod_script"
+#: What torchrun starts in the place of a Horovod script. -P: the script may have a train.py beside it.
+HOROVOD_SCRIPT = ("python3", "-P", "-m", "train.parallel.horovod_script")
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,44 @@ def from_document(found: dict[str, Any]) -> Plan:
         raise ValueError(f"this is no plan: {error}") from None
 
 
+def received(found: Any, run: str) -> Plan:
+    """The plan of run `run`, from a folder into which the run's script can write as well.
+
+    Raises ValueError as `from_document`, for the plan of another run, and where it is not as `make_plan` made it, as
+    far as that shows: a forged one may have the right hash. What becomes a path here is checked, whoever wrote it.
+    """
+    plan = from_document(found if isinstance(found, dict) else {})
+    if not (_fits(plan, Plan) and plan.hosts and all(one.ranks for one in plan.hosts)):
+        raise ValueError("this is no plan: a value is of another kind than in a plan")
+    if plan.run != run:
+        raise ValueError(f"this is the plan of another run: {plan.run!r}")
+    if digest(plan) != plan.sha256:
+        raise ValueError("the plan was changed: its SHA-256 is not the one that it names")
+    for node_rank, one in enumerate(plan.hosts):
+        if one.node_rank != node_rank or one.run_dir != run_dir_on_host(run) or not _is_folder(one.host):
+            raise ValueError(f"this is no plan: its host {one.host!r} has a name, number or folder that none can have")
+    return plan
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value is of this kind: one of the annotations in this file."""
+    origin, inside = get_origin(kind), get_args(kind)
+    if origin is list:
+        return isinstance(value, list) and all(_fits(one, inside[0]) for one in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(one, inside[1]) for one in value.values())
+    if origin is UnionType:
+        return any(_fits(value, one) for one in inside)
+    if is_dataclass(kind):
+        return all(_fits(getattr(value, key), hint) for key, hint in get_type_hints(kind).items())
+    return type(value) is kind
+
+
+def _is_folder(host: str) -> bool:
+    """Whether a host's name can be that of one folder. An IPv6 address can, so this allows more than is_name."""
+    return host not in ("", ".", "..") and "/" not in host and host.isprintable()
+
+
 def document(plan: Plan) -> dict[str, Any]:
     """The content of plan.json. It shares the plan's lists: dataclasses.asdict would copy each word."""
     return {**vars(plan), "hosts": [vars(host_plan) for host_plan in plan.hosts]}
@@ -259,9 +299,9 @@ def _agent(hosts: Sequence[MapHost], node_rank: int, options: Options, master_po
         *("--nproc-per-node", str(hosts[node_rank].nproc_per_node)),
         *("--master-addr", address, "--master-port", str(master_port)),
         *("--max-restarts", "0", "--rdzv-conf", f"timeout={RENDEZVOUS_SECONDS}"),
-        *(["-m"] if options.launcher == "horovod" or not options.script else []),
+        *(["--no-python"] if options.launcher == "horovod" else [] if options.script else ["-m"]),
         "--",  # or `--log out` of a script would be taken for an abbreviation of torchrun's own --log-dir
-        *([HOROVOD_SCRIPT] if options.launcher == "horovod" else []),
+        *(HOROVOD_SCRIPT if options.launcher == "horovod" else ()),
         options.script or options.module,
         *options.args,
     ]
@@ -362,9 +402,10 @@ def _engine_arguments(
 
 def describe(plan: Plan) -> str:
     """The plan for a person: each host's exact commands, that of the container and that of the ranks in it."""
+    image = plan.image if "/" in plan.image else plan.image[:12]  # a name, or an id
     lines = [
         f"run {plan.run}: {plan.world_size} ranks on {len(plan.hosts)} hosts, "
-        f"master {plan.master_host} at {plan.master_addr}:{plan.master_port}, image {plan.image[:12]}"
+        f"master {plan.master_host} at {plan.master_addr}:{plan.master_port}, image {image}"
     ]
     for host_plan in plan.hosts:
         ranks = ", ".join(map(str, host_plan.ranks))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from keeper.host import is_name
 from launch.cli import exits
 from launch.cli.make_variables import name_inventory
 from launch.cli.refusal import Problem, Refusal
@@ -99,11 +100,15 @@ def report_failed(answers: Mapping[str, Any], inventory: Path) -> int:
 
 
 def listed(answers: Mapping[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
-    """From the answers to the verb `runs`: run -> host -> how the run is there, the newest run first."""
+    """From the answers to the verb `runs`: run -> host -> how the run is there, the newest run first.
+
+    A run is the name of a folder here. What a host lists under anything else is no run.
+    """
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for host, answer in answers.items():
         for entry in answer["runs"] if isinstance(answer, dict) else []:
-            found.setdefault(entry["run"], {})[host] = entry
+            if is_name(entry["run"]):
+                found.setdefault(entry["run"], {})[host] = entry
     return dict(sorted(found.items(), reverse=True))
 
 

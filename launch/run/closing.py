@@ -15,7 +15,7 @@ from launch.cli.make_variables import name_inventory
 from launch.job import outcome
 from launch.job.outcome import HostEnd, Verdict
 from launch.job.plan import Plan
-from launch.run.gather import CONTAINER
+from launch.run.gather import CONTAINER, OURS
 
 
 def end_of(plan: Plan, host: str, answers: bool) -> HostEnd:
@@ -54,7 +54,8 @@ def summary_of(plan: Plan, verdict: Verdict, ends: Sequence[HostEnd], missing: S
     folder = files.runs_dir() / plan.run
     failures = [failure for end in ends if end.exit for failure in end.exit.get("failures") or []]
     refused = verdict.status == "failed" and plan.script is None and outcome.refused_its_settings(failures, folder)
-    result = files.read_json(folder / "result.json") if verdict.status == "succeeded" else {}
+    ours = verdict.status == "succeeded" and plan.script is None  # a script may write anything under that name
+    result = files.read_json(folder / "result.json") if ours else {}
     where = (plan.run, len(plan.hosts), plan.world_size, plan.master_addr)
     return outcome.summary(*where, verdict, result, refused, missing)
 
@@ -62,19 +63,18 @@ def summary_of(plan: Plan, verdict: Verdict, ends: Sequence[HostEnd], missing: S
 def close(plan: Plan, summary: Mapping[str, Any], say: Callable[[str], None]) -> None:
     """The last lines: the result, where everything is, how the run ended."""
     folder = files.runs_dir() / plan.run
-    if summary["test_accuracy"] is not None:
-        say(
-            f"test accuracy {summary['test_accuracy']:.2%}, {summary['images_per_second']:.0f} images/s, "
-            f"{summary['train_seconds']:.1f} s of training"
-        )
+    accuracy, rate, seconds = (outcome.number(summary[key]) for key in outcome.FIGURES)
+    if accuracy is not None and rate is not None and seconds is not None:
+        say(f"test accuracy {accuracy:.2%}, {rate:.0f} images/s, {seconds:.1f} s of training")
     if (folder / "curves.png").exists():
         say(f"curves: {files.shown(folder / 'curves.png')}")
     if plan.script is None:
         more = ", metrics and checkpoint" if (folder / "metrics.jsonl").exists() else ""
         say(f"logs{more}: {files.shown(folder)}")
     else:
-        written = folder / "workload"
-        wrote = f"; what the script wrote: {files.shown(written)}" if written.exists() else ""
+        names = {path.name for path in folder.iterdir()} - (set(OURS) - {"hosts"})
+        written = folder / "workload" if names == {"workload"} else folder
+        wrote = f"; what the script wrote: {files.shown(written)}" if names else ""
         say(f"logs: {files.shown(folder / 'logs')}{wrote}")
     if summary["status"] != "succeeded" and any((folder / "checkpoints").glob("step-*.json")):
         again = name_inventory(f"`make train RESUME={plan.run}`", Path(plan.inventory))
@@ -83,4 +83,6 @@ def close(plan: Plan, summary: Mapping[str, Any], say: Callable[[str], None]) ->
         failure = outcome.Failure(summary["failed_host"], summary["failed_rank"], summary["reason"])
         say(f"run {plan.run} FAILED: {failure}")
     else:
-        say(f"run {plan.run} {summary['status']}" + (f": {summary['reason']}" if summary["reason"] else ""))
+        why = f": {summary['reason']}" if summary["reason"] else ""
+        missing = f"; not gathered yet: {', '.join(summary['missing_hosts'])}"
+        say(f"run {plan.run} {summary['status']}{why}{missing if summary['missing_hosts'] else ''}")

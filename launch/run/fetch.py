@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from launch.cli import exits
 from launch.cli.output import say
-from launch.cli.refusal import refuse
+from launch.cli.refusal import Refusal, refuse
 from launch.cli.signals import undisturbed
 from launch.files import runs_dir
 from launch.job.plan import Plan
@@ -25,12 +26,23 @@ def fetch(path: Path, run: str, keep_runs: str, console: Console) -> int:
         answers = hosts.ask("runs", {"run": run} if run else None)
         failed = ask_hosts.report_failed(answers, path)
         listed = ask_hosts.listed(answers)
-        if run and any(find.goes_on(entry) for entry in listed.get(run, {}).values()):
-            raise refuse("RUN", f"run {run} has not ended", f"`make attach RUN={run}` watches it, `make stop` ends it")
+        if run and _goes_on(listed.get(run, {})):
+            where = ", ".join(host for host, entry in listed[run].items() if find.goes_on(entry))
+            fix = f"`make attach RUN={run}` watches it, `make stop RUN={run}` ends it, a frozen one too"
+            raise refuse("RUN", f"run {run} has not ended on {where}", fix)
         wanted = [run] if run else [one for one, entries in listed.items() if _wants_gathering(one, entries)]
+        for one in () if run else [one for one, entries in listed.items() if _goes_on(entries)]:
+            say(f"run {one} has not ended: `make attach RUN={one}` watches it")
         for one in wanted:
             entries = answers if run else hosts.ask("runs", {"run": one})
-            plan = find.plan_of(one, entries)
+            try:
+                plan = find.plan_of(one, entries)
+            except Refusal as refusal:
+                if run:
+                    raise
+                say(f"not gathered: {'; '.join(problem.what for problem in refusal.problems)}")
+                failed = failed or refusal.status
+                continue
             having = ask_hosts.listed(entries)[one]
             if not _gather(plan, {host: hosts.machines[host] for host in having}, kept_runs):
                 failed = exits.UNREACHABLE
@@ -39,13 +51,17 @@ def fetch(path: Path, run: str, keep_runs: str, console: Console) -> int:
     return failed
 
 
-def _wants_gathering(run: str, entries: dict[str, dict[str, object]]) -> bool:
+def _goes_on(entries: dict[str, dict[str, Any]]) -> bool:
+    """Whether a run goes on on a host."""
+    return any(find.goes_on(entry) for entry in entries.values())
+
+
+def _wants_gathering(run: str, entries: dict[str, dict[str, Any]]) -> bool:
     """Whether a run has ended on all hosts that answer, and one of them has what no control machine has fetched; or it
     was started from here, and another machine has fetched it."""
-    ended = not any(find.goes_on(entry) for entry in entries.values())
     folder = runs_dir() / run
     ours = (folder / "plan.json").exists() and not (folder / "summary.json").exists()
-    return ended and (ours or not all(entry.get("gathered") for entry in entries.values()))
+    return not _goes_on(entries) and (ours or not all(entry.get("gathered") for entry in entries.values()))
 
 
 def _gather(plan: Plan, machines: dict[str, object], kept_runs: int) -> bool:

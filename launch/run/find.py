@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from launch.cli import exits
 from launch.cli.refusal import refuse
 from launch.files import read_json, runs_dir, write_json
 from launch.job.follow import View
-from launch.job.plan import Plan, document, from_document
+from launch.job.plan import Plan, document, received
 from launch.run import ask_hosts
 from launch.run.ask_hosts import Answers, Hosts, Known
 
@@ -31,7 +31,7 @@ def asked(path: Path, run: str) -> Iterator[tuple[Known, Hosts, Answers]]:
 
 
 def plan_of(run: str, answers: Answers) -> Plan:
-    """The plan of a run: from runs/<id>/plan.json, else from a host, and then kept there.
+    """The plan of a run: from runs/<id>/plan.json, else from the first host that has it whole, and then kept there.
 
     answers: to the verb `runs` with this run. Raises Refusal when no host that answered has it, or no plan can be read.
     """
@@ -42,15 +42,24 @@ def plan_of(run: str, answers: Answers) -> Plan:
         status = exits.UNREACHABLE if silent else exits.REFUSED
         raise refuse("RUN", where, f"`make status` shows what there is; {ask_hosts.known_runs()}", status)
     path = runs_dir() / run / "plan.json"
-    found_here = read_json(path) or next((found for one in entries.values() if (found := one.get("plan"))), {})
-    try:
-        plan = from_document(found_here)
-    except ValueError as error:
-        raise refuse("RUN", f"run {run}: {error}", "use the version of Muster that started it") from None
+    plan = _first_plan(run, [read_json(path), *(entry.get("plan") for entry in entries.values())])
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, document(plan))
     return plan
+
+
+def _first_plan(run: str, documents: Iterable[Any]) -> Plan:
+    """The first of these documents that is the plan of this run. Raises Refusal, with what is wrong with the first."""
+    wrong = []
+    for found in filter(None, documents):
+        try:
+            return received(found, run)
+        except ValueError as error:
+            wrong.append(str(error))
+    why = wrong[0] if wrong else "no host that answered has its plan"
+    fix = "use the version of Muster, or the machine, that started it: a script may have written over it on the hosts"
+    raise refuse("RUN", f"run {run}: {why}", fix)
 
 
 def described(plan: Plan) -> str:

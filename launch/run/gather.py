@@ -31,7 +31,7 @@ SEAL_SECONDS = 300  # for the door to remove containers and old runs
 ATTEMPTS = 3  # over connections that could be made
 AGAIN_SECONDS = 2.0  # between two attempts over a broken connection
 
-#: Names in runs/<id>/ that are Muster's own. A script's file with such a name stays on its host.
+#: Names in runs/<id>/ that are Muster's own. A script's file with such a name stays on its host, which is said.
 OURS = ("plan.json", "summary.json", "logs", "hosts")
 #: The documents of each host: they are kept with its logs. The schemas: keeper/__init__.py.
 DOCUMENTS = ("events.jsonl", "state.json", "exit.json", "failure.json", "stacks")
@@ -60,6 +60,7 @@ class Gathered:
     removed: Sequence[str] = ()  # old runs that were removed there
     cleared: bool = True  # whether all that it left is gone
     elsewhere: str = ""  # who has fetched what the script wrote, where it is not to be had here any more
+    kept: Sequence[str] = ()  # files of the script that stay there, as their names are Muster's here
 
 
 def gather_host(
@@ -73,50 +74,73 @@ def gather_host(
     Raises RuntimeError with the reason when it could not be done; what was copied stays, for the next time.
     """
 
-    def patiently(work: Callable[[], T]) -> T:
-        return _through_drops(machine, work)
-
-    offer = patiently(lambda: door.ask(machine, "offer", {"run": plan.run}, OFFER_SECONDS))
+    offer = _through_drops(machine, lambda: door.ask(machine, "offer", {"run": plan.run}, OFFER_SECONDS))
     if offer.get("running"):
-        raise RuntimeError("the run has not ended there")
-    folder, elsewhere = files.runs_dir() / plan.run, ""
-    logs = folder / "logs" / host_plan.host
+        raise RuntimeError(f"the run has not ended there: `make stop RUN={plan.run}` ends it, a frozen one too")
+    logs = files.runs_dir() / plan.run / "logs" / host_plan.host
+    _fetch_logs(machine, host_plan, offer, logs)
+    elsewhere = _fetch_files(machine, plan, host_plan, offer, after_first)
+    asked = {"run": plan.run, "keep": keep or _ALL, "by": ssh.local_user()}
+    sealed = _through_drops(machine, lambda: door.ask(machine, "seal", asked, SEAL_SECONDS))
+    _remove_parts(logs)
+    kept = tuple(name for name in OURS if name in offer.get("more", ()))
+    return Gathered(sealed.get("left") or {}, sealed.get("removed") or (), bool(sealed.get("cleared")), elsewhere, kept)
+
+
+def _fetch_logs(machine: Machine, host_plan: HostPlan, offer: Mapping[str, Any], logs: Path) -> None:
+    """Copy a host's output and documents to `logs`."""
     logs.mkdir(parents=True, exist_ok=True)
     if offer.get("container"):
         files.write_json(logs / CONTAINER, offer["container"])
     wanted = [f"--include=/{name}" for name in ("output", "output/**", "stacks/**", *DOCUMENTS)]
-    patiently(lambda: _copy(machine, f"{host_plan.run_dir}/", logs, ["-rt", *wanted, "--exclude=*"]))
+    _copy(machine, f"{host_plan.run_dir}/", logs, ["-rt", *wanted, "--exclude=*"])
     _assemble(logs)
-    first = host_plan.node_rank == 0
+
+
+def _fetch_files(
+    machine: Machine, plan: Plan, host_plan: HostPlan, offer: Mapping[str, Any], after_first: Callable[[], object]
+) -> str:
+    """Copy what ranks and script wrote; returns who has it, where somebody else has fetched it meanwhile."""
+    folder, first, options = files.runs_dir() / plan.run, host_plan.node_rank == 0, ["-rlt", "--safe-links"]
     written = [path for path in map(str, offer.get("written", ())) if _stays_inside(path)]
-    links, differing, into = ["-rlt", "--safe-links"], list[str](), folder
-    if not first and plan.script and (written or offer.get("more")):
+    if first:
+        into = folder
+    elif plan.script and (written or offer.get("more")):
         after_first()
-        links += ["--checksum", "--prune-empty-dirs"]  # replicas of the first host's files, mostly
-        differing, into = [f"--compare-dest={folder}"], folder / "hosts" / host_plan.host
+        # Replicas of the first host's files, mostly, written at other times: with -t each of them would differ.
+        options = ["-rl", "--safe-links", "--checksum", "--prune-empty-dirs"]
+        into = folder / "hosts" / host_plan.host
         into.mkdir(parents=True, exist_ok=True)
-    if first or (plan.script and offer.get("more")):
+    else:
+        return ""
+    elsewhere = ""
+    if first or offer.get("more"):
         left_out = ["--exclude=__pycache__", "--exclude=/.*", *(f"--exclude=/{name}" for name in _NOT_AS_IT_IS)]
-        patiently(lambda: _copy(machine, f"{host_plan.run_dir}/", into, [*links, *differing, *left_out]))
-    if written and (first or plan.script):
-        (into / "workload").mkdir(exist_ok=True)
-        differing = [f"--compare-dest={folder / 'workload'}"] if differing else []
-        listed = [*links, *differing, "--from0", "--files-from=-"]
-        source = f"{host_plan.run_dir}/workload/"
-        try:
-            patiently(lambda: _copy(machine, source, into / "workload", listed, "\0".join(written)))
-        except RuntimeError:
-            elsewhere = patiently(lambda: _fetched_by(machine, plan.run))
-            if not elsewhere:
-                raise
-            if all((into / "workload" / path).exists() for path in written):  # it was here
-                elsewhere = ""
+        differing = [] if first else [f"--compare-dest={folder}"]
+        _copy(machine, f"{host_plan.run_dir}/", into, [*options, *differing, *left_out])
+    if written:
+        differing = [] if first else [f"--compare-dest={folder / 'workload'}"]
+        elsewhere = _fetch_written(machine, plan.run, host_plan, into / "workload", [*options, *differing], written)
     if not first:
         _remove_empty(folder / "hosts", into)
-    asked = {"run": plan.run, "keep": keep or _ALL, "by": ssh.local_user()}
-    sealed = patiently(lambda: door.ask(machine, "seal", asked, SEAL_SECONDS))
-    shutil.rmtree(logs / "output", ignore_errors=True)
-    return Gathered(sealed.get("left") or {}, sealed.get("removed") or (), bool(sealed.get("cleared")), elsewhere)
+    return elsewhere
+
+
+def _fetch_written(
+    machine: Machine, run: str, host_plan: HostPlan, into: Path, options: Sequence[str], written: Sequence[str]
+) -> str:
+    """Copy these files of a script's folder; returns who has them, where somebody else has fetched them meanwhile."""
+    into.mkdir(exist_ok=True)
+    listed = [*options, "--from0", "--files-from=-"]
+    try:
+        _copy(machine, f"{host_plan.run_dir}/workload/", into, listed, "\0".join(written))
+    except RuntimeError:
+        elsewhere = _through_drops(machine, lambda: _fetched_by(machine, run))
+        if not elsewhere:
+            raise
+        are_here = all((into / path).exists() for path in written)
+        return "" if are_here else elsewhere
+    return ""
 
 
 def _remove_empty(above: Path, folder: Path) -> None:
@@ -161,7 +185,14 @@ def _through_drops(machine: Machine, work: Callable[[], T]) -> T:
 
 
 def _copy(machine: Machine, source: str, into: Path, options: Sequence[str], stdin: str = "") -> None:
-    """Copy from a host with rsync. Raises BrokenCopy for a broken connection, RuntimeError for anything else."""
+    """Copy from a host with rsync, however often the connection breaks. Raises RuntimeError with the reason."""
+    if shutil.which("rsync") is None:
+        raise RuntimeError("this machine has no rsync: apt-get install rsync")
+    _through_drops(machine, lambda: _copy_once(machine, source, into, options, stdin))
+
+
+def _copy_once(machine: Machine, source: str, into: Path, options: Sequence[str], stdin: str) -> None:
+    """Raises BrokenCopy for a broken connection, RuntimeError for anything else."""
     shell = openssh.rsync_shell(machine.target, Path(machine.known_hosts))
     words = ["rsync", f"--timeout={SILENCE_SECONDS}", "--partial", *options, "-e", shell]
     with openssh.login_slot(machine.target):
@@ -186,6 +217,15 @@ def _assemble(logs: Path) -> None:
     for stream in output.Reader(parts).files():
         with (logs / f"{Path(stream).name}.log").open("wb") as whole:
             output.assemble(parts, stream, whole)
+
+
+def _remove_parts(logs: Path) -> None:
+    """Remove the parts of which `_assemble` made whole files. What a script has put beside them stays."""
+    parts = logs / "output"
+    for stream, starts in output.Reader(parts).files().items():
+        for start in starts:
+            (parts / output.file_name(stream, start)).unlink()
+    _remove_empty(logs, parts)
 
 
 def gather_run(plan: Plan, machines: Mapping[str, Any], kept_runs: int, say: Callable[[str], None]) -> list[str]:
@@ -219,10 +259,14 @@ def gather_run(plan: Plan, machines: Mapping[str, Any], kept_runs: int, say: Cal
         removed += result.removed
         if result.elsewhere:
             say(f"{host_plan.host}: what the script wrote is not there any more: {result.elsewhere} has fetched it")
+        if result.kept:
+            where = f"left in {host_plan.run_dir} there, as these names are Muster's here"
+            say(f"{host_plan.host}: {where}: {', '.join(result.kept)}")
         if not result.cleared:
-            say(f"{host_plan.host}: not all that the run left there could be ended")
+            say(f"{host_plan.host}: not all that the run left there could be cleared")
         if left := [f"{kind} {', '.join(map(str, found))}" for kind, found in result.left.items() if found]:
-            say(f"{host_plan.host}: left by the run, and cleared: {'; '.join(left)}")
+            done = ", and cleared" if result.cleared else ""
+            say(f"{host_plan.host}: left by the run{done}: {'; '.join(left)}")
     if removed:
         runs = sorted(set(removed))
         say(f"removed from the hosts, as KEEP_RUNS={kept_runs}: {', '.join(runs)}")

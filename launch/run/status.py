@@ -15,6 +15,7 @@ from rich.table import Table
 from launch.cli import units
 from launch.cli.make_variables import name_inventory
 from launch.files import read_json, runs_dir
+from launch.job.outcome import Failure, number
 from launch.run import ask_hosts
 from launch.run.find import goes_on
 from launch.run.progress import position
@@ -39,22 +40,26 @@ def status(path: Path, console: Console) -> int:
         if what := state_of(run, entries):
             one = next(iter(entries.values()))
             age = _age(str(one.get("created") or ""))
-            table.add_row(run, ", ".join(entries), name_inventory(what, path), str(one.get("owner") or "?"), age)
+            owner = escape(str(one.get("owner") or "?"))
+            table.add_row(run, ", ".join(entries), escape(name_inventory(what, path)), owner, age)
     failed = ask_hosts.report_failed(answers, path)
     answered = sum(isinstance(answer, dict) for answer in answers.values())
     share = f"{answered} of {len(known.targets)}"
     nothing = f"Nothing runs on the hosts that answered ({share}), and all that they had is gathered."
     console.print(table if table.row_count else nothing)
     for line in waiting(answers):
-        console.print(line, highlight=False)
+        console.print(line, highlight=False, markup=False)
     _show_gathered(console)
     return failed
 
 
 def state_of(run: str, entries: Entries) -> str:
     """How a run stands, in words; nothing where it has ended and is gathered. Pure."""
-    if any(goes_on(dict(entry)) for entry in entries.values()):
-        return position([entry.get("state") or {} for entry in entries.values()])
+    going = [host for host, entry in entries.items() if goes_on(dict(entry))]
+    if going:
+        where = position([entries[host].get("state") or {} for host in going])
+        over = [host for host in entries if host not in going]
+        return f"{where} on {', '.join(going)}; ended on {', '.join(over)}" if over else where
     if all(entry.get("gathered") for entry in entries.values()):
         return ""
     statuses = {str(entry["status"]) for entry in entries.values()}
@@ -62,8 +67,8 @@ def state_of(run: str, entries: Entries) -> str:
     return f"{worst}, ended unseen: `make gather RUN={run}`"
 
 
-def waiting(answers: Mapping[str, Any]) -> list[str]:
-    """A line for each start that waits for its turn. Pure."""
+def waiting(answers: Mapping[str, Any], only: str = "") -> list[str]:
+    """A line for each start that waits for its turn, or for this run's alone. Pure."""
     found: dict[str, dict[str, Any]] = {}
     for host, answer in answers.items():
         for ticket in answer.get("queue") or [] if isinstance(answer, dict) else []:
@@ -72,7 +77,14 @@ def waiting(answers: Mapping[str, Any]) -> list[str]:
     return [
         f"Waiting: run {run} of {one['owner']} for {', '.join(one['hosts'])}, {units.age(one['since'])} so far"
         for run, one in found.items()
+        if only in ("", run)
     ]
+
+
+def _why(summary: Mapping[str, Any]) -> str:
+    """Why a run did not succeed, and where."""
+    reason, host, rank = (summary.get(key) for key in ("reason", "failed_host", "failed_rank"))
+    return str(Failure(host, rank, reason)) if host and reason else str(reason or "")
 
 
 def _age(created: str) -> str:
@@ -91,13 +103,13 @@ def _show_gathered(console: Console) -> None:
         table.add_column(column, justify="right" if column in ("ranks", "test accuracy", "images/s") else "left")
     for file in found:
         known = read_json(file)
-        accuracy, rate = known.get("test_accuracy"), known.get("images_per_second")
+        accuracy, rate = number(known.get("test_accuracy")), number(known.get("images_per_second"))
         table.add_row(
-            known.get("run", file.parent.name),
-            known.get("status", "?"),
-            str(known.get("world_size", "?")),
+            file.parent.name,
+            escape(str(known.get("status", "?"))),
+            escape(str(known.get("world_size", "?"))),
             "" if accuracy is None else f"{accuracy:.2%}",
             "" if rate is None else f"{rate:.0f}",
-            escape(known.get("reason") or ""),
+            escape(_why(known)),
         )
     console.print(table)

@@ -61,9 +61,9 @@ def train(request: Request, console: Console) -> int:
     if request.dry_run:
         check_settings(options, hosts)
         if request.workload:
-            from containers import image as images
+            from containers.workload_image import reference_of
 
-            options = replace(options, image=images.workload_reference(Path(request.workload)))
+            options = replace(options, image=reference_of(Path(request.workload)))
         first, reach = clustermap.MASTER_PORTS, clustermap.REACH_PORTS
         some = Ports(first[0], first[0] + 1, (reach[0],) * len(hosts))
         print(plans.describe(plans.make_plan(cluster, options, run, some, owner, created)))

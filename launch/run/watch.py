@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import re
 import signal
 import threading
 import time
@@ -15,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from keeper.ranks import LAUNCHER
 from launch import files
 from launch.cli import exits, signals, units
 from launch.cli.make_variables import name_inventory
@@ -31,6 +33,7 @@ from launch.run.progress import Progress
 TURN_SECONDS = 0.1  # between two looks at what became due
 LIVE_SECONDS = 0.5  # between two forms of the line that says how far the run is
 WAITING_SECONDS = 5.0  # between two lines of what is waited for
+REPEAT_SECONDS = 60.0  # the same where the run goes on meanwhile, and nothing but a time has changed
 SETTLE_SECONDS = 0.3  # after the first word of a failure, for the other hosts to say what they know
 SILENCE_SETTLES_SECONDS = 2.0  # the same where a host is silent, which one knows less surely
 CAUSE_SECONDS = 6.0  # the same where all that is known only follows from another failure
@@ -48,7 +51,8 @@ class Watch:
         self.display = display
         self.kept_runs = kept_runs
         self.views = {view.host: view for view in views}
-        self._follower: Follower = Follower(plan.run, views, display.show, tail)
+        self._follower: Follower = Follower(plan.run, views, self._show, tail)
+        self._over: set[str] = set()  # hosts whose ranks have all ended well
         self._failed_at: float | None = None  # when the first word of a failure came
         self._told = False  # whether the cause was
         self._progress = Progress()
@@ -56,6 +60,7 @@ class Watch:
         self._stopping: float | None = None  # when the run was asked to stop
         self._grace = float(plan.grace)
         self._due = time.monotonic() + WAITING_SECONDS
+        self._waiting, self._repeat_at = "", 0.0  # what was waited for at the last look, and when to say it again
 
     def run(self) -> int:
         """Watch until the end; returns the exit status."""
@@ -107,6 +112,11 @@ class Watch:
         elif heard.what == "event":
             self._take_event(host, words)
 
+    def _show(self, host: str, stream: str, data: bytes) -> None:
+        """Output of a stream. torchrun, waiting for other hosts' ranks, says at length that one of them is gone."""
+        if stream != LAUNCHER or host not in self._over:
+            self.display.show(host, stream, data)
+
     def _take_event(self, host: str, event: Mapping[str, Any]) -> None:
         name = event.get("event")
         if name == "failed" and self._failed_at is None:
@@ -117,6 +127,8 @@ class Watch:
             self.display.say(f"{event.get('by')}: the run stops; ranks have {self._grace:.0f} s to finish and save")
         elif name == "killed" and event.get("after_grace"):
             self.display.say(f"{host}: ranks that had not ended were killed")
+        elif name == "ranks_ended":
+            self._over.add(host)
         elif name == "output_failed":
             self.display.say(f"{host}: {event.get('reason')}")
 
@@ -134,8 +146,16 @@ class Watch:
                 self._tell_cause(outcome.first_failure(ends))
         if now >= self._due:
             self._due = now + WAITING_SECONDS
-            if line := self._waited_for(now):
-                self.display.say(line)
+            self._say_waiting(self._waited_for(now), now)
+
+    def _say_waiting(self, line: str, now: float) -> None:
+        """Say what is waited for, but not again and again where nothing ends."""
+        words = re.sub(r"\d+ s", "", line)
+        ends = self._stopping is not None or self._failed_at is not None
+        if line and (ends or words != self._waiting or now >= self._repeat_at):
+            self.display.say(line)
+            self._repeat_at = now + REPEAT_SECONDS
+        self._waiting = words
 
     def _waited_for(self, now: float) -> str:
         """What a start or an end that takes long waits for."""
@@ -143,8 +163,14 @@ class Watch:
         if self._stopping is not None:
             left = ", ".join(filter(None, map(ranks_left, waiting)))
             return f"waiting for {left}: {now - self._stopping:.0f} s of {self._grace:.0f} s" if left else ""
-        said = {str(view.state.get("waiting") or "") for view in waiting if view.answers()} - {""}
-        return f"waiting for {'; '.join(sorted(said))}" if said else ""
+        stuck = [view for view in waiting if view.is_stuck()]
+        heard = [view for view in waiting if view.answers() and view not in stuck]
+        said = sorted({str(view.state.get("waiting") or "") for view in heard} - {""})
+        lines = [f"waiting for {'; '.join(said)}"] if said else []
+        for view in stuck:
+            silence = f"the keeper of {view.host} has written nothing for {view.stuck_seconds():.0f} s"
+            lines.append(f"{silence}: it is stuck, or cannot write; {self.command('stop')} ends the run")
+        return "; ".join(lines)
 
     def _is_over(self) -> bool:
         """Whether nothing more is to be expected of any host."""
@@ -193,8 +219,10 @@ class Watch:
                 return False
             if self._watch(self._grace + END_SECONDS_BEYOND_GRACE):
                 return True
-            left = ", ".join(view.host for view in self.views.values() if not view.ended)
-            self.display.say(f"run {run} has not ended on {left}; {later}")
+            left = [view for view in self.views.values() if not view.ended]
+            self.display.say(f"run {run} has not ended on {', '.join(view.host for view in left)}; {later}")
+            if stuck := [view.host for view in left if view.is_stuck()]:
+                self.display.say(f"no keeper answers on {', '.join(stuck)}; {self.command('stop')} kills what is left")
             return False
 
     def _finish(self) -> int:
@@ -244,6 +272,8 @@ def ranks_left(view: View) -> str:
     """The ranks of a host that have not ended, and what they do: "h2 rank 1 (saving)". Pure."""
     if not view.answers():
         return f"{view.host} (no view)"
+    if view.is_stuck():
+        return f"the keeper of {view.host} (silent for {view.stuck_seconds():.0f} s)"
     ranks = view.state.get("ranks") or {}
     left = {rank: words for rank, words in ranks.items() if words.get("state") in ("starting", "running", "stopped")}
     if not left:

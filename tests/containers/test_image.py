@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from containers import engine, image
+from containers import engine, image, workload_image
 from containers.engine import ContainersError
 from containers.image import Image, OciExport
 from keeper import PROJECT_DIR
@@ -36,7 +36,7 @@ def test_the_code_hash_sees_names_and_contents_but_no_caches(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("folder", "name"), [("My Project_2", "my-project-2"), ("gpt", "gpt"), ("日本", "workload")])
 def test_a_folders_name_makes_a_valid_reference(folder: str, name: str) -> None:
-    assert image.image_name(folder) == name
+    assert workload_image.image_name(folder) == name
 
 
 def test_the_blobs_of_an_entry_are_its_manifest_config_and_layers(
@@ -79,7 +79,7 @@ def test_without_root_there_is_one_clear_message(monkeypatch: pytest.MonkeyPatch
 
 def test_a_workload_that_is_no_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ContainersError, match="not a folder"):
-        image.build_workload_image(Image("x", "0" * 64, 0), tmp_path / "missing", QUIET)
+        workload_image.build_on(Image("x", "0" * 64, 0), tmp_path / "missing", QUIET)
 
 
 # From here on with Podman.
@@ -225,7 +225,7 @@ def workload(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / f"Project {os.getpid()}"
     folder.mkdir()
     yield folder
-    reference = f"{image.WORKLOAD_REPOSITORY}{image.image_name(folder.name)}:latest"
+    reference = f"{image.WORKLOAD_REPOSITORY}{workload_image.image_name(folder.name)}:latest"
     subprocess.run(["podman", "rmi", "--force", reference], capture_output=True, check=False, timeout=120)
 
 
@@ -237,7 +237,7 @@ def test_a_workload_needs_nothing_of_ours(training: Image, workload: Path) -> No
     (workload / ".git" / "secret").write_text("")
     (workload / "data.bin").write_text("")
     (workload / ".dockerignore").write_text("data.bin\n")
-    built = image.build_workload_image(training, workload, QUIET)
+    built = workload_image.build_on(training, workload, QUIET)
     assert "Linear(in_features=512" in run_project(built.ref, "python", "main.py")
     assert sorted(run_project(built.ref, "ls", "-A").split()) == [".dockerignore", "helper.py", "main.py"]
 
@@ -246,20 +246,20 @@ def test_a_workload_needs_nothing_of_ours(training: Image, workload: Path) -> No
 def test_a_workloads_requirements_are_added_and_torch_stays(training: Image, workload: Path) -> None:
     (workload / "requirements.txt").write_text("torch>=2.0\nnumpy\ntorchvision\neinops\n")
     (workload / "main.py").write_text("import einops, torch, torchvision; print(torch.__version__)\n")
-    built = image.build_workload_image(training, workload, QUIET)
+    built = workload_image.build_on(training, workload, QUIET)
     assert layers(built.id)[: len(layers(training.id))] == layers(training.id)
     assert run_project(built.ref, "python", "main.py") == run_in(
         training.ref, "python", "-c", "import torch; print(torch.__version__)"
     )
     assert built.layers_bytes - training.layers_bytes < 5e6  # no second numpy
-    assert image.build_workload_image(training, workload, QUIET).id == built.id
+    assert workload_image.build_on(training, workload, QUIET).id == built.id
 
 
 @pytest.mark.lab
 def test_a_workload_that_wants_another_torch_is_refused(training: Image, workload: Path) -> None:
     (workload / "requirements.txt").write_text("torch==2.1.0\n")
     with pytest.raises(ContainersError) as caught:
-        image.build_workload_image(training, workload, QUIET)
+        workload_image.build_on(training, workload, QUIET)
     assert str(workload / "requirements.txt") in caught.value.where
     assert "torch 2.13.0" in caught.value.fix
     assert not list(engine.BUILD.glob(".wheels-*"))

@@ -43,10 +43,10 @@ elif "inspect" in words:
 
 BUILD_EVERYTHING = """
 from pathlib import Path
-from containers import engine, image, lab, lab_host
+from containers import engine, image, lab, lab_host, workload_image
 quiet = lambda line: None
 training = image.build_training_image(quiet)
-workload = image.build_workload_image(training, engine.REPOSITORY / "my workload", quiet)
+workload = workload_image.build_on(training, engine.REPOSITORY / "my workload", quiet)
 image.BLOBS.mkdir(parents=True)
 (image.BLOBS / ("a" * 64)).touch()  # the config that the recorded manifest names
 print(image.export_oci(workload, quiet).path)

@@ -70,7 +70,7 @@ def test_without_podman_or_a_note_nothing_is_known(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(workload_image, "BUILT", tmp_path / "built.json")
     monkeypatch.setattr(workload_image, "podman", no_podman)
     assert as_built(project, False) is None
-    reference, state = image.workload_reference(project), workload_image._state(project, False)
+    reference, state = workload_image.reference_of(project), workload_image._state(project, False)
     workload_image._note(reference, state, {reference: "ab"})
     assert as_built(project, False) is None
     monkeypatch.setattr(workload_image, "podman", lambda *words: "ab 17\n")
@@ -89,7 +89,7 @@ def workload(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / f"Kept {os.getpid()}"
     folder.mkdir()
     yield folder
-    command = ["podman", "rmi", "--force", image.workload_reference(folder)]
+    command = ["podman", "rmi", "--force", workload_image.reference_of(folder)]
     subprocess.run(command, capture_output=True, check=False, timeout=120)
 
 

@@ -1,6 +1,9 @@
 """Stands for torchrun in tests of the keeper: starts processes of `program`, reports as train/start/agent.py does.
 
 python fake_agent.py FIRST_RANK RANKS PROGRAM [ARGUMENT ...]
+
+As torchrun does, it waits after its own ranks have ended well for those of other hosts, where FAKE_OTHERS names a file
+that is there when they have.
 """
 
 from __future__ import annotations
@@ -31,11 +34,14 @@ def main() -> int:
     print("the launcher runs", flush=True)
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
-    failed = False
+    failed, well = False, set[int]()
     alive = True
     while alive:
         alive = any(process.poll() is None for process in ranks.values())
         for rank, process in ranks.items():
+            if process.poll() == 0 and not asked and rank not in well:
+                well.add(rank)
+                tell({"agent": "rank_ended", "rank": rank})
             if process.poll() and not failed and not asked:
                 failed = True
                 signalled = signal.Signals(-process.returncode).name if process.returncode < 0 else None
@@ -49,6 +55,10 @@ def main() -> int:
                 if process.poll() is None:
                     process.terminate()
         time.sleep(0.02)
+    if not failed and not asked:
+        tell({"agent": "ended"})
+        while "FAKE_OTHERS" in os.environ and not asked and not os.path.exists(os.environ["FAKE_OTHERS"]):
+            time.sleep(0.02)
     return 1 if failed else 128 + signal.SIGTERM if asked else 0
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from keeper import beats as heartbeats
 from keeper.beats import LONGEST_LINE, RETRY_SECONDS, STUCK_SECONDS, Beats, signed
 
 KEY = b"a key of this run"
@@ -165,3 +166,19 @@ def test_a_receiver_that_takes_nothing_is_connected_anew(pair: Pair) -> None:
         stuck.close()
         again.close()
     assert STUCK_SECONDS < 5
+
+
+@pytest.mark.slow
+def test_a_keeper_that_says_nothing_new_for_long_falls_silent(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its main thread hangs: the others shall not take it for a host that keeps its run."""
+    monkeypatch.setattr(heartbeats, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(heartbeats, "HUNG_SECONDS", 1.0)
+    other = pair.h2()
+    pair.h1()
+    other.tell("running")
+    assert pair.heard.get(timeout=60) == ("h2", "running")
+    deadline = time.monotonic() + 60
+    while not pair.nothing_heard():
+        assert time.monotonic() < deadline
+    other.tell("again")
+    assert pair.heard.get(timeout=60) == ("h2", "again")

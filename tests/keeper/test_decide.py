@@ -19,7 +19,7 @@ from keeper.causes import EXIT_STOPPED
 STEP_SECONDS = 0.25
 GRACE_SECONDS = 30.0
 #: From the last fault to the last keeper's end: silence, the ranks' grace, and what is waited for beyond it.
-LONGEST_SECONDS = d.START_SECONDS + d.LOST_SECONDS + GRACE_SECONDS + 2 * d.LINGER_SECONDS
+LONGEST_SECONDS = d.START_SECONDS + 4 * d.LOST_SECONDS + GRACE_SECONDS + d.DONE_SECONDS + 2 * d.LINGER_SECONDS
 HOSTS = ("h1", "h2", "h3", "h4")
 
 
@@ -28,9 +28,12 @@ class Host:
     """A host of the simulation: its keeper's state, and its ranks."""
 
     state: d.State
-    ranks: str = "running"  # running, waiting (for a peer, for ever), failed, gone
+    ranks: str = "running"  # running, waiting (for a peer, for ever), failed, done (torchrun is still there), gone
+    store_lost: bool = False  # its torchrun does not learn of the end of the others' ranks
     powered: bool = True
     deaf_to_term: bool = False
+    held_up_until: float = 0.0  # by its disk: it sees nothing, while its words of before are still sent
+    words: dict[str, Any] | None = None  # what it told last
     due: list[tuple[float, Any]] = field(default_factory=list)  # (when, event)
     said: float = 0.0
     notes: list[tuple[str, Any]] = field(default_factory=list)
@@ -76,7 +79,9 @@ class World:
 
     def tell(self, host: Host) -> None:
         host.said = self.now
-        words = d.beat(host.state, self.now)
+        if self.now >= host.held_up_until or host.words is None:
+            host.words = d.beat(host.state, self.now)
+        words = host.words
         for name, other in self.hosts.items():
             reached = frozenset((host.state.me, name)) not in self.cut
             if other is not host and reached and not other.state.left:
@@ -89,12 +94,17 @@ class World:
                 continue
             if self.now - host.said >= 1.0:
                 self.tell(host)
+            if self.now < host.held_up_until:
+                continue
             due = sorted((entry for entry in host.due if entry[0] <= self.now), key=lambda entry: entry[0])
             host.due = [entry for entry in host.due if entry[0] > self.now]
             for _, what in due:
                 self.arrive(host, what)
-            whole = all(other.powered and other.ranks in ("running", "gone") for other in self.hosts.values())
+            whole = all(other.powered and other.ranks in ("running", "done", "gone") for other in self.hosts.values())
             if self.now >= self.finish and whole and host.ranks == "running" and not self.cut:
+                host.ranks = "done"
+                self.happen(host, d.Done(self.now))
+            if host.ranks == "done" and not host.store_lost and all(o.ranks != "running" for o in self.hosts.values()):
                 self.end_ranks(host, 0)
             self.happen(host, d.Tick(self.now))
 
@@ -130,6 +140,10 @@ class World:
             self.cut.update(frozenset((name, peer)) for peer in self.hosts if peer != name)
         elif fault == "heal":
             self.cut.clear()
+        elif fault == "disk":
+            host.held_up_until = self.now + self.chance.uniform(d.LOST_SECONDS, 3 * d.LOST_SECONDS)
+        elif fault == "store":
+            host.store_lost = True
         elif fault == "stop":
             self.happen(host, d.StopAsked(self.now, "make stop"))
 
@@ -149,7 +163,7 @@ class World:
         return [host for host in self.hosts.values() if host.powered]
 
 
-FAULTS = ("rank dies", "launcher dies", "hang", "power", "cut", "alone", "heal", "stop")
+FAULTS = ("rank dies", "launcher dies", "hang", "power", "cut", "alone", "heal", "disk", "store", "stop")
 fault_lists = st.lists(
     st.tuples(st.floats(0, 120), st.sampled_from(FAULTS), st.integers(0, 3), st.integers(0, 3)), max_size=6
 )
@@ -176,6 +190,23 @@ def test_without_a_fault_all_succeed(count: int, seed: int, finish: float) -> No
     assert [d.verdict(host.state) for host in world.hosts.values()] == ["succeeded"] * count
 
 
+@settings(max_examples=20)
+@given(st.integers(2, 4), st.integers(), st.lists(st.tuples(st.floats(0, 60), st.integers(0, 3)), max_size=3))
+def test_a_keeper_that_its_disk_holds_up_loses_nobody(count: int, seed: int, disks: list[tuple[float, int]]) -> None:
+    world = World(count, seed, 100.0)
+    world.run([(at, "disk", HOSTS[where % count], "") for at, where in disks])
+    assert [d.verdict(host.state) for host in world.hosts.values()] == ["succeeded"] * count
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 4), st.integers(), st.lists(st.integers(0, 3), min_size=1, max_size=4))
+def test_a_torchrun_that_does_not_learn_of_the_end_is_ended(count: int, seed: int, where: list[int]) -> None:
+    world = World(count, seed, 20.0)
+    world.run([(5.0, "store", HOSTS[one % count], "") for one in where])
+    assert [d.verdict(host.state) for host in world.hosts.values()] == ["succeeded"] * count
+    assert world.now < 20.0 + d.DONE_SECONDS + 10.0
+
+
 #: fault -> the kind of the cause that all survivors name.
 NAMED = {"rank dies": "rank", "launcher dies": "launcher", "hang": "hang", "power": "host_lost", "alone": "host_lost"}
 
@@ -192,7 +223,7 @@ def test_all_hosts_name_the_host_of_the_fault(count: int, seed: int, at: float, 
 
 
 @settings(max_examples=20)
-@given(st.integers(3, 4), st.integers(), st.floats(5, 80))
+@given(st.integers(3, 4), st.integers(), st.floats(5, 80) | st.just(0.0))
 def test_two_hosts_that_do_not_hear_each_other_are_named_as_a_pair(count: int, seed: int, at: float) -> None:
     world = World(count, seed, at + 30)
     world.run([(at, "cut", "h1", "h2")])
@@ -262,6 +293,23 @@ def test_ranks_killed_after_their_grace_did_not_all_stop_as_asked() -> None:
     state, _ = d.decide(keeper("h2"), d.StopAsked(2.0, "Ctrl-C", 1.0))
     state, actions = d.decide(state, d.Tick(2.0 + 1.0))
     assert any(isinstance(action, d.Kill) for action in actions) and state.killed
+
+
+def test_that_is_said_too_where_other_ranks_only_followed() -> None:
+    state, _ = d.decide(keeper("h2"), d.StopAsked(2.0, "Ctrl-C", 1.0))
+    followed = d.Cause("rank", "h2", 1, "connection closed by peer", 2.5, consequence=True)
+    state, _ = d.decide(state, d.Failed(2.5, followed))
+    state, _ = d.decide(state, d.Tick(2.0 + 1.0))
+    assert state.killed and d.verdict(state) == "stopped"
+
+
+def test_a_host_whose_ranks_have_ended_says_for_whom_it_waits() -> None:
+    state, actions = d.decide(keeper("h2", "h3"), d.Done(5.0))
+    assert d.Note("ranks_ended", {}) in actions and d.beat(state, 5.0)["done"]
+    assert d.waited_for(state, 5.0) == "the ranks of h2, h3"
+    words = {"status": "running", "done": True, "hears": {}, "ended": [], "causes": []}
+    state, _ = d.decide(state, d.Heard(6.0, "h3", words))
+    assert d.waited_for(state, 6.0) == "the ranks of h2" and state.status == "running"
 
 
 def test_a_keeper_whose_host_answers_but_listens_no_more_is_gone_soon() -> None:

@@ -36,6 +36,7 @@ here=$(dirname "$0")
 echo "$*" >> "$here/calls"
 case "$1" in
     run) . "$here/run" ;;
+    kill) [ -e "$here/kill" ] && . "$here/kill" ;;
     ps) cat "$here/ps" 2>/dev/null || echo '[]' ;;
     inspect) cat "$here/state" 2>/dev/null || { echo "Error: no such container x" >&2; exit 125; } ;;
     rm) rm -f "$here/ps" "$here/state" ;;
@@ -113,6 +114,9 @@ class Host:
 
     def when_podman_runs(self, script: str) -> None:
         (self.engine / "run").write_text(script)
+
+    def when_podman_kills(self, script: str) -> None:
+        (self.engine / "kill").write_text(script)
 
     def containers(self, run: str, state: str = "exited", **more: Any) -> None:
         """What Podman says of the run's container."""
@@ -509,6 +513,44 @@ def test_who_asks_for_the_end_of_what_is_over_hears_so(host: Host) -> None:
         assert host.ask("stop", run=run, by="me", grace=None) == {"asked": False}
 
 
+@pytest.mark.parametrize("state", ["running", "paused"])
+def test_a_container_whose_keeper_does_not_answer_is_killed_and_stays(host: Host, state: str) -> None:
+    folder = host.has_run("r1")
+    (host.private / "r1").mkdir(parents=True)
+    host.containers("r1", state)
+    host.when_podman_kills(f"sed -i s/{state}/exited/ $here/ps")
+    before = set(folder.rglob("*"))
+    with host.taken_by("r1"):
+        answer = host.ask("stop", run="r1", by="me", grace=None, kill=True)
+    assert answer == {"asked": True, "killed": ["muster-r1-0"]} and set(folder.rglob("*")) == before
+    assert [call for call in host.podman() if not call.startswith("ps")] == ["kill -- muster-r1-0"]
+    assert json.loads((host.engine / "ps").read_text())[0]["State"] == "exited"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kill", ["true", "echo 'Error: it is paused' >&2; exit 125"])
+def test_a_container_that_no_kill_ends_is_removed(host: Host, kill: str) -> None:
+    host.has_run("r1")
+    (host.private / "r1").mkdir(parents=True)
+    host.containers("r1", "paused")
+    host.when_podman_kills(kill)
+    with host.taken_by("r1"):
+        assert host.ask("stop", run="r1", by="me", grace=None, kill=True)["killed"] == ["muster-r1-0"]
+    assert host.podman()[-1] == "rm --force --ignore -- muster-r1-0" and (host.runs / "r1/plan.json").exists()
+
+
+def test_what_is_over_or_has_ended_is_not_killed(host: Host) -> None:
+    host.has_run("r1", exit=EXIT)
+    host.containers("r1", "running")
+    assert host.ask("stop", run="r1", by="me", grace=None, kill=True) == {"asked": False, "killed": []}
+    host.has_run("r2")
+    host.containers("r2", "exited")
+    (host.private / "r2").mkdir(parents=True)
+    with host.taken_by("r2"):
+        assert host.ask("stop", run="r2", by="me", grace=None, kill=True) == {"asked": True, "killed": []}
+    assert {call.split()[0] for call in host.podman()} == {"ps"}
+
+
 # runs
 
 
@@ -618,7 +660,7 @@ def test_a_gathered_run_keeps_its_files_and_nothing_else(host: Host) -> None:
     written_by_a_script(folder)
     (host.private / "r1/secrets").mkdir(parents=True)
     host.containers("r1")
-    nothing: dict[str, list[str]] = {"containers": [], "processes": []}
+    nothing: dict[str, list[str]] = {"containers": [], "processes": [], "GPU memory": []}
     for _ in range(2):
         assert host.ask("seal", run="r1", by="ann", keep=5) == {"left": nothing, "cleared": True, "removed": []}
     assert not (folder / "workload").exists() and not (host.private / "r1").exists()
@@ -644,7 +686,8 @@ def test_what_a_run_left_is_named_and_cleared(host: Host) -> None:
     try:
         threading.Thread(target=left.wait, daemon=True).start()
         answer = host.ask("seal", run=run, by="ann", keep=5)
-        assert answer["left"] == {"containers": [f"muster-{run}-0"], "processes": [f"{left.pid} sleep 500"]}
+        left_there = {"containers": [f"muster-{run}-0"], "processes": [f"{left.pid} sleep 500"], "GPU memory": []}
+        assert answer["left"] == left_there
         assert answer["cleared"] and other.poll() is None
     finally:
         left.kill()

@@ -22,7 +22,8 @@ import pytest
 
 from keeper import HELD_SECONDS
 from keeper.__main__ import KEPT_SECONDS, Keeper
-from keeper.decide import LOST_SECONDS
+from keeper.decide import LOST_SECONDS, Heard, Tick
+from keeper.ranks import Outputs
 
 START = """
 import json, sys, time
@@ -174,6 +175,32 @@ def test_an_exception_is_named_with_the_ranks_last_lines(run: Run) -> None:
     assert cause["reason"] == "ValueError: bad data (exit 1)" and cause["lines"][-1] == "ValueError: bad data"
 
 
+@pytest.mark.slow
+def test_a_rank_that_printed_long_lines_is_named_on_every_host(run: Run) -> None:
+    """Its last lines travel with the heartbeats, however long they are."""
+    program = "import time; time.sleep(1); [print('\u00fc' * 60000) for _ in range(30)]; raise ValueError('x' * 60000)"
+    run.start(2, lambda node: ["-c", program if node else WAIT])
+    assert run.statuses() == [1, 1]
+    assert run.causes() == [("rank", "h2", 1)] * 2
+    cause = run.document(0, "exit.json")["cause"]
+    assert cause["reason"].startswith("ValueError: xxx") and sum(map(len, cause["lines"])) < 5000
+
+
+@pytest.mark.slow
+def test_a_host_whose_ranks_have_ended_waits_for_the_others_and_is_stopped_at_once(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FAKE_OTHERS", str(tmp_path / "never"))
+    run.start(2, lambda node: ["-c", WAIT if node else ""], grace=60.0)
+    wait_for(lambda: run.events(0, "ranks_ended"))
+    assert [event["rank"] for event in run.events(0, "rank_ended")] == [0]
+    wait_for(lambda: run.document(0, "state.json").get("waiting") == "the ranks of h2")
+    state = run.document(0, "state.json")
+    assert state["status"] == "running" and state["ranks"]["0"]["state"] == "ended"
+    run.processes[1].send_signal(signal.SIGTERM)
+    assert run.statuses(30) == [75, 75] and not run.document(0, "exit.json")["stop"]["killed"]
+
+
 def test_a_dead_torchrun_leaves_no_process(run: Run) -> None:
     run.start(2, lambda node: ["-c", WAIT])
     pids = {**run.pids(0), **run.pids(1)}
@@ -219,13 +246,14 @@ def test_nothing_starts_on_a_host_whose_training_network_is_down(run: Run) -> No
     assert run.events(0, "lease") == []  # so that the door says it, and no other host starts
 
 
-def keeper_here(folder: Path, port: int) -> Keeper:
+def keeper_here(folder: Path, port: int, *others: str) -> Keeper:
     """A keeper in this process, with folders of its own."""
     host = {"host": "h1", "ranks": [0], "address": "127.0.0.1", "keeper_port": port, "interface": "lo", "agent": []}
     for name in ("run", "lease", "private"):
         (folder / name).mkdir()
     (folder / "private" / "key").write_text("the run's own key")
-    plan = {"run": "some-run", "owner": "me@here", "grace": 3.0, "script": None, "hosts": [host]}
+    plan: dict[str, Any] = {"run": "some-run", "owner": "me@here", "grace": 3.0, "script": None}
+    plan["hosts"] = [host, *({**host, "host": other, "ranks": [1]} for other in others)]
     return Keeper(plan, 0, folder / "run", folder / "lease", folder / "private")
 
 
@@ -236,6 +264,78 @@ def test_a_keeper_whose_port_is_taken_has_not_begun(tmp_path: Path) -> None:
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     assert [event["event"] for event in events] == ["failed", "exit"]
     assert "could not start" in events[0]["reason"] and "in use" in events[0]["reason"]
+
+
+def test_a_keeper_that_its_disk_held_up_hears_what_came_meanwhile_before_it_judges(tmp_path: Path) -> None:
+    keeper = keeper_here(tmp_path, 1, "h2", "h3")
+    now = time.monotonic()
+    words: dict[str, Any] = {"status": "running", "hears": {}, "ended": [], "causes": [], "ranks": {}}
+    for host in ("h2", "h3"):
+        keeper._handle(Heard(now - LOST_SECONDS - 5.0, host, words))
+    keeper.events.put({"agent": "started", "pids": {"0": os.getpid()}})
+    for host in ("h2", "h3"):
+        keeper.events.put(Heard(now, host, words))
+    keeper._turn()
+    assert not keeper.state.causes and keeper.state.status == "running"
+    keeper._handle(Tick(now + LOST_SECONDS + 1.0))
+    assert {cause.kind for cause in keeper.state.causes} == {"host_lost"}
+
+
+class Full:
+    """Memory of a container in which the kernel has killed a process."""
+
+    def out_of_memory(self) -> str:
+        return "out of memory: killed by the kernel"
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [
+        ({"signal": "SIGKILL", "exitcode": -9, "exception": "killed"}, "out of memory: killed by the kernel"),
+        (
+            {"signal": None, "exitcode": 1, "exception": "RuntimeError: DataLoader worker (pid 9) is killed by signal: "
+             "Killed. "}, "out of memory: killed by the kernel (exit 1)",
+        ),
+        ({"signal": None, "exitcode": 1, "exception": "ValueError: bad"}, "ValueError: bad (exit 1)"),
+        (
+            {"signal": None, "exitcode": 1, "exception": "OSError: /muster/run/checkpoints/step-5.pt (No space left)"},
+            "OSError: /var/lib/muster/runs/some-run/checkpoints/step-5.pt (No space left) (exit 1)",
+        ),
+    ],
+)  # fmt: skip
+def test_a_failure_is_said_in_words_that_help_on_the_host(tmp_path: Path, failure: dict[str, Any], reason: str) -> None:
+    keeper = keeper_here(tmp_path, 1)
+    keeper.memory = Full()  # type: ignore[assignment]
+    keeper.outputs = Outputs(tmp_path / "output", [0], lambda error: None)
+    event = keeper._failed({"rank": 0, "traceback": "", "consequence": False, **failure}, time.monotonic())
+    assert event.cause.reason == reason
+    keeper.outputs.close()
+
+
+def test_a_torchrun_that_the_kernel_killed_for_want_of_memory_is_said_to_be_that(tmp_path: Path) -> None:
+    keeper = keeper_here(tmp_path, 1)
+    keeper.memory = Full()  # type: ignore[assignment]
+    keeper.launcher = Ends(128 + signal.SIGKILL)  # type: ignore[assignment]
+    keeper._reap()
+    (cause,) = keeper.state.causes
+    assert (cause.kind, cause.reason) == ("launcher", "torchrun: out of memory: killed by the kernel")
+
+
+class Ends:
+    """A torchrun that has ended with a status."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+
+    def reap(self) -> int | None:
+        found, self.status = self.status, 0
+        return found or None
+
+    def kill(self) -> list[int]:
+        return []
+
+    def terminate(self) -> None:
+        pass
 
 
 @pytest.mark.parametrize("held", [True, False])

@@ -1,12 +1,17 @@
-"""Promise: a rank that the kernel killed for want of memory is said to be that, with the limit and what was used."""
+"""Promises: a rank that the kernel killed for want of memory is said to be that, with the limit and what was used; what
+ranks have printed is kept, though the disk is slow."""
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
 
-from keeper.ranks import Memory
+from keeper import ranks
+from keeper.output import Writer
+from keeper.ranks import Memory, Outputs
 
 GIB = 2**30
 NO_LIMIT = str(2**63 - 4096)  # what version 1 has where there is none
@@ -57,3 +62,25 @@ def test_a_kernel_that_keeps_no_peak_is_not_said_to_have_had_room(tmp_path: Path
 
 def test_no_control_group_says_nothing(tmp_path: Path) -> None:
     assert Memory(tmp_path).out_of_memory() is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [60.0, 0.2])
+def test_what_was_printed_last_is_kept_though_the_disk_is_slow_or_its_loss_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    append, said = Writer.append, list[OSError]()
+
+    def slowly(writer: Writer, data: bytes) -> None:
+        time.sleep(0.7)
+        append(writer, data)
+
+    monkeypatch.setattr(ranks, "OUTPUT_SECONDS", seconds)
+    monkeypatch.setattr(Writer, "append", slowly)
+    outputs = Outputs(tmp_path / "output", [0], said.append)
+    pipe = os.open(outputs.pipes / "rank-0", os.O_WRONLY)
+    os.write(pipe, b"x" * 3 * ranks.CHUNK_BYTES)
+    os.close(pipe)
+    outputs.close()
+    is_whole = (tmp_path / "output" / "rank-0.log").stat().st_size == 3 * ranks.CHUNK_BYTES
+    assert is_whole == (not said) == (seconds == 60.0)

@@ -35,6 +35,7 @@ class Lab:
 
     name: str
     first_deploy: str = ""
+    clone: Path | None = None  # where commands are typed, if not in this one
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     @property
@@ -67,6 +68,7 @@ class Lab:
         """A command in the background, in its own process group, as a terminal starts it."""
         process = subprocess.Popen(
             [FAB, task],
+            cwd=self.clone,
             env=self.environment(**variables),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

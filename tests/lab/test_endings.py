@@ -7,6 +7,8 @@ import os
 import re
 import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,6 @@ pytestmark = pytest.mark.lab
     ("fault", "rank", "host", "said"),
     [
         ("raise", 2, "h2", "RuntimeError: the fault that was asked for"),
-        ("kill", 1, "h2", "killed by SIGKILL"),
         ("exit", 0, "h1", "exit status 7"),
         ("silent-raise", 3, "h3", "RuntimeError: the fault that was asked for"),
     ],
@@ -149,23 +150,48 @@ def test_a_dropped_ssh_connection_costs_neither_the_run_nor_a_line(lab: Lab) -> 
             assert re.findall(rf"{host} rank {rank} \| tick (\d+)", out) == [str(number) for number in range(50)], out
 
 
-def test_a_full_disk_costs_output_but_neither_the_run_nor_the_word_of_how_it_ended(lab: Lab) -> None:
-    runs = "/var/lib/muster/runs"
-    lab.on("h2", f"mount -t tmpfs -o size=32m,mode=755 tmpfs {runs}")
+RUNS = "/var/lib/muster/runs"
+
+
+@contextmanager
+def small_disk(lab: Lab, host: str, mebibytes: int) -> Iterator[None]:
+    """The runs of a host lie on a disk of their own."""
+    lab.on(host, f"mount -t tmpfs -o size={mebibytes}m,mode=755 tmpfs {RUNS}")
     try:
+        yield
+    finally:
+        lab.on(host, f"umount {RUNS}")
+
+
+def test_a_full_disk_costs_output_but_neither_the_run_nor_the_word_of_how_it_ended(lab: Lab) -> None:
+    with small_disk(lab, "h2", 32):
         process = lab.start("train", WORKLOAD=WORKLOAD, SCRIPT="faults.py", ARGS="chatty", NODES=2)
         out = read_until(process, "10 steps")
-        lab.on("h2", f"dd if=/dev/zero of={runs}/filler bs=64k 2>&1 | grep 'No space'")
+        lab.on("h2", f"dd if=/dev/zero of={RUNS}/filler bs=64k 2>&1 | grep 'No space'")
         out += read_until(process, "h2: output is lost from here on: No space left on device")
         run = out.split("muster | run ")[1].split(":")[0]
         stopped = lab.fab("stop", RUN=run)
         out += process.communicate(timeout=120)[0]
-    finally:
-        lab.on("h2", f"umount {runs}")
     assert stopped.returncode == 0 and process.returncode == 130, stopped.stdout + out
     folder, summary = summary_of(out)
     assert summary["status"] == "stopped" and summary["missing_hosts"] == [], summary
     assert json.loads((folder / "logs" / "h2" / "exit.json").read_text())["status"] == "stopped"
+
+
+def test_a_disk_with_room_for_one_checkpoint_keeps_that_one_and_is_named(lab: Lab) -> None:
+    """A checkpoint of this model takes 19 MB; each host writes its own."""
+    with small_disk(lab, "h2", 28):
+        done = lab.fab("train", 120, NODES=2, ARGS="--model mobilenet_v3_small --epochs 99 --checkpoint-every 5")
+        folder, summary = summary_of(done.stdout)
+        there = f"cd {RUNS}/{folder.name}/checkpoints &&"
+        names = lab.on("h2", f"{there} ls -A").split()
+        manifest = json.loads(lab.on("h2", f"{there} cat step-5.json"))
+        assert lab.on("h2", f"{there} sha256sum step-5.pt").split()[0] == manifest["sha256"]
+    assert names == ["step-5.json", "step-5.pt"], done.stdout  # and no temporary file
+    assert (done.returncode, summary["status"]) == (1, "failed"), done.stdout
+    assert (summary["failed_host"], summary["missing_hosts"]) == ("h2", []), done.stdout
+    last = done.stdout.strip().splitlines()[-1]
+    assert "rank 1 on h2" in last and "checkpoints/step-10.pt (No space left on device)" in last, done.stdout
 
 
 def test_the_log_of_every_rank_is_kept(lab: Lab) -> None:

@@ -2,22 +2,25 @@
 
 These are the short ones of benchmarks/faults.py, which measures each fault (here its figure is printed, and the machine
 may be a busy one: the bars are those of `make bench-faults`); the long ones are drills
-(`make drill FAULT=name`): kill, power_loss, master_loss, network_cut_master, network_cut_two, hang_stopped, hang_held,
+(`make drill FAULT=name`): power_loss, master_loss, network_cut_master, network_cut_two, hang_stopped, hang_held,
 ctrl_c. What is promised of other faults is tested elsewhere:
 
-    a rank that raises, is killed or exits; Ctrl-C twice; one host that cannot start   test_endings.py
-    SSH drops in a run; a full disk under a run                             test_endings.py
+    a rank that raises or exits; Ctrl-C twice; one host that cannot start   test_endings.py
+    SSH drops in a run; a full disk under a run, and under a checkpoint     test_endings.py
     Ctrl-C and SSH that drops while hosts start; ports that others hold     test_starting.py
+    two starts at once, the lease           test_starting.py, tests/keeper/test_lease.py, test_queue.py
     Ctrl-C while provisioning, and while layers are copied                  test_endings.py, test_teardown.py
-    a slow link, a slow host, a pair cut off, a NIC down, leftovers before a run       test_check.py
+    before a run: a host with a slow link, a pair cut off, a NIC down, leftovers        test_check.py
+    before a run: processors that others keep busy, throttled GPUs, errors of a GPU     tests/launch/health/
     host keys, logins, sudo, an unreachable host, images, bad inventories and settings  test_refusals.py
-    two starts at once, the lease                                           tests/keeper/test_lease.py, test_queue.py
     checkpoints torn, corrupt, malicious, without room                      tests/train/test_checkpoints*.py
     clocks that differ                                                      tests/keeper/test_keeper.py
     every order of events                                                   tests/keeper/test_decide.py
-    uneven batches                                                          tests/train/test_parallel_states.py
-    errors of a GPU                                                         tests/launch/health/test_gpu_checks.py
+    uneven batches of our trainer                                           tests/train/test_parallel_states.py
     data that is missing or differs                       tests/launch/health/test_sameness.py, test_host_checks.py
+
+A host that computes slowly is named in the view of a run (tests/launch/run/test_progress.py); a link that turns slow
+while a run goes on is named by nobody.
 """
 
 from __future__ import annotations

@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import shutil
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from benchmarks.away import another_clone
 from launch.hosts.clustermap import MASTER_PORTS, REACH_PORTS
 from tests.lab.conftest import WORKLOAD, Lab, summary_of, wait_for
 from tests.lab.test_endings import read_until
@@ -81,6 +85,32 @@ def test_a_connection_that_drops_while_a_host_starts_leaves_nothing_running(lab:
         assert lab.on(host, "ls /run/muster") == ""  # neither key nor secrets
     done = lab.train("reduce.py", NODES=2)
     assert done.returncode == 0, done.stdout
+
+
+def from_another_machine(lab: Lab, folder: Path) -> Lab:
+    """The deployed lab as another control machine knows it, whose clone comes to `folder`."""
+    clone = another_clone(folder, lab.name)
+    cluster = Path("build") / lab.name / "cluster.json"
+    (clone / cluster.parent).mkdir(parents=True)
+    shutil.copy2(cluster, clone / cluster)
+    return replace(lab, clone=clone)
+
+
+def test_of_two_starts_at_the_same_moment_one_runs_and_the_other_is_told_of_it(lab: Lab, tmp_path: Path) -> None:
+    people = {"ann": lab, "eve": from_another_machine(lab, tmp_path)}
+    folders = {who: (one.clone or Path()) / "runs" for who, one in people.items()}
+    before = {run for folder in folders.values() for run in folder.glob("*")}
+    started = {who: one.start("train", SUDO_USER=who, NODES=2, ARGS="--epochs 1") for who, one in people.items()}
+    said = {who: process.communicate(timeout=300)[0] for who, process in started.items()}
+    ends = {process.returncode: who for who, process in started.items()}
+    assert sorted(ends) == [0, 2], said
+    found = re.search(r"muster \| run (\S+):", said[ends[0]])
+    assert found, said
+    assert f"run {found[1]} of {ends[0]}@" in said[ends[2]] and "muster: refused" in said[ends[2]], said
+    made = {run for folder in folders.values() for run in folder.glob("*")} - before
+    assert made == {folders[ends[0]] / found[1]}
+    summary = json.loads((made.pop() / "summary.json").read_text())
+    assert (summary["status"], summary["missing_hosts"]) == ("succeeded", []), summary
 
 
 def test_ports_that_others_hold_are_left_to_them(lab: Lab) -> None:

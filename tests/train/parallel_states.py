@@ -1,5 +1,6 @@
 """Run by test_parallel_states.py on real ranks: states saved under one way of parallelism, taken up under another."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,8 @@ def joined(place: Place, out: Path) -> dict[str, Any]:
     strategy = strategy_of(place, network(), parallel="ddp")
     optimizer = torch.optim.SGD(strategy.network.parameters(), lr=0.1)
     images, labels = data()
+    if place.rank == 1:
+        strategy.network.register_forward_pre_hook(lambda *_: time.sleep(0.2))  # a slow host
     with strategy.join():
         for number in range(3 - place.rank):
             chosen = slice(8 * number + 4 * place.rank, 8 * number + 4 * place.rank + 4)
@@ -189,4 +192,5 @@ def joined(place: Place, out: Path) -> dict[str, Any]:
                     functional.cross_entropy(strategy.module(images[part]), labels[part], reduction="sum").backward()
             optimizer.step()
             optimizer.zero_grad()
-    return {"model": copied(strategy.network), "comm": strategy.comm_share()}
+    figures = {"comm": strategy.comm_share(), "computing": strategy.computing_seconds()}
+    return {"model": copied(strategy.network), **figures}

@@ -16,6 +16,7 @@ import torch
 
 from containers.engine import ContainersError
 from containers.horovod_wheel import horovod_wheels
+from launch.job.plan import HOROVOD_SCRIPT
 from tests.conftest import cannot_run
 from train.parallel import horovod, horovod_start
 from train.settings import SettingsError
@@ -58,6 +59,50 @@ def test_groups_hold_every_trained_parameter_once_and_are_cut_where_they_are_ful
     assert [len(group) for group in horovod.fixed_groups(network, 1)] == [1] * 8
 
 
+NEIGHBOURS = {"train.py": "WORD = 'my train'", "keeper.py": "WORD = 'my keeper'", "beside.py": "WORD = 'beside'"}
+SCRIPT_WITH_NEIGHBOURS = """
+import sys
+import beside, keeper, train
+print([beside.WORD, keeper.WORD, train.WORD], sys.argv, __name__)
+"""
+WITHOUT_HOROVOD = """
+import sys
+from train.parallel import horovod_script
+horovod_script.prepare = lambda place, held: None
+sys.exit(horovod_script.main(sys.argv[1:]))
+"""
+
+
+def in_a_users_folder(folder: Path, start: list[str]) -> subprocess.CompletedProcess[str]:
+    """`start`, then main.py and its arguments, typed in a folder whose modules have the names of our packages."""
+    for name, text in {**NEIGHBOURS, "main.py": SCRIPT_WITH_NEIGHBOURS}.items():
+        (folder / name).write_text(text)
+    elsewhere = folder / "site"
+    elsewhere.mkdir()
+    (elsewhere / "horovod.py").write_text("raise ImportError('none here')")
+    alone = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    return subprocess.run(
+        [*start, "main.py", "two words"], cwd=folder, env={**alone, "PYTHONPATH": f"{elsewhere}:{ROOT}"},
+        timeout=SECONDS, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_users_own_train_py_does_not_hide_the_wrapper_of_a_horovod_script(tmp_path: Path) -> None:
+    """It comes as far as our complaint that there is no Horovod."""
+    python, *words = HOROVOD_SCRIPT
+    done = in_a_users_folder(tmp_path, [sys.executable, *words])
+    assert python == "python3" and done.returncode == 2, done.stderr
+    assert "Horovod cannot be loaded here (none here)" in done.stderr, done.stderr
+
+
+@pytest.mark.slow
+def test_a_horovod_script_imports_what_lies_beside_it_under_whatever_name(tmp_path: Path) -> None:
+    done = in_a_users_folder(tmp_path, [sys.executable, "-P", "-c", WITHOUT_HOROVOD])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "['beside', 'my keeper', 'my train'] ['main.py', 'two words'] __main__\n"
+
+
 # From here on with Horovod.
 
 
@@ -75,9 +120,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**kept, "PYTHONPATH": f"{site}:{ROOT}", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
-def torchrun(ranks: int) -> list[str]:
+def torchrun(ranks: int, how: str = "-m") -> list[str]:
     agent = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
-    return [*agent, f"--nproc-per-node={ranks}", "-m"]
+    return [*agent, f"--nproc-per-node={ranks}", how]
 
 
 def run(start: list[str], environment: dict[str, str], *arguments: str) -> None:
@@ -170,8 +215,10 @@ open(f"{sys.argv[1]}/{hvd.rank()}", "w").write(f"{hvd.size()} {int(total)} {sys.
 def test_a_users_own_horovod_script_runs_under_torchrun(environment: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text(USERS_SCRIPT)
     (tmp_path / "beside.py").write_text("WORD = 'found'")
-    command = [*torchrun(2), "train.parallel.horovod_script", str(tmp_path / "main.py"), str(tmp_path), "two words"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, timeout=SECONDS, capture_output=True, text=True)
+    (tmp_path / "train.py").write_text("raise SystemExit('nobody asked for this')")
+    words = [sys.executable, *HOROVOD_SCRIPT[1:], "main.py", str(tmp_path), "two words"]
+    command = [*torchrun(2, "--no-python"), "--", *words]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, timeout=SECONDS, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == ["2 3 two words found"] * 2
 

@@ -142,6 +142,12 @@ def test_ddp_says_how_much_of_a_step_waits_for_others(joined: dict[tuple[int, in
     assert strategy_of(Place(), network(), parallel="none").comm_share() is None
 
 
+def test_ddp_says_which_rank_the_others_wait_for(joined: dict[tuple[int, int], Any]) -> None:
+    fast, slow = joined[2, 0]["computing"], joined[2, 1]["computing"]
+    assert slow > 0.2 and 0 < fast < slow
+    assert strategy_of(Place(), network(), parallel="none").computing_seconds() is None
+
+
 def test_uneven_inputs_are_joined(joined: dict[tuple[int, int], Any]) -> None:
     """Rank 0 makes three steps, rank 1 two: every sample weighs the same, and the replicas stay equal."""
     assert_same(joined[2, 1]["model"], joined[2, 0]["model"])

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from keeper.hang import HangWatch, culprits, describe
 from tests.train.fake_keeper import GUARD_SECONDS, FakeKeeper
@@ -39,10 +40,12 @@ def teller(keeper: FakeKeeper) -> muster_run.Teller:
     return muster_run.Teller({"MUSTER_KEEPER": str(keeper.path), "RANK": "3"})
 
 
-def torchrun(keeper: FakeKeeper, folder: Path, *command: str, path: str = "") -> subprocess.Popen[str]:
+def torchrun(
+    keeper: FakeKeeper, folder: Path, *command: str, path: str = "", **variables: str
+) -> subprocess.Popen[str]:
     """Two ranks on this machine, in `folder`, which is also the run's."""
     start = [sys.executable, "-P", "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", *command]
-    environment = {**keeper.environment(folder), "PYTHONPATH": path or str(ROOT)}
+    environment = {**keeper.environment(folder), "PYTHONPATH": path or str(ROOT), **variables}
     return subprocess.Popen(
         start, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -145,6 +148,14 @@ def test_a_script_reports_and_stops_on_all_ranks_at_the_same_step(keeper: FakeKe
         output, _ = process.communicate(timeout=GUARD_SECONDS)
         assert "stopped after step" in output and (tmp_path / "checkpoint.pt").exists()
         assert "exitcode  : 75" in output or "exitcode: 75" in output, output
+        saved = torch.load(tmp_path / "checkpoint.pt")["step"]
+        (tmp_path / "next").mkdir()
+        steps = f"--steps={saved + 3}"
+        process = torchrun(
+            keeper, tmp_path / "next", example, steps, path=str(tmp_path), MUSTER_RESUME_DIR=str(tmp_path)
+        )
+        output, _ = process.communicate(timeout=GUARD_SECONDS)
+        assert process.returncode == 0 and output.count(f"goes on after step {saved}\n") == 2, output
     finally:
         end(process, keeper)
 

@@ -119,6 +119,15 @@ class Ddp(Single):
         figures = self.ddp._get_ddp_logging_data()
         return exposed(figures)
 
+    def computing_seconds(self) -> float | None:
+        """Forward and backward of the same step."""
+        return computed(self.ddp._get_ddp_logging_data()) / 1e9 or None
+
+
+def computed(figures: dict[str, float]) -> float:
+    """Nanoseconds of forward and backward in DDP's times of one step; backward ends when all gradients are there."""
+    return figures.get("forward_compute_time", 0) + figures.get("backward_compute_time", 0)
+
 
 def exposed(figures: dict[str, float]) -> float | None:
     """From DDP's times of one step (ns): all-reduces after the end of backward, as a part of forward to their end.
@@ -127,7 +136,7 @@ def exposed(figures: dict[str, float]) -> float | None:
     """
     communication = figures.get("backward_comm_time", 0)
     hidden = figures.get("backward_compute_comm_overlap_time", 0)
-    computing = figures.get("forward_compute_time", 0) + figures.get("backward_compute_time", 0)
+    computing = computed(figures)
     if communication <= 0 or computing <= 0:
         return None
     waiting = max(0, communication - hidden)

@@ -158,6 +158,10 @@ class Horovod(Single):
         whole = self.stepped[1] - self.stepped[0]
         return self.waited / whole if whole > self.waited > 0 else None
 
+    def computing_seconds(self) -> float | None:
+        """Of the last step."""
+        return max(0.0, self.stepped[1] - self.stepped[0] - self.waited) or None
+
 
 def zero_grad(self: Any, set_to_none: bool = True) -> None:
     """Horovod's own takes no argument. Call it when no all-reduce is under way: not between backward and step."""

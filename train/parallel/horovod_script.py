@@ -1,7 +1,10 @@
-"""A user's own Horovod script under torchrun.  python -m train.parallel.horovod_script SCRIPT [argument ...]
+"""A user's own Horovod script under torchrun.  python -P -m train.parallel.horovod_script SCRIPT [argument ...]
 
 The script calls hvd.init() by itself; here it finds the environment that horovodrun would give it. Rank 0 runs the
 server through which the ranks meet until its end: nobody knows when the script calls it.
+
+-P: where it is started, and beside the script, there may be a train.py or keeper.py of the user's. Here they must not
+be found in the place of ours, and by the script they must.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from train.settings import Settings, SettingsError, refuse
 from train.start import group
 from train.start.group import Place
 
+OURS = ("train", "keeper")  # packages that a script may have modules of the same name as
+
 
 def main(arguments: list[str]) -> int:
     script, *rest = arguments
@@ -28,10 +33,17 @@ def main(arguments: list[str]) -> int:
             prepare(Place.from_environment(), held)
         except SettingsError as error:
             return refuse(str(error))
-        sys.argv = [script, *rest]
-        sys.path[0] = str(Path(script).resolve().parent)
-        runpy.run_path(script, run_name="__main__")
+        run_script(script, rest)
     return 0
+
+
+def run_script(script: str, arguments: list[str]) -> None:
+    """Run it as `python script` does: it imports what lies beside it. What of ours is loaded keeps working."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
+        del sys.modules[name]
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    runpy.run_path(script, run_name="__main__")
 
 
 def prepare(place: Place, held: ExitStack) -> None:

@@ -62,3 +62,6 @@ class Single:
 
     def comm_share(self) -> float | None:
         return None
+
+    def computing_seconds(self) -> float | None:
+        return None

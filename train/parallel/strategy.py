@@ -85,3 +85,9 @@ class Strategy(Protocol):
 
     def comm_share(self) -> float | None:
         """Part of the step, 0 to 1, that waits for communication that no computing hides. None if not known."""
+
+    def computing_seconds(self) -> float | None:
+        """Of the last step that was timed: what this rank computed, without waiting for others. None if not known.
+
+        All ranks' steps take equally long, as each waits for the slowest; this tells which one that is.
+        """

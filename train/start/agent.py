@@ -2,7 +2,7 @@
 
     python -m train.start.agent [--fill] <torchrun's arguments>
 
---fill: placeholders such as {rank} in the arguments of the script are filled in for each rank (placeholders.py).
+--fill: placeholders such as {rank} in the arguments of the script are filled in for each rank (keeper/placeholders.py).
 
 Or `--direct RANK WORLD_SIZE MASTER_ADDR MASTER_PORT MODULE [argument ...]`: the only rank of a host, in this process,
 without torchrun: for short tasks, which would otherwise wait twice for the import of torch.
@@ -105,7 +105,7 @@ def main(arguments: list[str]) -> int:
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # the same is reported below, in one line
-    hooks.install(len(options.training_script_args), filling, ranks)
+    hooks.install(len(options.training_script_args), filling, ranks, leave_at_once_without_ranks)
     options.monitor_interval = MONITOR_SECONDS
     # torchrun fills in templates ("$$", "${local_rank}"): arguments shall arrive as they were given.
     options.training_script_args = [word.replace("$", "$$") for word in options.training_script_args]
@@ -147,12 +147,12 @@ def wait_for_master(options: Namespace) -> None:
 
 
 def early(number: int, frame: FrameType | None) -> None:
-    """The handler of signals while there is nothing to end in order. torchrun sets its own just before it starts the
-    ranks; from then on they alone count."""
+    """The handler of signals while there is nothing to end in order: before torchrun sets its own, which it does just
+    before it starts the ranks, and when all of them have ended."""
     os._exit(128 + number)
 
 
-def leave_at_once_until_there_are_ranks() -> None:
+def leave_at_once_without_ranks() -> None:
     """In a container this may be process 1, which the kernel shields from signals without a handler."""
     for number in ENDING:
         signal.signal(number, early)
@@ -183,5 +183,5 @@ def leave(status: int) -> None:
 
 
 if __name__ == "__main__":
-    leave_at_once_until_there_are_ranks()
+    leave_at_once_without_ranks()
     leave(direct(*sys.argv[2:]) if sys.argv[1:2] == ["--direct"] else main(sys.argv[1:]))

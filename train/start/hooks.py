@@ -1,15 +1,17 @@
 """What the agent changes in torchrun: ranks' arguments, where their output goes, what the keeper learns at once, and
 ranks that are forked.
 
-It is done in three places of torch's: `start_processes` and `get_subprocess_handler`, as its elastic agent calls them,
-and ProcessFailure, which is made the moment torchrun sees that a rank has failed, before it ends the others. Imports
-torch.
+It is done in four places of torch's: `start_processes` and `get_subprocess_handler`, as its elastic agent calls them;
+ProcessFailure, which is made the moment torchrun sees that a rank has failed, before it ends the others; and
+`_exit_barrier`, in which torchrun, whose ranks have all ended well, waits for those of the other hosts. Imports torch.
 
 Where MUSTER_PIPES names a folder, stdout and stderr of each rank both go to the FIFO rank-<rank> there, which keeps
 their order. Where MUSTER_KEEPER names a datagram socket, the keeper is told there (keeper/ranks.py):
 
     {"agent": "started", "pids": {"<rank>": pid}}
     {"agent": "failed", "failure": one failure as in failure.json, its texts cut off where they are long}
+    {"agent": "rank_ended", "rank": n}    with status 0, and not because torchrun ended it
+    {"agent": "ended"}                    so have all ranks of this host
 """
 
 from __future__ import annotations
@@ -19,20 +21,22 @@ import json
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from torch.distributed.elastic import multiprocessing
 from torch.distributed.elastic.agent.server import local_elastic_agent
-from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, PContext, api, subprocess_handler
+from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
+from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, api, subprocess_handler
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from keeper.placeholders import fill, names
 from train.start.failures import Failure, describe
 from train.start.forked import Handler, Rank
-from train.start.placeholders import fill, uses
 
 DATAGRAM_BYTES = 4096  # the most that the keeper reads of one
+OTHERS_WAIT_SECONDS = 20 * 86400  # for the ranks of other hosts (torch counts milliseconds in 31 bits)
 
 
 class Pipes(LogsSpecs):
@@ -53,10 +57,13 @@ class Pipes(LogsSpecs):
         return dataclasses.replace(self.specs.reify(envs), stdouts=fifos, stderrs=fifos)
 
 
-def install(own_words: int, filling: bool = False, forked: Sequence[Rank] = ()) -> None:
+def install(
+    own_words: int, filling: bool = False, forked: Sequence[Rank] = (), ended: Callable[[], object] = lambda: None
+) -> None:
     """`own_words`: how many of the last words of a rank's command are the script's or module's own arguments.
     `filling`: whether placeholders in these are filled in, for each rank.
     `forked`: processes that wait to be the ranks, by local rank; none where torchrun shall start the processes.
+    `ended`: called when all ranks of this host have ended well.
 
     Raises RuntimeError or KeyError for a torch that this was not written for.
     """
@@ -65,16 +72,18 @@ def install(own_words: int, filling: bool = False, forked: Sequence[Rank] = ()) 
 
     def start_processes(
         *, args: dict[int, tuple[str, ...]], envs: dict[int, dict[str, str]], logs_specs: LogsSpecs, **others: Any
-    ) -> PContext:
+    ) -> Any:
         ranks.update({local_rank: int(env["RANK"]) for local_rank, env in envs.items()})
-        if filling and any(uses(words[len(words) - own_words :], "free_port") for words in args.values()):
+        if filling and any("free_port" in names(words[len(words) - own_words :]) for words in args.values()):
             for env in envs.values():  # else torch takes torchrun's store to be at the script's own tcp:// address, too
                 env["TORCHELASTIC_USE_AGENT_STORE"] = "False"
         if filling:
             args = {rank: with_values(words, own_words, os.environ | envs[rank]) for rank, words in args.items()}
         if folder := os.environ.get("MUSTER_PIPES"):
             logs_specs = Pipes(logs_specs, folder)
-        context = multiprocessing.start_processes(args=args, envs=envs, logs_specs=logs_specs, **others)
+        context: Any = multiprocessing.start_processes(args=args, envs=envs, logs_specs=logs_specs, **others)
+        for local, handler in context.subprocess_handlers.items():
+            _tell_of_end(handler, ranks[local])
         tell({"agent": "started", "pids": {str(ranks[local]): pid for local, pid in context.pids().items()}})
         return context
 
@@ -93,6 +102,7 @@ def install(own_words: int, filling: bool = False, forked: Sequence[Rank] = ()) 
         api, "get_subprocess_handler", subprocess_handler.get_subprocess_handler, get_subprocess_handler
     )
     replace(local_elastic_agent, "start_processes", multiprocessing.start_processes, start_processes)
+    _hook_exit_barrier(ended)
     made = ProcessFailure.__post_init__
 
     def note(self: Any) -> None:
@@ -101,6 +111,39 @@ def install(own_words: int, filling: bool = False, forked: Sequence[Rank] = ()) 
         tell_failure(describe(ranks.get(self.local_rank), self))
 
     ProcessFailure.__post_init__ = note  # type: ignore[method-assign]
+
+
+def _tell_of_end(handler: Any, rank: int) -> None:
+    """Have the keeper told when torchrun, which asks for it all the time, sees that a rank has ended with status 0."""
+    poll, close = handler.proc.poll, handler.close
+    to_tell = [rank]
+
+    def polled() -> Any:
+        status = poll()
+        if status == 0 and to_tell:
+            tell({"agent": "rank_ended", "rank": to_tell.pop()})
+        return status
+
+    def closed(*signals: Any, **more: Any) -> Any:
+        to_tell.clear()
+        return close(*signals, **more)
+
+    handler.proc.poll, handler.close = polled, closed
+
+
+def _hook_exit_barrier(ended: Callable[[], object]) -> None:
+    """Have torchrun say that its ranks have ended, and then wait as long as those of other hosts go on: the first
+    host's torchrun holds the store that they use."""
+    torchs_barrier = SimpleElasticAgent._exit_barrier
+
+    def exit_barrier(agent: Any) -> None:
+        tell({"agent": "ended"})
+        ended()
+        if "MUSTER_KEEPER" in os.environ:
+            agent._exit_barrier_timeout = OTHERS_WAIT_SECONDS
+        torchs_barrier(agent)
+
+    SimpleElasticAgent._exit_barrier = exit_barrier  # type: ignore[method-assign]
 
 
 def replace(module: Any, name: str, torchs: Any, ours: Any) -> Any:

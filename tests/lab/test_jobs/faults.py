@@ -1,12 +1,11 @@
-"""A job with a fault: one rank raises, is killed, exits, stands still, eats all memory, or nobody says anything.
+"""A job with a fault: one rank raises, exits, stands still, eats all memory, leaves early, or nobody says anything.
 
-It has no @record, as users write their scripts. `steps` goes on until a fault comes from outside; `stuck` and `eat` do
-so, too, until SIGUSR2 tells a rank to stand still in the middle of a step, or to eat. `stuck` reports its progress.
-`chatty` prints much in each step.
+It has no @record, as users write their scripts. `steps` goes on until a fault comes from outside; `stuck`, `eat` and
+`leave` do so, too, until SIGUSR2 tells a rank to stand still in the middle of a step, to eat, or to end with status 0
+after its step. `stuck` reports its progress. `chatty` prints much in each step.
 """
 
 import argparse
-import os
 import signal
 import sys
 import time
@@ -15,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 parser = argparse.ArgumentParser()
-FAULTS = ["raise", "kill", "exit", "silent", "silent-raise", "steps", "stuck", "eat", "chatty"]
+FAULTS = ["raise", "exit", "silent", "silent-raise", "steps", "stuck", "eat", "leave", "chatty"]
 parser.add_argument("fault", choices=FAULTS)
 parser.add_argument("--rank", type=int, default=-1)
 args = parser.parse_args()
@@ -38,8 +37,6 @@ dist.barrier()
 mine = dist.get_rank() == args.rank
 if mine and args.fault in ("raise", "silent-raise"):
     raise RuntimeError("the fault that was asked for")
-if mine and args.fault == "kill":
-    os.kill(os.getpid(), signal.SIGKILL)
 if mine and args.fault == "exit":
     sys.exit(7)
 if args.fault.startswith("silent"):
@@ -47,7 +44,7 @@ if args.fault.startswith("silent"):
 if args.fault == "stuck":
     import muster_run
 step = 0
-while True:
+while not (told and args.fault == "leave"):
     dist.all_reduce(torch.ones(1))
     step += 1
     if args.fault == "stuck":
@@ -58,5 +55,5 @@ while True:
         print("10 steps", flush=True)
     for _ in range(10):
         time.sleep(0.01)
-        if told:
+        if told and args.fault != "leave":
             eat() if args.fault == "eat" else stand_still()

@@ -60,7 +60,7 @@ def test_wrong_arguments_are_refused_as_such() -> None:
 
 def test_a_host_that_does_not_end_in_time_is_named() -> None:
     with pytest.raises(Refusal, match=r"host h2: the probe had not ended after 60 s"):
-        probe.document_of({}, [good("h1"), HostEnd("h2", ended=False)], 60)
+        probe.document_of(DOCUMENT, [good("h1"), HostEnd("h2", ended=False)], 60)
 
 
 def test_a_probe_that_ends_without_a_word_is_no_timeout() -> None:

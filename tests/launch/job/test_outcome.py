@@ -32,6 +32,7 @@ def failure_of(*ends: HostEnd) -> Failure:
     return verdict.failure
 
 
+CONTAINER_ENDED = "the container ended with exit status 3"
 LOST_PEER = "E: Connection closed by peer"
 
 
@@ -51,12 +52,19 @@ def test_of_two_causes_the_earlier_counts() -> None:
 def test_a_host_whose_ranks_ended_well_while_others_went_on_is_the_cause() -> None:
     """Loops of unequal length: whoever goes on only loses its peer."""
     followed = cause("h1", rank=0, reason=LOST_PEER, consequence=True)
-    early = replace(ended("h2", followed), events=({"event": "ended", "status": 0},))
+    all_ended = ({"event": "rank_ended", "rank": 1}, {"event": "ranks_ended"})
+    early = replace(ended("h2", followed), events=all_ended)
     found = failure_of(ended("h1", followed), early)
     assert (found.host, found.rank) == ("h2", None) and "status 0 while those on h1 went on" in found.reason
+    said = outcome.verdict([ended("h1", followed), early]).cause
+    assert said is not None and (said["host"], said["reason"], said["consequence"]) == ("h2", found.reason, False)
     own = cause("h1", rank=0, reason="ValueError: bad data")  # that is another matter
     assert failure_of(ended("h1", own), early).host == "h1"
-    assert failure_of(ended("h1", followed), replace(early, events=({"event": "ended", "status": 1},))).host == "h1"
+    assert failure_of(ended("h1", followed), replace(early, events=({"event": "ended", "status": 0},))).host == "h1"
+    one = replace(ended("h1", followed), events=({"event": "rank_ended", "rank": 1, "after": 5.0},))
+    later = replace(ended("h2", followed), events=({"event": "rank_ended", "rank": 2, "after": 6.0},))
+    found = failure_of(later, one)
+    assert (found.host, found.rank) == ("h1", 1) and "status 0 while rank 0 on h1 went on" in found.reason
 
 
 def test_a_host_whose_keeper_left_no_word_is_the_cause_when_the_others_only_lost_it() -> None:
@@ -133,11 +141,18 @@ def test_all_that_succeeded_succeeded() -> None:
 
 def test_a_host_without_a_word_is_no_success() -> None:
     good = ended("h1", status="succeeded")
-    assert str(failure_of(good, away("h2"))) == "h2: no answer over SSH; the other hosts succeeded"
-    assert (
-        str(failure_of(good, HostEnd("h2", container={"ExitCode": 3}))) == "h2: the container ended with exit status 3"
-    )
-    assert "its keeper says nothing any more" in failure_of(good, HostEnd("h2", ended=False)).reason
+    died = HostEnd("h2", container={"ExitCode": 3})
+    assert str(failure_of(good, died)) == str(failure_of(good, died, away("h3"))) == f"h2: {CONTAINER_ENDED}"
+    assert str(failure_of(away("h1"), away("h2"))) == "h1, h2: no answer over SSH"
+    assert str(failure_of(HostEnd("h1", ended=False))) == "h1: its keeper says nothing any more"
+
+
+def test_a_keepers_word_that_the_run_succeeded_is_one_for_the_silent_hosts_too() -> None:
+    """It says so only once it knows that the ranks of every host have ended well."""
+    good = ended("h1", status="succeeded")
+    for silent in (away("h2"), HostEnd("h2", ended=False), HostEnd("h2", ended=False, stuck=True)):
+        assert outcome.verdict([good, silent]) == outcome.verdict([silent, good]) == Verdict("succeeded")
+    assert failure_of(ended("h1", cause("h1", rank=0)), away("h2")).rank == 0
 
 
 def test_who_stopped_a_run_is_said_and_where_ranks_did_not_save() -> None:
@@ -168,6 +183,8 @@ def test_the_summary_has_every_promised_key(tmp_path: Path) -> None:
         None,
     )
     assert (good["test_accuracy"], good["master_addr"], good["cause"]) == (0.98, "10.78.0.11", None)
+    others = outcome.summary(*where, Verdict("succeeded"), {"test_accuracy": "0.98", "train_seconds": float("nan")})
+    assert (others["test_accuracy"], others["train_seconds"]) == (None, None)
     failed = Verdict("failed", Failure("h2", 1, "killed by SIGKILL"), cause("h2", rank=1), "killed by SIGKILL")
     bad = outcome.summary(*where, failed, missing=["h3"])
     assert (bad["exit_status"], bad["failed_rank"], bad["test_accuracy"]) == (exits.FAILED, 1, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shlex
 import time
@@ -226,6 +227,49 @@ def test_a_plan_reads_back_as_it_was_written() -> None:
             plans.from_document(wrong)
 
 
+RUN = "20260101-000000-abcd"
+
+
+def forged(**more: Any) -> dict[str, Any]:
+    """A plan.json with these values, in the plan or in its first host, and the hash that fits."""
+    made = make([1, 2])
+    found: dict[str, Any] = json.loads(json.dumps(plans.document(made)).replace(made.sha256, ""))
+    for key, value in more.items():
+        (found if key in found else found["hosts"][0])[key] = value
+    return {**found, "sha256": hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"run": "../../x"},
+        {"run": "20260101-000000-ffff"},
+        {"run_dir": "/var/lib/muster/runs/20260101-000000-abcd/../../../etc"},
+        {"run_dir": "$(reboot)"},
+        {"node_rank": 1},
+        {"ranks": []},
+        {"ranks": 3},
+        {"hosts": []},
+        {"grace": "soon"},
+        {"resume": ["x"]},
+        *({"host": name} for name in ("", "..", "../x", "/etc", "a/b", "h\x1b[2J", "h\0", 3)),
+    ],
+)
+def test_a_plan_that_a_host_forged_is_none(wrong: dict[str, Any]) -> None:
+    assert plans.received(forged(), RUN).run == plans.received(forged(host="2001:db8::1"), RUN).run == RUN
+    with pytest.raises(ValueError, match="plan"):
+        plans.received(forged(**wrong), RUN)
+
+
+@pytest.mark.parametrize("wrong", [{"sha256": ""}, {"sha256": "a"}, {"sha256": None}, {"grace": 31}, {"args": ["--x"]}])
+def test_a_plan_whose_hash_is_not_its_own_is_none(wrong: dict[str, Any]) -> None:
+    made = json.loads(json.dumps(asdict(make([1, 2], Options(script="main.py")))))
+    assert plans.received(made, RUN).sha256 == make([1, 2], Options(script="main.py")).sha256
+    for found in ({**made, **wrong}, [made], "plan", None):
+        with pytest.raises(ValueError, match="plan"):
+            plans.received(found, RUN)
+
+
 def test_the_plan_for_many_hosts_is_made_at_once() -> None:
     begun = time.process_time()
     assert len(make([1] * 10_000).hosts) == 10_000
@@ -234,7 +278,8 @@ def test_the_plan_for_many_hosts_is_made_at_once() -> None:
 
 def test_a_horovod_script_is_started_in_horovods_environment() -> None:
     options = Options(script="main.py", launcher="horovod", args=("--epochs", "3"))
-    assert make([1, 1], options).hosts[0].agent[-6:] == ["-m", "--", plans.HOROVOD_SCRIPT, "main.py", "--epochs", "3"]
+    words = [*("--no-python", "--"), *plans.HOROVOD_SCRIPT, *("main.py", "--epochs", "3")]
+    assert make([1, 1], options).hosts[0].agent[-len(words) :] == words
 
 
 def test_nccls_flight_recorder_is_on_where_there_are_gpus() -> None:

@@ -19,12 +19,13 @@ from launch import files
 from launch.cli import exits, signals
 from launch.cli.refusal import Problem, Refusal
 from launch.hosts import clustermap, ssh
+from launch.hosts.door import Frame
 from launch.job import follow, readiness
 from launch.job import plan as plans
 from launch.run import ask_hosts, attach, fetch, gather, logs, status, stop
 from launch.run.gather import Gathered
 from tests.launch import fake_hosts
-from tests.launch.fake_hosts import Host, end, exit_words, output, plan, refusal, state
+from tests.launch.fake_hosts import Host, died, end, exit_words, output, plan, refusal, state
 from tests.launch.samples import cluster
 
 hosts = fake_hosts.hosts
@@ -103,7 +104,19 @@ def test_status_shows_how_far_a_run_is_who_waits_and_what_ended_unseen(
 
 def test_a_run_without_a_last_word_of_its_keeper_died() -> None:
     assert status.state_of("r", {"h1": entry("died"), "h2": entry("failed")}).startswith("died, ended unseen")
-    assert status.state_of("r", {"h1": entry("died"), "h2": entry("starting")}) == "starting"
+    assert status.state_of("r", {"h1": entry("died"), "h2": entry("starting")}) == "starting on h2; ended on h1"
+
+
+def test_a_summary_says_where_it_failed_and_a_waiting_start_how_it_is_taken_back(hosts: dict[str, Host]) -> None:
+    failed = {"reason": "killed by SIGKILL", "failed_host": "h2", "failed_rank": 1}
+    assert status._why(failed) == "rank 1 on h2: killed by SIGKILL"
+    assert (
+        status._why({"reason": "make stop by me", "failed_host": None}) == "make stop by me" and status._why({}) == ""
+    )
+    ticket = {"run": "waiting-run", "owner": "eve@desk", "since": 11.0, "state": "waits"}
+    has(hosts["h1"], entry(), queue=[ticket])
+    with pytest.raises(Refusal, match=r"Waiting: run waiting-run of eve@desk for h1, .*: Ctrl-C where it was started"):
+        stop.stop(INVENTORY, "waiting-run", console())
 
 
 def test_status_names_a_silent_host(hosts: dict[str, Host], capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,6 +135,21 @@ def test_status_shows_a_reason_as_it_is(hosts: dict[str, Host], capsys: pytest.C
     files.write_json(files.runs_dir() / "a-run" / "summary.json", {"run": "a-run", "reason": reason})
     assert status.status(INVENTORY, console()) == exits.SUCCEEDED
     assert "[/gloo/pair.cc:553]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("value", ["0.93", [1], {"x": 1}, True, float("nan"), float("inf"), 10**400, "[/red]"])
+def test_status_survives_whatever_a_summary_holds(
+    value: Any, hosts: dict[str, Host], capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("run", "status", "world_size", "test_accuracy", "images_per_second", "reason")
+    for name in names:
+        files.write_json(files.runs_dir() / f"with-{name}" / "summary.json", {"test_accuracy": 0.5, name: value})
+    files.write_json(files.runs_dir() / "with-all" / "summary.json", dict.fromkeys(names, value))
+    has(hosts["h1"], entry("failed", run="a-run", owner=value))
+    has(hosts["h2"])
+    assert status.status(INVENTORY, console()) == exits.SUCCEEDED
+    out = capsys.readouterr().out
+    assert out.count("50.00%") == 5 and all(f"with-{name}" in out for name in (*names, "all"))
 
 
 def test_a_machine_that_deployed_nothing_takes_the_hosts_from_the_inventory(
@@ -186,6 +214,62 @@ def test_stop_says_whom_it_waits_for(
     thread.join()
 
 
+def frozen(host: Host, ended: threading.Event) -> threading.Thread:
+    """A host whose keeper says nothing after its first state: its door says that it is alive until the run ends."""
+    host.say(state(rank_0={"step": 1}))
+
+    def be_alive() -> None:
+        while not ended.wait(0.02):
+            host.say(Frame({"alive": True}, b""))
+        host.say(died(ExitCode=137))
+
+    thread = threading.Thread(target=be_alive, daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fails", [False, True])
+def test_stop_kills_the_container_of_a_keeper_that_does_not_answer_and_no_other(
+    fails: bool, hosts: dict[str, Host], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("END_SECONDS_BEYOND_GRACE", -28.0), ("OVER_SECONDS", 0.2 if fails else 60.0)):
+        monkeypatch.setattr(stop, name, value)
+    monkeypatch.setattr(follow, "KEEPER_SILENT_SECONDS", 1.0)
+    for name in ("h1", "h2"):
+        has(hosts[name], entry())
+    killed, writing = threading.Event(), threading.Event()
+
+    def kill(options: dict[str, Any]) -> dict[str, Any]:
+        if not options.get("kill"):
+            return {"asked": True}
+        if fails:
+            raise refusal("`podman rm`: device or resource busy")
+        killed.set()
+        return {"asked": True, "killed": ["muster-some-run-1"]}
+
+    def write() -> None:
+        while not writing.wait(0.05):
+            hosts["h1"].say(state(rank_0={"phase": "saving"}))
+
+    hosts["h2"].answers["stop"] = kill
+    threads = [frozen(hosts["h2"], killed), threading.Thread(target=write, daemon=True)]
+    threads[1].start()
+    assert stop.stop(INVENTORY, "some-run", console()) == exits.UNREACHABLE
+    for event in (killed, writing):
+        event.set()
+    for thread in threads:
+        thread.join()
+    out = capsys.readouterr().out
+    assert [options.get("kill") for verb, options in hosts["h1"].asked if verb == "stop"] == [None]
+    if fails:
+        assert "h2: its keeper did not answer; its container could not be killed: `podman rm`: device" in out
+        assert "Run some-run may go on on h1, h2." in out
+    else:
+        assert "h2: its keeper did not answer; its container was killed\nStopped run some-run on h2." in out
+        assert "Run some-run may go on on h1." in out
+
+
 def test_stop_takes_another_grace_than_the_runs(hosts: dict[str, Host]) -> None:
     has(hosts["h1"], entry())
     ends_when_asked(hosts["h1"])
@@ -215,6 +299,9 @@ def test_a_host_that_refuses_to_stop_is_no_success(hosts: dict[str, Host], capsy
 def test_stop_of_what_does_not_run_is_refused(hosts: dict[str, Host], capsys: pytest.CaptureFixture[str]) -> None:
     has(hosts["h1"], entry("failed"))
     with pytest.raises(Refusal, match=r"no host runs some-run; it has ended \(failed\)(.|\n)*make gather RUN=some-run"):
+        stop.stop(INVENTORY, "some-run", console())
+    has(hosts["h1"], entry("failed", gathered={"by": "me", "time": 0}))
+    with pytest.raises(Refusal, match=r"it has ended \(failed\)(.|\n)*`make logs RUN=some-run`"):
         stop.stop(INVENTORY, "some-run", console())
     lose(hosts["h2"])
     with pytest.raises(Refusal, match="no host that answered runs other-run") as refused:
@@ -401,6 +488,52 @@ def test_a_run_of_another_version_is_not_guessed_at(hosts: dict[str, Host]) -> N
         attach.attach(INVENTORY, "some-run", "", "", console())
 
 
+def test_a_plan_that_a_script_wrote_over_on_one_host_keeps_nobody_away(hosts: dict[str, Host]) -> None:
+    good = plans.document(plan(1, 1))
+    has(hosts["h1"], entry(plan={**good, "run": "../../x"}))
+    has(hosts["h2"], entry(plan=good))
+    for name in ("h1", "h2"):
+        hosts[name].say(end())
+    with signals.interrupts_as_exceptions():
+        assert attach.attach(INVENTORY, "some-run", "", "", console()) == exits.SUCCEEDED
+    assert [path.name for path in files.ROOT.iterdir()] == ["runs"]
+    assert [path.name for path in files.runs_dir().iterdir()] == ["some-run"]
+
+
+@pytest.mark.parametrize("wrong", [{"run": "../../x"}, {"owner": "somebody else"}, {"schema": "muster.plan/3"}])
+def test_a_plan_that_is_not_this_runs_own_is_refused(
+    wrong: dict[str, Any], hosts: dict[str, Host], gathers: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    has(hosts["h1"], entry("succeeded", plan={**plans.document(plan(1, 1)), **wrong}))
+    for command in (
+        lambda: fetch.fetch(INVENTORY, "some-run", "", console()),
+        lambda: attach.attach(INVENTORY, "some-run", "", "", console()),
+    ):
+        with pytest.raises(Refusal, match="run some-run: "):
+            command()
+    assert gathers == [] and list(tmp_path.iterdir()) == []
+
+
+def test_one_run_without_a_plan_does_not_keep_the_others_from_being_gathered(
+    hosts: dict[str, Host], gathers: list[tuple[str, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    has(hosts["h1"], entry("succeeded", run="z-run", plan={}), entry("succeeded", plan=plans.document(plan(1))))
+    assert fetch.fetch(INVENTORY, "", "", console()) == exits.REFUSED
+    assert gathers == [("some-run", "h1")]
+    assert "muster | not gathered: run z-run: no host that answered has its plan" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["..", "../../x", "/tmp/x", "a/b", "", "-x", "x\n"])
+def test_a_run_that_is_listed_under_no_plain_name_is_none(
+    name: str, hosts: dict[str, Host], gathers: list[tuple[str, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    has(hosts["h1"], entry("succeeded", run=name, plan=plans.document(plan(1, run=name))))
+    assert ask_hosts.listed({"h1": {"runs": [entry(run=name), entry()]}}) == {"some-run": {"h1": entry()}}
+    assert fetch.fetch(INVENTORY, "", "", console()) == exits.SUCCEEDED and gathers == []
+    assert status.status(INVENTORY, console()) == exits.SUCCEEDED
+    assert "ended unseen" not in capsys.readouterr().out and not files.runs_dir().exists()
+
+
 def test_attach_to_a_run_that_is_gathered_only_says_so(
     hosts: dict[str, Host], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -450,6 +583,7 @@ def test_without_run_all_ended_runs_are_gathered_that_nobody_has(
     has(hosts["h2"], entry("succeeded"), entry("succeeded", run="going"))
     assert fetch.fetch(INVENTORY, "", "", console()) == exits.SUCCEEDED
     assert sorted(gathers) == [("some-run", "h1"), ("some-run", "h2")]
+    assert "run going has not ended: `make attach RUN=going` watches it" in capsys.readouterr().out
     has(hosts["h1"])
     has(hosts["h2"])
     assert fetch.fetch(INVENTORY, "", "", console()) == exits.SUCCEEDED
@@ -463,7 +597,8 @@ def test_a_host_that_is_away_is_missing_and_fetched_later(
     lose(hosts["h2"])
     assert fetch.fetch(INVENTORY, "some-run", "", console()) == exits.UNREACHABLE
     summary = files.read_json(files.runs_dir() / "some-run" / "summary.json")
-    assert (summary["status"], summary["missing_hosts"]) == ("failed", ["h2"])
+    assert (summary["status"], summary["missing_hosts"]) == ("succeeded", ["h2"])
+    assert capsys.readouterr().out.splitlines()[-1] == "muster | run some-run succeeded; not gathered yet: h2"
     has(hosts["h2"], entry("succeeded"))
     assert fetch.fetch(INVENTORY, "some-run", "", console()) == exits.SUCCEEDED
     summary = files.read_json(files.runs_dir() / "some-run" / "summary.json")
@@ -473,7 +608,7 @@ def test_a_host_that_is_away_is_missing_and_fetched_later(
 def test_a_run_that_goes_on_is_not_gathered(hosts: dict[str, Host], gathers: list[tuple[str, str]]) -> None:
     has(hosts["h1"], entry("succeeded"))
     has(hosts["h2"], entry("running"))
-    with pytest.raises(Refusal, match="run some-run has not ended"):
+    with pytest.raises(Refusal, match=r"run some-run has not ended on h2(.|\n)*make stop RUN=some-run"):
         fetch.fetch(INVENTORY, "some-run", "", console())
     assert gathers == []
 

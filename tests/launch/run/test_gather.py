@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -15,12 +16,14 @@ from typing import Any
 
 import pytest
 
+from keeper import OWN_NAMES
 from keeper.output import Writer
 from launch import files
 from launch.cli.refusal import Problem
 from launch.hosts import openssh, ssh
 from launch.job.plan import Plan
 from launch.run import closing, gather
+from tests.conftest import cannot_run
 from tests.launch import fake_hosts
 from tests.launch.fake_hosts import Host, cause, exit_words, plan
 
@@ -35,6 +38,8 @@ Gather = Callable[[], gather.Gathered]
 @pytest.fixture
 def on_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: dict[str, Host]) -> Path:
     """The run's folder on the first host, a folder of this machine."""
+    if shutil.which("rsync") is None:  # `make deploy` and the lab install it
+        cannot_run("this machine has no rsync")
     monkeypatch.setattr(files, "ROOT", tmp_path / "here")
     monkeypatch.setattr(gather, "AGAIN_SECONDS", 0.0)
     monkeypatch.setattr(openssh, "rsync_shell", lambda *arguments: shlex.join(["sh", "-c", HERE, "ssh"]))
@@ -106,6 +111,8 @@ def test_of_other_hosts_comes_what_the_first_has_not_or_has_otherwise(
             (folder / "workload" / name).write_text(text)
         (folder / "replica.pt").write_text("weights")
         (folder / f"trace-{rank}.json").write_text("{}")
+    for replica in (second / "replica.pt", second / "workload" / "model.pt"):
+        os.utime(replica, (0, 0))  # hosts do not write at the same time
     written = ["model.pt", "log.txt", "out/rank-1.txt"]
     hosts["h2"].answers["offer"] = lambda options: {"written": written, "more": ["replica.pt", "trace-1.json"]}
     copied: list[str] = []
@@ -204,7 +211,7 @@ def test_a_connection_that_breaks_while_gathering_is_opened_again(
     on_host: Path, here: Path, fetch: Gather, hosts: dict[str, Host], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (on_host / "metrics.jsonl").write_text("{}")
-    copy, seal = gather._copy, hosts["h1"].answers["seal"]
+    copy, seal = gather._copy_once, hosts["h1"].answers["seal"]
     breaks: list[Exception] = [gather.BrokenCopy("rsync ended with 255"), EOFError("h1: the SSH connection was lost")]
 
     def first_broken(*arguments: Any) -> None:
@@ -218,10 +225,19 @@ def test_a_connection_that_breaks_while_gathering_is_opened_again(
         assert callable(seal)
         return seal(options)
 
-    monkeypatch.setattr(gather, "_copy", first_broken)
+    monkeypatch.setattr(gather, "_copy_once", first_broken)
     hosts["h1"].answers["seal"] = then_sealed
     fetch()
     assert breaks == [] and (here / "metrics.jsonl").exists() and hosts["h1"].closed == 2
+
+
+def test_a_machine_without_rsync_says_so_at_once(
+    on_host: Path, fetch: Gather, hosts: dict[str, Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(RuntimeError, match="this machine has no rsync: apt-get install rsync"):
+        fetch()
+    assert hosts["h1"].verbs() == ["offer"]
 
 
 def test_a_host_that_stays_away_is_given_up_after_a_while(
@@ -295,6 +311,45 @@ def test_a_scripts_files_with_names_of_ours_do_not_come(on_host: Path, here: Pat
     assert sorted(path.name for path in here.iterdir()) == ["logs", "metrics.jsonl", "plan.json"]
 
 
+def test_a_scripts_files_that_do_not_come_are_named(
+    on_host: Path, run: Plan, here: Path, hosts: dict[str, Host], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (on_host / "logs").mkdir()
+    for name in ("summary.json", "logs/mine.txt", "metrics.jsonl"):
+        (on_host / name).write_text("{}")
+    offer = hosts["h1"].answers["offer"]
+    assert callable(offer)
+    there = {**offer({}), "more": ["logs", "metrics.jsonl", "summary.json"]}
+    hosts["h1"].answers["offer"] = lambda options: there
+    machines: Any = {"h1": hosts["h1"]}
+    assert gather.gather_run(run, machines, 20, print) == []
+    assert capsys.readouterr().out == (
+        f"h1: left in {run.hosts[0].run_dir} there, as these names are Muster's here: summary.json, logs\n"
+    )
+    assert not list(here.rglob("mine.txt")) and (here / "metrics.jsonl").exists()
+
+
+def test_what_a_script_puts_beside_the_output_comes_with_the_logs_and_stays(
+    on_host: Path, here: Path, fetch: Gather
+) -> None:
+    (on_host / "output" / "best").mkdir(parents=True)
+    (on_host / "stacks").mkdir()
+    for name in ("output/rank-0.log", "output/model.pt", "output/best/model.pt", "output/.log", "stacks/mine.txt"):
+        (on_host / name).write_text(name)
+    for _ in range(2):  # it may be repeated
+        fetch()
+        logs = here / "logs" / "h1"
+        came = {str(path.relative_to(logs)): path.read_text() for path in logs.rglob("*") if path.is_file()}
+        came.pop("container.json")
+        beside = ("output/model.pt", "output/best/model.pt", "output/.log", "stacks/mine.txt")
+        assert came == {"rank-0.log": "output/rank-0.log", **{name: name for name in beside}}
+
+
+def test_the_readme_names_all_that_is_musters_in_a_runs_folder() -> None:
+    text = (files.ROOT / "README.md").read_text()
+    assert [name for name in (*OWN_NAMES, *gather.OURS) if f"`{name}`" not in text] == []
+
+
 def test_a_large_copy_has_no_limit_but_silence(on_host: Path, fetch: Gather, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     run = subprocess.run
@@ -327,10 +382,40 @@ def test_a_summary_made_later_is_that_of_a_watched_run(tmp_path: Path, monkeypat
 
 def test_a_verdict_that_lacked_a_host_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "ROOT", tmp_path)
-    gathered("h1", "exit.json", exit_words())
-    assert closing.write_summary(plan(1, 1), ["h2"])["status"] == "failed"
+    missing = closing.write_summary(plan(1, 1), ["h1", "h2"])
+    assert (missing["status"], missing["missing_hosts"]) == ("failed", ["h1", "h2"])
     gathered("h2", "exit.json", exit_words())
-    assert closing.write_summary(plan(1, 1), [])["status"] == "succeeded"
+    partly = closing.write_summary(plan(1, 1), ["h1"])
+    assert (partly["status"], partly["missing_hosts"]) == ("succeeded", ["h1"])
+    gathered("h1", "exit.json", exit_words())
+    assert closing.write_summary(plan(1, 1), [])["missing_hosts"] == []
+
+
+RESULT = {"test_accuracy": 0.93, "images_per_second": 500.0, "train_seconds": 30}
+
+
+@pytest.mark.parametrize(
+    ("script", "result", "said"),
+    [
+        (None, RESULT, "test accuracy 93.00%, 500 images/s, 30.0 s of training"),
+        ("main.py", RESULT, None),
+        ("main.py", {"test_accuracy": 0.93}, None),
+        (None, {"test_accuracy": 0.93}, None),
+        (None, {**RESULT, "images_per_second": "many"}, None),
+        (None, {**RESULT, "train_seconds": [1]}, None),
+    ],
+)
+def test_a_result_counts_where_our_trainer_wrote_it(
+    script: str | None, result: dict[str, Any], said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "ROOT", tmp_path)
+    made = plan(1, script=script)
+    gathered("h1", "exit.json", exit_words())
+    files.write_json(files.runs_dir() / "some-run" / "result.json", result)
+    summary, lines = closing.write_summary(made, []), list[str]()
+    closing.close(made, summary, lines.append)
+    assert [line for line in lines if "accuracy" in line] == ([said] if said else [])
+    assert summary["test_accuracy"] == (None if script else 0.93)
 
 
 def test_half_a_line_of_events_is_no_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from launch.run.progress import Progress, behind, position
+from launch.run.progress import Progress, behind, position, slowest_host
 
 
 def state(*ranks: dict[str, Any], status: str = "running") -> dict[str, Any]:
@@ -25,7 +25,7 @@ def test_what_is_not_known_is_not_said() -> None:
 def test_the_line_has_figures_and_the_time_that_is_left() -> None:
     progress, rank = Progress(), {"phase": "training", "steps": 1000, "loss": 0.51234, "rate": 523.4}
     first = progress.line({"h1": state({**rank, "step": 100})}, 10.0)
-    assert first == "step 100/1000, training | loss 0.5123 | 523 images/s"
+    assert first == "step 100/1000 | loss 0.5123 | 523 images/s"
     assert progress.line({"h1": state({**rank, "step": 110})}, 15.0).endswith("523 images/s | 7 min left")
     assert progress.line({"h1": state({**rank, "step": 990})}, 20.0).endswith("| 0 s left")
 
@@ -47,3 +47,14 @@ def test_a_host_that_is_behind_is_named() -> None:
     assert behind(at(h1=500, h2=490, h3=501), speed=1.0) == ["h2 is 11 steps behind"]
     assert behind(at(h1=500, h2=490), speed=10.0) == []  # a second is ten steps, and states are a second old
     assert behind(at(h1=500), speed=1.0) == []
+
+
+def test_the_host_that_all_others_wait_for_is_named() -> None:
+    """Its steps are as many as theirs: each waits for the slowest."""
+
+    def at(**seconds: float) -> dict[str, Any]:
+        return {host: state({"phase": "training", "step": 500, "computing": took}) for host, took in seconds.items()}
+
+    assert slowest_host(at(h1=0.2, h2=0.41, h3=0.19)) == ["slow: h2 2.1x"]
+    assert slowest_host(at(h1=0.2, h2=0.23)) == [] and slowest_host(at(h1=0.2)) == [] and slowest_host({}) == []
+    assert Progress().line(at(h1=0.2, h2=0.4), 1.0) == "step 500 | slow: h2 2.0x"
