@@ -126,8 +126,7 @@ def test_a_failure_with_long_texts_fits_in_a_datagram(keeper: Keeper, tmp_path: 
     script = "from torch.distributed.elastic.multiprocessing.errors import record\n"
     script += "@record\ndef main():\n    raise ValueError('\u00fc' * 9000 + 'end')\nif rank == 0: main()\n"
     start(tmp_path, script, **keeper.variables).communicate(timeout=GUARD_SECONDS)
-    assert keeper.told()["agent"] == "started"
-    told = keeper.told()["failure"]
+    told = next(words["failure"] for words in iter(keeper.told, None) if words["agent"] == "failed")
     assert told["exception"].startswith("ValueError: \u00fc\u00fc") and told["traceback"].endswith("\u00fcend\n")
 
 
@@ -288,6 +287,31 @@ def test_an_agent_that_waits_for_other_hosts_ends_when_asked(tmp_path: Path) -> 
         assert process.poll() is None, "the agent ended early"
     process.send_signal(signal.SIGTERM)
     assert process.wait(GUARD_SECONDS) == 128 + signal.SIGTERM
+
+
+def test_an_agent_whose_ranks_have_ended_says_so_and_ends_when_asked(tmp_path: Path) -> None:
+    """It waits in torch's C++ for the ranks of the other host, which use its store."""
+    (tmp_path / "train.py").write_text("import os, time\ntime.sleep(600 * int(os.environ['RANK']))\n")
+    keeper = Keeper(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    agents = []
+    for node, variables in enumerate((keeper.variables, {})):
+        command = [sys.executable, "-P", "-m", "train.start.agent", "--nnodes=2", f"--node-rank={node}"]
+        command += ["--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}", "train.py"]
+        ours = {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", **variables}
+        agents.append(subprocess.Popen(command, cwd=tmp_path, env={**os.environ, **ours}))
+    try:
+        assert keeper.told()["agent"] == "started"
+        assert [keeper.told() for _ in range(2)] == [{"agent": "rank_ended", "rank": 0}, {"agent": "ended"}]
+        time.sleep(1.0)  # until it waits
+        agents[0].send_signal(signal.SIGTERM)
+        assert agents[0].wait(GUARD_SECONDS) == 128 + signal.SIGTERM
+    finally:
+        for process in agents:
+            process.terminate()
+            process.wait(GUARD_SECONDS)
+        keeper.socket.close()
 
 
 def test_no_word_of_a_script_is_taken_for_torchruns() -> None:

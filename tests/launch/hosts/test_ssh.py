@@ -19,6 +19,7 @@ from types import SimpleNamespace
 
 import paramiko
 import pytest
+from fabric import Connection
 
 from launch.hosts import inventory, openssh, preflight, ssh, trust
 from launch.hosts.inventory import Target
@@ -73,16 +74,10 @@ def relay(tmp_path: Path) -> str:
     return f"{sys.executable} {tmp_path}/relay.py %p"
 
 
-def once(there: Path, act: Callable[[], object]) -> str:
-    """A command that makes the file `there` and goes on without a word. Starts a thread that acts when it has begun."""
-
-    def wait_and_act() -> None:
-        while not there.exists():
-            time.sleep(0.01)
-        act()
-
-    threading.Thread(target=wait_and_act, daemon=True).start()
-    return f"touch '{there}'; sleep 500"
+def status_of_one_that_begins(connection: Connection, act: Callable[[], object]) -> int:
+    """Runs a command that says that it has begun and then nothing more; acts at its word. Returns its exit status."""
+    out = ssh.LineSink(lambda _begun: act())
+    return int(ssh.run(connection, "echo begun; sleep 500", None, out=out).exited)
 
 
 @pytest.mark.slow
@@ -119,7 +114,7 @@ def test_a_host_that_is_gone_behind_a_proxy_is_noticed(
         silent = f"while [ ! -e '{enough}' ]; do sleep 0.05; done; echo alive"
         assert ssh.run(connection, silent, 300).stdout == "alive\n"
         # A stopped relay is what a host without power looks like: the connection stands, and nothing comes.
-        assert ssh.run(connection, once(folder / "begun", stop_relay), None).exited == -1
+        assert status_of_one_that_begins(connection, stop_relay) == -1
         assert process.wait(300) == -signal.SIGKILL
         with pytest.raises(paramiko.SSHException):
             connection.transport.open_session()
@@ -138,7 +133,7 @@ def test_a_session_that_a_host_does_not_open_is_not_waited_for_without_end(
 def test_a_proxy_that_ends_takes_its_connection_along(folder: Path, servers: tuple[Sshd, Sshd], relay: str) -> None:
     connection = ssh.connect(target(folder, servers[1], proxy_command=relay), trusted(folder, servers[1]))
     kill = connection.transport.sock._process.kill
-    assert ssh.run(connection, once(folder / "begun", kill), None).exited == -1
+    assert status_of_one_that_begins(connection, kill) == -1
     connection.close()
 
 
@@ -146,7 +141,15 @@ def test_a_host_that_dies_while_it_answers_is_unreachable_and_does_not_lack_pyth
     folder: Path, servers: tuple[Sshd, Sshd], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = servers[1]
-    monkeypatch.setattr(preflight, "_SCRIPT", once(folder / "begun", host.close))
+    begun = folder / "begun"
+    monkeypatch.setattr(preflight, "_SCRIPT", f"touch '{begun}'; sleep 500")
+
+    def close_host() -> None:
+        while not begun.exists():
+            time.sleep(0.01)
+        host.close()
+
+    threading.Thread(target=close_host, daemon=True).start()
     with pytest.raises(ssh.Unreachable, match="the SSH connection was lost"):
         preflight.check_host(target(folder, host), trusted(folder, host))
 
