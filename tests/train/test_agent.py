@@ -105,8 +105,15 @@ def test_the_keeper_gets_what_ranks_print_in_their_order_and_learns_their_pids(k
 
 def test_the_keeper_learns_of_a_failure_before_the_other_ranks_end(keeper: Keeper, tmp_path: Path) -> None:
     """Rank 1 ends only when the keeper has been told, at a time that no grace would reach."""
-    ignores = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready', flush=True)\n"
-    script = ignores + "if rank == 0: raise ValueError('long' * 5000)\n" + WAIT
+    script = """
+if rank == 1:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    open("ready", "w").close()
+    time.sleep(600)
+while not os.path.exists("ready"):
+    time.sleep(0.01)
+raise ValueError("long" * 5000)
+"""
     process = start(tmp_path, script, **keeper.variables)
     pids = keeper.told()["pids"]
     words = keeper.told()
