@@ -71,10 +71,14 @@ class Created:
             time.sleep(0.1)
 
     def left(self) -> list[tuple[tuple[str, ...], str]]:
-        """What still exists of it, in the order of removal, as (Podman's words that remove it, name)."""
+        """What still exists of it, in the order of removal, as (Podman's words that remove it, name).
+
+        A volume goes without --force: it locks the volume before its containers, `podman run` the other way round, and
+        both then wait for ever, as every later Podman command does (podman issue 23613).
+        """
         kinds = (
             (self.containers, ("ps", "--all", "--format={{.Names}}"), ("rm", "--force", "--time=0")),
-            (self.volumes, ("volume", "ls", "--quiet"), ("volume", "rm", "--force")),
+            (self.volumes, ("volume", "ls", "--quiet"), ("volume", "rm")),
             (self.networks, ("network", "ls", "--quiet"), ("network", "rm", "--force")),
         )
         made = ((sorted(set(names) & set(podman(*ask).split())), remove) for names, ask, remove in kinds if names)
@@ -114,7 +118,7 @@ def up(
             kept = {entry["Names"][0] for entry in there.values()}
             # A new host starts with empty storage, so the volumes of hosts whose container is gone are removed.
             if stray := [volume for volume in _labelled("volume", name) if volume.rpartition("-")[0] not in kept]:
-                podman("volume", "rm", "--force", *stray)
+                podman("volume", "rm", *stray)
             key = _ensure_key(folder, created)
             _each(plan, lambda host: _ensure_host(host, there.get(host.name), image, created, progress))
             _each(plan, lambda host: lab_host.furnish(host, key, rate, cpus))
@@ -144,7 +148,7 @@ def down(name: str, progress: Progress = lambda line: None) -> bool:
             progress(f"removing {len(containers)} hosts")
             podman("rm", "--force", "--time=0", *containers)
         if volumes:
-            podman("volume", "rm", "--force", *volumes)
+            podman("volume", "rm", *volumes)
         if networks:
             podman("network", "rm", *networks)
         (BUILD / name / "cluster.json").unlink(missing_ok=True)  # what a deploy knew of these hosts
@@ -257,8 +261,9 @@ def _routes() -> list[IPv4Network]:
 def _each(hosts: list[Host], work: Callable[[Host], None]) -> None:
     """Do `work` for all hosts, a few at a time. A failure is raised when those that were begun have ended."""
     with ThreadPoolExecutor(HOSTS_AT_ONCE) as pool:
-        futures = [pool.submit(work, host) for host in hosts]
         try:
+            with _interrupted_later():  # a pool does not await a thread whose start was interrupted
+                futures = [pool.submit(work, host) for host in hosts]
             for future in futures:
                 future.result()
         except BaseException:
@@ -290,6 +295,20 @@ def _handled(number: int, handler: Any) -> Iterator[None]:
         yield
     finally:
         signal.signal(number, before)
+
+
+@contextlib.contextmanager
+def _interrupted_later() -> Iterator[None]:
+    """Let an interrupt wait until the end of this block."""
+    came: list[int] = []
+
+    def note(number: int, _frame: Any) -> None:
+        came.append(number)
+
+    with _handled(signal.SIGINT, note), _handled(signal.SIGTERM, note):
+        yield
+    for number in came[:1]:
+        signal.raise_signal(number)
 
 
 class _Parser(argparse.ArgumentParser):

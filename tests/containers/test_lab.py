@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from ipaddress import IPv4Network
@@ -304,11 +305,11 @@ class BusyPodman:
     def __call__(self, *arguments: str) -> str:
         if arguments[:2] == ("volume", "ls"):
             return "\n".join(self.volumes)
-        assert arguments[:3] == ("volume", "rm", "--force")
+        assert arguments[:2] == ("volume", "rm")
         self.refusals -= 1
         if self.refusals >= 0:
             raise engine.CommandFailed(["podman", *arguments], 125, "busy")
-        self.volumes.remove(arguments[3])
+        self.volumes.remove(arguments[2])
         return ""
 
 
@@ -324,6 +325,25 @@ def test_what_could_not_be_removed_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(lab, "UNDO_SECONDS", 0.2)
     with pytest.raises(engine.ContainersError, match="v1, v2"):
         lab.Created(volumes=["v1", "v2"]).undo()
+
+
+def test_an_interrupt_while_threads_start_waits_for_what_was_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, ended = set[str](), set[str]()
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        signal.raise_signal(signal.SIGINT)
+
+    def work(host: Host) -> None:
+        begun.add(host.name)
+        time.sleep(0.2)
+        ended.add(host.name)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        lab._each(hosts_of(FIRST, 2), work)
+    assert ended == begun
 
 
 @pytest.mark.lab
