@@ -87,7 +87,7 @@ class Door:
             self._channel.settimeout(SEND_SECONDS)
             self._channel.exec_command(ssh.sudo_prefix(machine.target) + command(machine.target.python))
             password = machine.target.sudo_password
-            self._channel.sendall((f"{password}\n".encode() if password else b"") + question(verb, options))
+            self._send((f"{password}\n".encode() if password else b"") + question(verb, options))
         except BaseException:
             self.close()
             raise
@@ -101,8 +101,8 @@ class Door:
         self.close()
 
     def send(self, words: Mapping[str, Any]) -> None:
-        """Send the verb something more. Raises as the constructor does."""
-        self._channel.sendall(json.dumps(words).encode() + b"\n")
+        """Send the verb something more. Raises TimeoutError when the host does not take it."""
+        self._send(json.dumps(words).encode() + b"\n")
 
     def frames(self, idle_timeout: float | None) -> Iterator[Frame]:
         """All frames until the verb has ended.
@@ -128,6 +128,15 @@ class Door:
         """Hang up. The process on the host sees it by the end of its standard input, and ends."""
         with contextlib.suppress(EOFError, OSError):  # the connection has ended
             self._channel.close()
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self._channel.sendall(data)
+        except TimeoutError:
+            raise
+        except OSError:  # it has ended: why is what `frames` finds
+            if not self._channel.closed:
+                raise
 
     def _line(self) -> bytes | None:
         """The next line; None at the end."""

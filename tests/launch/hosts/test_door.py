@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,15 @@ def test_a_host_without_python_is_an_error_with_its_words(connect: Connect, tmp_
     ):
         with pytest.raises(DoorError, match=f"^{said}$"):
             ask(connect(python=script(tmp_path / "python", text)), "runs", {}, SECONDS)
+
+
+def test_a_host_that_ends_before_it_is_asked_says_why(connect: Connect, tmp_path: Path) -> None:
+    with Door(connect(python=script(tmp_path / "python", "echo 'no python here'; exit 127")), "runs", {}) as door:
+        while not door._channel.closed:
+            time.sleep(0.01)
+        door.send({"more": True})
+        with pytest.raises(DoorError, match=r"^no python here$"):
+            list(door.frames(SECONDS))
 
 
 def test_bytes_arrive_as_they_are(connect: Connect, root: str) -> None:

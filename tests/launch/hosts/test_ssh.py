@@ -74,7 +74,7 @@ def relay(tmp_path: Path) -> str:
     return f"{sys.executable} {tmp_path}/relay.py %p"
 
 
-def status_of_one_that_begins(connection: Connection, act: Callable[[], object]) -> int:
+def status_of_one_that_begins(connection: Connection, act: Callable[[], None]) -> int:
     """Runs a command that says that it has begun and then nothing more; acts at its word. Returns its exit status."""
     out = ssh.LineSink(lambda _begun: act())
     return int(ssh.run(connection, "echo begun; sleep 500", None, out=out).exited)
