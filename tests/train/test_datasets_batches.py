@@ -73,6 +73,7 @@ def test_a_sample_has_the_same_bits_in_any_request(root: Path, name: str, option
     assert torch.equal(parts[0][0][2:3], parts[1][0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 @given(cut=st.integers(1, 39))
 @hypothesis_settings(max_examples=12, deadline=None)

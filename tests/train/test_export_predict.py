@@ -30,6 +30,8 @@ from train.settings import EXIT_REFUSED, Settings  # noqa: E402
 from train.start import devices  # noqa: E402
 from train.start.group import Place  # noqa: E402
 
+pytestmark = pytest.mark.slow  # nearly every test reads or writes a model
+
 MODEL, NAMES = "shufflenet_v2_x0_5", ["cat", "dog", "deer"]
 DATA = {"name": "fake", "class_names": NAMES, "mean": [0.5] * 3, "std": [0.25] * 3, "preparation": "resized"}
 CONFIG = {"model": MODEL, "dataset": "fake", "image_size": 32, "data": DATA}

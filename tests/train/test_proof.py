@@ -67,6 +67,7 @@ def test_of_two_hosts_the_one_without_rank_0_is_called_odd(said: dict[str, list[
     assert all("h2 (rank 1): image is cdcdcdcdcdcd" in answer["error"] for answer in said["two"])
 
 
+@pytest.mark.slow
 def test_all_that_differs_is_named_at_once(said: dict[str, list[dict[str, Any]]]) -> None:
     message = said["plan-and-data"][1]["error"]
     assert "h1 (rank 0): plan is cdcdcdcdcdcd" in message

@@ -318,6 +318,7 @@ def test_the_slow_pairs_are_those_that_a_plain_count_finds() -> None:
     assert wanted and set(link_statistics.slow(links(hosts, mbits)).pairs) == wanted
 
 
+@pytest.mark.slow
 def test_the_pairs_of_256_hosts_are_compared_in_linear_time() -> None:
     """65,280 pairs: work that grows with the square of their number would take many minutes."""
     hosts = names(256)

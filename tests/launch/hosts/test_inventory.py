@@ -12,6 +12,8 @@ import pytest
 from launch.cli.refusal import Refusal
 from launch.hosts import inventory
 
+pytestmark = pytest.mark.slow  # nearly every test starts ansible-inventory
+
 GOOD = """\
 all:
   vars: {ansible_user: muster}

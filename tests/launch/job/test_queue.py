@@ -333,6 +333,7 @@ def test_waiting_starts_go_one_after_the_other_in_the_order_in_which_they_came(h
     assert order == ["r0", "r1", "r2", "r3"]
 
 
+@pytest.mark.slow
 def test_a_control_machine_that_is_killed_while_it_waits_frees_its_place(hosts: list[Any]) -> None:
     code = ["-m", "tests.launch.job.queue_start"]
     roots = [host.root for host in hosts]

@@ -362,6 +362,7 @@ def test_ipv6_only_works() -> None:
     assert choose(known, ssh={}).endpoints["h2"].address == "fd00::2"
 
 
+@pytest.mark.slow
 @given(hosts=st.integers(2, 4), count=st.integers(1, 4), data=st.data())
 def test_the_choice_agrees_with_brute_force(hosts: int, count: int, data: st.DataObject) -> None:
     """Random hosts, NICs, reachability, broken measurements and speeds, against a search through all networks."""
