@@ -51,7 +51,7 @@ deploy:  ## provision, detect, choose the network, build and distribute the imag
 check: .venv/.control  ## measure links, hosts and sameness, forecast a run; report.html  [NODES=2 ARGS="..." FORECAST=0 JSON=1]
 	@$(BIN)/fab check
 
-train: .venv/.control  ## run on the first NODES hosts  [NODES=2 ARGS="..." WORKLOAD=dir SCRIPT=main.py LAUNCHER=horovod RESUME=last GRACE=30 WAIT=1 DETACH=1 SECRETS=file VIEW=plain KEEP_RUNS=20 SKIP_CHECK=1 DRY_RUN=1]
+train: .venv/.control  ## run on the first NODES hosts  [NODES=2 ARGS="..." WORKLOAD=dir SCRIPT=main.py LAUNCHER=horovod RESUME=last MAX_RESTARTS=3 MIN_NODES=1 GRACE=30 WAIT=1 DETACH=1 SECRETS=file VIEW=plain KEEP_RUNS=20 SKIP_CHECK=1 DRY_RUN=1]
 	@$(BIN)/fab train
 
 attach: .venv/.control  ## watch a run that goes on on its hosts, whoever started it; Ctrl-C stops it  [RUN=<id> VIEW=plain KEEP_RUNS=20]

@@ -11,9 +11,10 @@ Documents, in the run's folder on each host (/var/lib/muster/runs/<id>/, in the 
 
 plan.json       as launch/job/plan.py makes it; written by the door before the container starts
 events.jsonl    what happened, one JSON object a line: {"time": unix seconds, "after": seconds since the keeper's start,
-                "attempt": 1, "event": name, ...}; written by the keeper. Names and their own fields: below
+                "attempt": number, "event": name, ...}; written by the keeper. Names and their own fields: below
 state.json      how things stand, about once a second while the run goes on: {"status": "starting" | "running" |
-                "ending", "attempt", "ranks": {"<rank>": {"state": "running" | "ended" | "failed" | "stopped", "phase",
+                "ending" | "ended" | "waiting" (not in the attempt), "attempt": its number, "hosts": [of the attempt, in
+                rank order], "ranks": {"<rank>": {"state": "running" | "ended" | "failed" | "stopped", "phase",
                 "step", "steps", "epoch", "epochs", "loss", "rate", "computing", "age": seconds since its last
                 progress}},
                 "peers": {"<host>": seconds since its last heartbeat}, "waiting": what is waited for, or "",
@@ -21,7 +22,10 @@ state.json      how things stand, about once a second while the run goes on: {"s
 exit.json       how the run ended, as this host knows it; written by the keeper, last: {"status": "succeeded" |
                 "failed" | "stopped", "exit_status": torchrun's, 128 + n for signal n, "cause": CAUSE or null,
                 "causes": [CAUSE of all hosts], "stop": {"by", "killed": whether ranks outlived their grace} or null,
-                "failures": [...] as in failure.json, "seconds": from the keeper's start, "time"}
+                "failures": [...] as in failure.json, of this host's last attempt, "attempt": the number of the newest
+                one that it knows, "hosts": of that, "attempts": [how those before it ended, and that one if this host
+                was in it: {"number", "hosts", "cause": CAUSE or null, "reached": the last step or null}], "given_up":
+                why it was not started again, or "", "seconds": from the keeper's start, "time"}
 failure.json    what torchrun's agent says of failed ranks; schema: train/start/agent.py
 gathered.json   {"by", "time"}: a control machine has a copy of all this; written by the door
 host.json       {"node_rank"}: which host of the plan this is; written by the door before the container starts
@@ -37,18 +41,21 @@ stop.json       a request to end the run: {"by": who and how, "grace": seconds o
 
 CAUSE           {"kind": see below, "host", "rank": number or null, "reason": one line, "other": the second host of a
                 cut pair or "", "consequence": whether it only follows from another failure, "lines": what that rank
-                printed last, "age": seconds since it happened}; in exit.json with "after": seconds from this keeper's
-                start to it, less than 0 for what another host's keeper saw before
+                printed last, "age": seconds since it happened, "final": whether it would happen again, were the ranks
+                started anew}; in exit.json with "after": seconds from this keeper's start to it, less than 0 for what
+                another host's keeper saw before
 
 Kinds of causes: "rank" (one failed), "launcher" (torchrun failed or was killed), "host_lost" (it is silent, or its
 keeper is gone), "cut" (two hosts do not hear each other), "hang" (a rank is stopped, or makes no progress), "start" (a
 host did not start in time), "lease" (it is another run's).
 
-Events: "lease" (it is held; ranks may start), "started" (pids: {rank: pid}), "heard" (host: its first heartbeat),
-"failed" (a CAUSE, of this host or of another one), "interface" (reason: this host's own network is down), "stop" (by,
-grace: seconds), "waiting" (for), "killed" (after_grace: whether ranks outlived theirs), "left" (pids that do not end),
-"rank_ended" (rank: it has ended with status 0), "ranks_ended" (all of this host have; torchrun waits for the other
-hosts'), "ended" (status: torchrun's), "output_failed" (reason), "exit" (what exit.json holds).
+Events: "lease" (it is held; ranks may start), "attempt" (another one begins: hosts, master, left_out: {host: why},
+because: CAUSE of the end of the one before), "given_up" (reason; alone: for this host, others may go on), "started"
+(pids: {rank: pid}), "heard" (host: its first heartbeat), "failed" (a CAUSE, of this host or of another one),
+"interface" (reason: this host's own network is down), "stop" (by, grace: seconds), "waiting" (for), "killed"
+(after_grace: whether ranks outlived theirs), "left" (pids that do not end), "rank_ended" (rank: it has ended with
+status 0), "ranks_ended" (all of this host have; torchrun waits for the other hosts'), "ended" (status: torchrun's),
+"output_failed" (reason), "exit" (what exit.json holds).
 """
 
 #: Where the run's folder, the lease's folder and the private files (key, secrets) are in a container.
@@ -68,6 +75,9 @@ OWN_NAMES = (
     *("plan.json", "host.json", "events.jsonl", "state.json", "exit.json", "failure.json", "gathered.json"),
     *("written.json", "output", "stacks", "workload", "workload.copied"),
 )
+
+#: torchrun's rendezvous on the master host, chosen free at each start of an attempt.
+MASTER_PORTS = (29500, 29599)
 
 #: How long a host that has started waits for the others, and for the control machine to let the run go.
 HELD_SECONDS = 300

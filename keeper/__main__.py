@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import queue
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, Mapping, Optional, Tuple
 
 from keeper import (
     HELD_SECONDS,
-    HOST_RUNS_DIR,
     LEASE_DIR,
     PRIVATE_DIR,
     PROJECT_DIR,
@@ -28,20 +26,19 @@ from keeper import (
     causes,
     lease,
 )
+from keeper import course as courses
 from keeper import decide as deciding
 from keeper.beats import Beats
-from keeper.decide import LOST_SECONDS, Cause, Done, Ended, Failed, Heard, Refused, Started, StopAsked, Tick
+from keeper.course import Attempt, Ports, Rules, Start
+from keeper.decide import LOST_SECONDS, Cause, Ended, Failed, Heard, Refused, StopAsked, Tick
 from keeper.documents import Documents, read
-from keeper.ranks import LAUNCHER, Launcher, Memory, Outputs, Reports
-from keeper.stuck import Stuck
+from keeper.placement import placed
+from keeper.running import Running, free_ports
 
 PAUSE_SECONDS = 0.05  # between two looks at children and at what became due
 STATE_SECONDS = 1.0  # between two state.json
 KEPT_SECONDS = HELD_SECONDS + 30.0  # the door takes the start back before that
-WAITING_SECONDS = {"ending": 5.0, "ended": 60.0}  # between two events that say what is waited for
-PROGRESS = ("phase", "step", "patience")  # what the other hosts are told of a rank
-LAST_LINES = 20  # of a failed rank, kept with the cause
-REASON_CHARACTERS = 1000  # of a cause: it travels with each heartbeat
+WAITING_SECONDS = {"ending": 5.0, "ended": 60.0, "waiting": 60.0}  # between two events that say what is waited for
 STATUSES = {"succeeded": 0, "failed": 1, "stopped": causes.EXIT_STOPPED}
 
 Words = Mapping[str, Any]
@@ -65,19 +62,16 @@ class Keeper:
         self.me = str(self.host["host"])
         self.began = time.monotonic()
         self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        others = [host for host in plan["hosts"] if host["host"] != self.me]
-        peers = {str(host["host"]): deciding.Peer() for host in others}
-        self.state = deciding.State(self.me, peers, self.began, float(plan["grace"]))
-        self.addresses = {str(host["host"]): (str(host["address"]), int(host["keeper_port"])) for host in others}
-        self.ranks: Dict[int, Dict[str, Any]] = {int(rank): {"state": "starting"} for rank in self.host["ranks"]}
-        self.pids: Dict[int, int] = {}
-        self.stuck = Stuck(run_dir)
-        self.failures: List[Words] = []
-        self.memory = Memory()
+        names = [str(host["host"]) for host in plan["hosts"]]
+        first, rules = first_attempt(plan), rules_of(plan)
+        self.course = courses.begin(self.me, names, rules, first, self.began, float(plan["grace"]))
+        self.addresses = {
+            str(host["host"]): (str(host["address"]), int(host["keeper_port"]))
+            for host in plan["hosts"]
+            if host["host"] != self.me
+        }
         self.beats: Optional[Beats] = None
-        self.launcher: Optional[Launcher] = None
-        self.outputs: Optional[Outputs] = None
-        self.reports: Optional[Reports] = None
+        self.running: Optional[Running] = None  # in the newest attempt that this host takes part in
         self._looked: Dict[str, float] = {}  # when something was last due
 
     # Documents
@@ -85,25 +79,20 @@ class Keeper:
     def note(self, name: str, words: Words) -> None:
         """Write an event."""
         after = round(time.monotonic() - self.began, 3)
-        self.documents.note(
-            {"time": time.time(), "after": after, "attempt": self.state.attempt, "event": name, **words}
-        )
+        newest, own = self.course.attempt.number, self.course.own
+        attempt = newest if name == "attempt" or own is None else own.attempt
+        self.documents.note({"time": time.time(), "after": after, "attempt": attempt, "event": name, **words})
 
     def write_state(self, now: float) -> None:
         """state.json, as it is now."""
-        ranks = {
-            str(rank): {**{key: value for key, value in words.items() if key != "seen"}, "age": self._age(words, now)}
-            for rank, words in self.ranks.items()
-        }
-        peers = {host: round(now - peer.last, 1) for host, peer in self.state.peers.items() if peer.last is not None}
-        waiting = deciding.waited_for(self.state, now)
-        document = {"status": self.state.status, "attempt": self.state.attempt, "ranks": ranks, "peers": peers}
-        self.documents.write("state.json", {**document, "waiting": waiting, "time": time.time()})
-
-    @staticmethod
-    def _age(words: Words, now: float) -> Optional[float]:
-        seen = words.get("seen")
-        return None if seen is None else round(now - float(seen), 1)
+        course = self.course
+        ranks = self.running.state(now) if self.running and course.takes_part else {}
+        peers = {host: round(now - known.at, 1) for host, known in course.known.items()}
+        document = {"status": course.status, "attempt": course.attempt.number, "hosts": list(course.attempt.hosts)}
+        waiting = courses.waited_for(course, now)
+        self.documents.write(
+            "state.json", {**document, "ranks": ranks, "peers": peers, "waiting": waiting, "time": time.time()}
+        )
 
     # From the start
 
@@ -128,10 +117,12 @@ class Keeper:
         try:
             self.documents.reserve()
             self._copy_project()
-            self._start()
+            if self.course.takes_part:
+                self._start(self.course.attempt)
         except (OSError, subprocess.CalledProcessError) as error:
             return self._never_started("start", f"the run could not start: {error}")
-        while not self.state.left:
+        self._find_ports()
+        while not self.course.left:
             self._turn()
         status = self._leave()
         held.release()
@@ -141,10 +132,10 @@ class Keeper:
         return {"run": self.plan["run"], "owner": self.plan["owner"], "host": self.me, "time": time.time()}
 
     def _never_started(self, kind: str, reason: str) -> int:
+        now = time.monotonic()
         cause = Cause(kind, self.me, None, reason, self.began)
-        self.state, _ = deciding.decide(self.state, Failed(time.monotonic(), cause))
-        self.note("failed", cause.words(time.monotonic()))
-        self._write_exit()
+        self.note("failed", cause.words(now))
+        self._write_exit("failed", (cause,))
         return STATUSES["failed"]
 
     def _copy_project(self) -> None:
@@ -160,13 +151,30 @@ class Keeper:
                 raise subprocess.CalledProcessError(copying.returncode, words)
             (self.run_dir / "workload.copied").touch()
 
-    def _start(self) -> None:
-        (self.run_dir / "stacks").mkdir(exist_ok=True)
-        self.reports = reports = Reports(self.events.put)
-        self.outputs = Outputs(self.run_dir / "output", list(self.ranks), self._output_failed)
-        ours = {"MUSTER_KEEPER": reports.path, "MUSTER_PIPES": str(self.outputs.pipes), "MUSTER_HOLD": str(self.hold)}
-        self.launcher = Launcher(self.host["agent"], {**os.environ, **ours}, self.outputs)
+    def _start(self, attempt: Attempt) -> None:
+        """Start this host's ranks of an attempt. Raises OSError."""
+        if self.running:
+            self.running.close()
+        where = placed(self.plan, attempt.hosts, *attempt.ports, attempt.number)
+        place = next(one for one in where if one.host == self.me)
+        self.running = Running(
+            str(self.plan["run"]), place, self.run_dir, self.hold, self.note,
+            lambda words: self.events.put((attempt.ballot, words)), self._output_failed,
+        )  # fmt: skip
         self._tell()
+
+    def _start_again(self, attempt: Attempt) -> None:
+        try:
+            self._start(attempt)
+        except OSError as error:
+            now = time.monotonic()
+            self._handle(Failed(now, Cause("start", self.me, None, f"its ranks could not be started: {error}", now)))
+            self._handle(Ended(now, 1))
+
+    def _find_ports(self) -> None:
+        """Have free ports ready, in case that this host becomes the master."""
+        if self.course.rules.max_restarts and (ports := free_ports()):
+            self._handle(Ports(time.monotonic(), ports))
 
     def _listen(self) -> Beats:
         key = (self.private_dir / "key").read_bytes().strip()
@@ -196,7 +204,11 @@ class Keeper:
         self._handle(Tick(now))
 
     def _take(self, event: Any) -> None:
-        self._handle(self._reported(event) if isinstance(event, dict) else event)
+        if not isinstance(event, tuple):
+            self._handle(event)
+        elif self.running and event[0] == self.course.own_ballot:  # else it is of an attempt that is over
+            terminated = self.course.own is not None and self.course.own.terminated
+            self._handle(self.running.reported(event[1], terminated))
 
     def _take_all(self) -> None:
         """Everything that waits in the queue."""
@@ -206,9 +218,9 @@ class Keeper:
     def _handle(self, event: Any) -> None:
         if event is None:
             return
-        if isinstance(event, Heard):
-            self._hear(event)
-        self.state, actions = deciding.decide(self.state, event)
+        if isinstance(event, Heard) and self.running and event.words.get("ballot") == self.course.own_ballot:
+            self.running.hear(event)
+        self.course, actions = courses.decide(self.course, event)
         for action in actions:
             self._do(action)
 
@@ -219,11 +231,12 @@ class Keeper:
                 self._note_interface()
         elif isinstance(action, deciding.Tell):
             self._tell()
-        elif isinstance(action, deciding.Terminate) and self.launcher:
-            self._wake_stopped()
-            self.launcher.terminate()
-        elif isinstance(action, deciding.Kill) and self.launcher:
-            if left := self.launcher.kill():
+        elif isinstance(action, Start):
+            self._start_again(action.attempt)
+        elif isinstance(action, deciding.Terminate) and self.running:
+            self.running.terminate()
+        elif isinstance(action, deciding.Kill) and self.running:
+            if left := self.running.kill():
                 self.note("left", {"pids": left})
             self._reap()
 
@@ -233,43 +246,36 @@ class Keeper:
         if reason and self._due("interface", LOST_SECONDS, time.monotonic()):
             self.note("interface", {"reason": reason})
 
-    def _wake_stopped(self) -> None:
-        """A stopped process takes no SIGTERM."""
-        for rank in self.stuck.stopped:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pids[rank], signal.SIGCONT)
-
     def _reap(self) -> None:
-        status = self.launcher.reap() if self.launcher else None
-        if status is None:
+        status = self.running.launcher.reap() if self.running else None
+        if status is None or self.running is None or self.course.own is None:
             return
         self._take_all()  # what the agent reported before it ended comes first
-        self._learn_the_rest()
-        killed = status == 128 + signal.SIGKILL and not self.state.causes and self.state.kill_at is None
-        if killed and (reason := self.memory.out_of_memory()):
-            now = time.monotonic()
-            self._handle(Failed(now, Cause("launcher", self.me, None, f"torchrun: {reason}", now)))
-        for words in self.ranks.values():
-            if words["state"] in ("starting", "running"):
-                words["state"] = "ended"
+        own = self.course.own
+        for event in self.running.ended(status, bool(own.causes) or own.kill_at is not None):
+            self._handle(event)
         self._handle(Ended(time.monotonic(), status))
+        self._find_ports()
 
     def _look(self, now: float) -> None:
         """What is to be seen from time to time."""
-        if self._due("stop", 0.2, now) and self.state.stop is None and (asked := read(self.private_dir / "stop.json")):
+        course = self.course
+        if self._due("stop", 0.2, now) and course.stop is None and (asked := read(self.private_dir / "stop.json")):
             self._handle(StopAsked(now, str(asked["by"]), asked.get("grace")))
-        waiting = self.state.status == "starting" and now - self.began > KEPT_SECONDS
+        waiting = course.status == "starting" and now - self.began > KEPT_SECONDS
         if waiting and self._due("hold", 1.0, now) and self.hold.exists():
             reason = f"the control machine did not let the run go within {HELD_SECONDS} s"
-            self._handle(Failed(now, Cause("start", self.me, None, reason, now)))
-        if self._due("processes", 1.0, now) and self.state.status == "running":
-            self._look_for_stuck(now)
+            self._handle(Failed(now, Cause("start", self.me, None, reason, now, final=True)))
+        if self._due("processes", 1.0, now) and course.status == "running" and self.running and course.own:
+            all_heard = all(peer.is_fresh(now) for peer in course.own.peers.values())
+            for event in self.running.look_for_stuck(now, all_heard):
+                self._handle(event)
         if self._due("beat", 1.0, now):
             self._tell()
         if self._due("state", STATE_SECONDS, now):
             self.write_state(now)
-        often = WAITING_SECONDS.get("ended" if self.state.done else self.state.status)
-        if often and self._due("waiting", often, now) and (waited := deciding.waited_for(self.state, now)):
+        often = WAITING_SECONDS.get("ended" if course.own and course.own.done else course.status)
+        if often and self._due("waiting", often, now) and (waited := courses.waited_for(self.course, now)):
             self.note("waiting", {"for": waited})
 
     def _due(self, what: str, seconds: float, now: float) -> bool:
@@ -279,147 +285,64 @@ class Keeper:
         self._looked[what] = now
         return True
 
-    # What ranks and torchrun report
-
-    def _reported(self, words: Words) -> Any:
-        """The event that a datagram of a rank or of torchrun's agent stands for, if it is one."""
-        now = time.monotonic()
-        with contextlib.suppress(KeyError, TypeError, ValueError):
-            if words.get("agent") == "started":
-                self.pids = {int(rank): int(pid) for rank, pid in words["pids"].items()}
-                for rank in self.pids:
-                    self.ranks[rank]["state"] = "running"
-                self.note("started", {"pids": words["pids"]})
-                return Started(now)
-            if words.get("agent") == "rank_ended":
-                self.ranks[int(words["rank"])]["state"] = "ended"
-                if not self.state.terminated:  # else it was asked to
-                    self.note("rank_ended", {"rank": words["rank"]})
-                return None
-            if words.get("agent") == "ended":
-                for known in self.ranks.values():
-                    known["state"] = "ended"
-                return Done(now)
-            if words.get("agent") == "failed":
-                return self._failed(words["failure"], now)
-            rank = int(words["rank"])
-            known = {key: words[key] for key in words if key not in ("rank", "pid")}
-            self.ranks[rank].update(known, seen=now)
-            self.stuck.report(now, rank, known)
-        return None
-
-    def _failed(self, failure: Words, now: float) -> Any:
-        """A rank, or torchrun itself, has failed as the agent says."""
-        if any(failure.get("rank") == known.get("rank") for known in self.failures):
-            return None
-        rank = failure.get("rank")
-        if rank is not None and failure["exitcode"] == causes.EXIT_STOPPED:
-            return StopAsked(now, f"a signal to rank {rank} on {self.me}, not from Muster; it saved a checkpoint")
-        assert self.outputs is not None
-        stream = LAUNCHER if rank is None else f"rank-{rank}"
-        if rank is not None:
-            self.ranks[int(rank)]["state"] = "failed"
-            self.outputs.drain()
-        lines = self._last_lines(stream)
-        explained = self._explained(failure, "\n".join(self.outputs.last_lines(stream, 500)))
-        self.failures.append(explained)
-        patience = deciding.LAST_WORDS_SECONDS
-        if explained["consequence"]:
-            patience = deciding.CAUSE_SECONDS
-        elif failure.get("signal"):
-            patience = 0.0
-        kind = "launcher" if rank is None else "rank"
-        here = f"{HOST_RUNS_DIR}/{self.plan['run']}/"  # where people look for it
-        reason = causes.described(explained).replace(f"{RUN_DIR}/", here)[:REASON_CHARACTERS]
-        cause = Cause(kind, self.me, rank, reason, now, bool(explained["consequence"]), "", tuple(lines), patience)
-        return Failed(now, cause)
-
-    def _explained(self, failure: Words, said: str) -> Dict[str, Any]:
-        """The failure, with what only this process knows: the rank's output, and what the kernel did."""
-        killed = failure.get("signal") == "SIGKILL" or causes.KILLED_WORKER in str(failure.get("exception"))
-        if killed and (reason := self.memory.out_of_memory()):
-            return {**failure, "exception": reason, "consequence": False}
-        return dict(failure) if failure.get("rank") is None else causes.completed(dict(failure), said)
-
-    def _learn_the_rest(self) -> None:
-        """What the agent wrote down at its end, and has not reported before."""
-        for failure in self.documents.read("failure.json").get("failures", []):
-            self._handle(self._failed(failure, time.monotonic()))
-
-    def _look_for_stuck(self, now: float) -> None:
-        """Ranks that stand still end the run."""
-        found = self.stuck.look(now, self.pids, all(peer.is_fresh(now) for peer in self.state.peers.values()))
-        for rank in self.stuck.excused:
-            self.ranks[rank]["seen"] = now  # so that the other hosts learn of it
-        self.stuck.excused.clear()
-        for rank, words in self.ranks.items():
-            if words["state"] in ("running", "stopped"):
-                words["state"] = "stopped" if rank in self.stuck.stopped else "running"
-        for stuck, reason in found:
-            self._handle(Failed(now, self._hang(stuck, reason, now)))
-
-    def _hang(self, rank: Optional[int], reason: str, now: float) -> Cause:
-        if rank is None:
-            return Cause("hang", self.me, None, reason, now)
-        age = self._age(self.ranks[rank], now)
-        if age is not None:
-            reason = reason.replace("no progress", f"no progress for {age:.0f} s", 1)
-        return Cause("hang", self.me, rank, reason, now, lines=tuple(self._last_lines(f"rank-{rank}")))
-
-    def _last_lines(self, stream: str) -> List[str]:
-        return causes.shortened(self.outputs.last_lines(stream, LAST_LINES)) if self.outputs else []
-
-    def _hear(self, event: Heard) -> None:
-        """How far the ranks of another host are."""
-        with contextlib.suppress(KeyError, TypeError, ValueError):
-            for rank, words in event.words["ranks"].items():
-                if event.words["status"] == "ended":
-                    self.stuck.ended(int(rank))
-                else:
-                    self.stuck.report(event.now, int(rank), words, float(words["age"]))
-
     def _tell(self) -> None:
         """Tell the other keepers how things stand here."""
         if self.beats is None:
             return
         now = time.monotonic()
-        ranks = {
-            str(rank): {**{key: words[key] for key in PROGRESS if key in words}, "age": self._age(words, now)}
-            for rank, words in self.ranks.items()
-            if "seen" in words
-        }
-        self.beats.tell({**deciding.beat(self.state, now), "ranks": ranks})
+        ranks = self.running.progress(now) if self.running and self.course.takes_part else {}
+        self.beats.tell({**courses.beat(self.course, now), "ranks": ranks})
 
     # The end
 
     def _leave(self) -> int:
-        if self.outputs:
-            self.outputs.close()
-        if self.reports:
-            self.reports.close()
-        status = STATUSES[deciding.verdict(self.state)]
+        if self.running:
+            self.running.close()
+        status = courses.verdict(self.course)
         self.write_state(time.monotonic())
-        self._write_exit()
+        own = self.course.own
+        self._write_exit(status, own.causes if own and (status == "failed" or self.course.takes_part) else ())
         if self.beats:
             self.beats.close()
-        return status
+        return STATUSES[status]
 
-    def _write_exit(self) -> None:
-        now = time.monotonic()
-        cause, stop = deciding.root(self.state), self.state.stop
+    def _write_exit(self, status: str, found: Tuple[Cause, ...]) -> None:
+        now, course = time.monotonic(), self.course
+        cause, own = deciding.first(found), course.own
         document = {
-            "status": deciding.verdict(self.state),
-            "exit_status": self.state.exit_status,
+            "status": status,
+            "exit_status": own.exit_status if own else None,
             "cause": cause.words(now) | {"after": round(cause.at - self.began, 3)} if cause else None,
-            "causes": [one.words(now) for one in self.state.causes],
-            "stop": {"by": stop.by, "killed": self.state.killed} if stop else None,
-            "failures": self.failures,
+            "causes": [one.words(now) for one in found],
+            "stop": {"by": course.stop.by, "killed": bool(own and own.killed)} if course.stop else None,
+            "failures": self.running.failures if self.running else [],
+            "attempt": course.attempt.number,
+            "hosts": list(course.attempt.hosts),
+            "attempts": courses.ends_of(course),
+            "given_up": course.over.reason if course.over else "",
             "seconds": round(now - self.began, 3),
             "time": time.time(),
         }
         self.documents.release()
         self.note("exit", document)
         self.documents.write("exit.json", document)  # last: who follows the run has then seen all
+
+
+def rules_of(plan: Words) -> Rules:
+    """What a plan allows."""
+    return Rules(
+        nodes=sum(bool(host["ranks"]) for host in plan["hosts"]),
+        max_restarts=int(plan["max_restarts"]),
+        min_nodes=int(plan["min_nodes"]),
+        max_host_failures=int(plan["max_host_failures"]),
+        steps_are_known=plan["script"] is None,
+    )
+
+
+def first_attempt(plan: Words) -> Attempt:
+    """The attempt with which a run starts: on all hosts that have ranks."""
+    hosts = tuple(str(host["host"]) for host in plan["hosts"] if host["ranks"])
+    return Attempt(hosts, (int(plan["master_port"]), int(plan["free_port"])))
 
 
 def main() -> int:

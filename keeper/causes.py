@@ -22,6 +22,13 @@ PEER_LOST = re.compile(
     re.IGNORECASE,
 )
 
+# Of the host's memory, as this file and the kernel say it, and of a GPU's, as torch does.
+OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError", re.IGNORECASE)
+
+# Exceptions of our trainer that the same data and settings bring about each time; its own refusal has an exit status.
+FINAL_ERRORS = re.compile(r"^(?:[\w.]+\.)?(DataError|NonFiniteLoss|SettingsError|ProofError)\b")
+EXIT_REFUSED = 2  # of ranks whose arguments are refused; as in train.settings
+
 KILLED_WORKER = "is killed by signal: Killed"  # of a DataLoader's process, as torch says it
 LINES_CHARACTERS = 4000  # of a rank's last lines together
 LINE_CHARACTERS = 500  # of one of them
@@ -83,6 +90,11 @@ def explanation(exitcode: int, recorded: str, recorded_trace: str, output: str) 
 def is_consequence(exception: str, exitcode: int) -> bool:
     """Whether a rank ended because of another: it lost a peer, torchrun ended it, or it stopped as all ranks did."""
     return bool(PEER_LOST.search(exception)) or exitcode in (-signal.SIGTERM, EXIT_STOPPED)
+
+
+def is_final(exception: str, exitcode: int) -> bool:
+    """Whether a rank that failed so would fail again: its arguments, its data or its numbers are bad."""
+    return exitcode == EXIT_REFUSED or bool(FINAL_ERRORS.match(exception))
 
 
 def completed(failure: dict[str, Any], output: str) -> dict[str, Any]:

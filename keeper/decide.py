@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field, replace
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Sequence
 
 from keeper.causes import EXIT_STOPPED
 
@@ -47,12 +47,13 @@ class Cause:
     other: str = ""  # the second host of a cut pair
     lines: tuple[str, ...] = ()  # what that rank printed last
     patience: float = 0.0  # seconds for other ranks to end by themselves, before they are ended
+    final: bool = False  # started again, it would end the same way
 
     def words(self, now: float) -> Words:
         """As it travels: with its age, as clocks differ."""
         found = {"kind": self.kind, "host": self.host, "rank": self.rank, "reason": self.reason, "other": self.other}
         more = {"consequence": self.consequence, "lines": list(self.lines), "patience": self.patience}
-        return {**found, **more, "age": round(now - self.at, 3)}
+        return {**found, **more, "final": self.final, "age": round(now - self.at, 3)}
 
 
 def cause_of(words: Words, now: float) -> Cause:
@@ -69,6 +70,7 @@ def cause_of(words: Words, now: float) -> Cause:
         other=str(words["other"]),
         lines=lines,
         patience=float(words["patience"]),
+        final=bool(words.get("final")),
     )
 
 
@@ -268,7 +270,12 @@ def beat(state: State, now: float) -> Words:
 
 def root(state: State) -> Cause | None:
     """The cause of the end, as far as it is known here: one that is no consequence, and then the earliest."""
-    return min(state.causes, key=lambda cause: (cause.consequence, cause.at), default=None)
+    return first(state.causes)
+
+
+def first(found: Sequence[Cause]) -> Cause | None:
+    """Of these causes one that is no consequence, and then the earliest."""
+    return min(found, key=lambda cause: (cause.consequence, cause.at), default=None)
 
 
 def verdict(state: State) -> str:

@@ -16,7 +16,7 @@ import torchvision
 from torch import Tensor, nn
 
 from train import optim, order, parallel
-from train.checkpoints import CheckpointError, load_path, resolve
+from train.checkpoints import CheckpointError, StartPoint, load_path, resolve
 from train.datasets import Dataset
 from train.datasets.loader import Loader
 from train.inference import recipe
@@ -138,10 +138,11 @@ def say_when_compiling() -> None:
 def share_weights(
     settings: Settings, place: Place, dataset: Dataset, network: nn.Module, loader: Loader
 ) -> list[float]:
-    """The ranks' parts of a global batch as --shares says (collective where they are measured)."""
+    """The ranks' parts of a global batch as --shares says (collective where they are measured: also where a run that
+    was given shares goes on with fewer ranks)."""
     if not settings.shares or place.world_size == 1:
         return [1.0] * place.world_size
-    if settings.shares != "auto":
+    if settings.shares != "auto" and not (was_restarted() and len(settings.shares.split(",")) != place.world_size):
         return shares.parse_shares(settings.shares, place.world_size)
     images, labels = some_samples(settings, place, dataset, loader)
     return shares.measured(network, images, labels, per_sample)
@@ -230,11 +231,7 @@ def begin(session: Session) -> list[str]:
     Raises CheckpointError, SettingsError, on all ranks alike.
     """
     settings, place = session.settings, session.place
-    folder = settings.run_dir / "checkpoints"
-    found = resolve(settings.resume, folder, place)
-    earlier = os.environ.get("MUSTER_RESUME_DIR")
-    if found.path is None and settings.resume == "auto" and earlier:
-        found = resolve(earlier, folder, place)
+    found = where_to_begin(settings, place)
     if found.path is None:
         return found.notes
     state, problem = {}, ""
@@ -246,6 +243,27 @@ def begin(session: Session) -> list[str]:
         raise CheckpointError(problem)
     session.resumed_from = found.path
     return [*found.notes, f"going on from {found.path.name}", *restore(session, state)]
+
+
+def where_to_begin(settings: Settings, place: Place) -> StartPoint:
+    """As --resume says; but a run that was started again goes on from what it has kept itself, if there is any.
+
+    Collective. Raises CheckpointError.
+    """
+    folder, found = settings.run_dir / "checkpoints", StartPoint()
+    if was_restarted():
+        found = resolve("auto", folder, place)
+    if found.path is None:
+        found = resolve(settings.resume, folder, place)
+    earlier = os.environ.get("MUSTER_RESUME_DIR")
+    if found.path is None and settings.resume == "auto" and earlier:
+        found = resolve(earlier, folder, place)
+    return found
+
+
+def was_restarted() -> bool:
+    """Whether this is not the first attempt of a run."""
+    return os.environ.get("MUSTER_ATTEMPT", "1") != "1"
 
 
 def make_run_dir(path: Path) -> None:

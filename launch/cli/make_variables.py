@@ -13,7 +13,7 @@ from launch.cli.refusal import Problem, Refusal
 KNOWN = (
     *("INVENTORY", "NODES", "ARGS", "WORKLOAD", "SCRIPT", "DRY_RUN", "RUN", "YES", "RESUME", "GRACE"),
     *("MEASURE", "SKIP_CHECK", "JSON", "FORECAST", "WAIT", "DETACH"),
-    *("KEEP_RUNS", "SECRETS", "VIEW", "LAUNCHER"),
+    *("KEEP_RUNS", "SECRETS", "VIEW", "LAUNCHER", "MAX_RESTARTS", "MIN_NODES", "MAX_HOST_FAILURES"),
     *("LAB", "HOSTS", "LINK", "CPUS", "NPROC", "HOROVOD", "PYTHON", "FAULT", "REPEATS"),
 )
 DEFAULT_INVENTORY = Path("inventory/hosts.yml")

@@ -175,6 +175,7 @@ def _cluster_map(
                 cpus=facts.hosts[host.name]["cpus"],
                 data_dir=host.settings.get("data_dir"),
                 facts=facts.hosts[host.name],
+                spare=host.spare,
             )
         )
     return clustermap.ClusterMap(

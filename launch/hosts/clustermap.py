@@ -17,11 +17,10 @@ from launch.cli.refusal import refuse
 from launch.files import ROOT, build_dir, read_json, write_json
 from launch.hosts import inventory
 
-SCHEMA = "muster.cluster/4"
+SCHEMA = "muster.cluster/5"
 
-#: What must be open between the hosts on the training network; the README states it.
+#: What must be open between the hosts on the training network, with MASTER_PORTS; the README states it.
 REACH_PORTS = (29400, 29415)  # every pair of hosts is tested and measured here, below the ephemeral range
-MASTER_PORTS = (29500, 29599)  # torchrun's rendezvous on the master host, chosen free at each start
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,7 @@ class MapHost:
     cpus: int
     data_dir: str | None
     facts: dict[str, Any]  # all that playbooks/module_utils/muster_survey.py says
+    spare: bool = False  # as in inventory.Host
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,9 @@ sudo_chdir sudo_exe sudo_flags sudo_pass sudo_user timeout user
 """
 CONNECTION_VARIABLES = frozenset(f"ansible_{name}" for name in _CONNECTION_VARIABLES.split())
 
+#: The group of hosts that wait in each run, and take the place of one that is lost.
+SPARES = "spares"
+
 VAULT_FIX = "name the file that holds the vault's password: `export ANSIBLE_VAULT_PASSWORD_FILE=...`"
 
 
@@ -71,6 +74,7 @@ class Host:
 
     target: Target
     settings: dict[str, Any]
+    spare: bool = False  # it is in the group of this name: it takes the place of a host that is lost in a run
 
     @property
     def name(self) -> str:
@@ -134,6 +138,9 @@ def read(path: Path) -> Inventory:
     names = _names_in_order(raw)
     if not names:
         raise refuse(str(path), "the inventory holds no host", "list at least one host under `all: hosts:`")
+    spares = set(_names_in_order(raw, SPARES))
+    if spares.issuperset(names):
+        raise refuse(str(path), f"all hosts are in the group `{SPARES}`", "leave at least one host out of it")
     hostvars = raw.get("_meta", {}).get("hostvars", {})
     hosts: list[Host] = []
     problems = list(_twice_in_ini(path))
@@ -143,7 +150,7 @@ def read(path: Path) -> Inventory:
         try:
             variables = _decrypt(where, hostvars.get(name, {}), decrypted)
             problems += check_variables(str(path), name, variables)
-            hosts.append(_host(path, name, variables))
+            hosts.append(replace(_host(path, name, variables), spare=name in spares))
         except Refusal as refusal:
             problems += refusal.problems
         except ValueError as error:

@@ -5,7 +5,8 @@ interface, node rank and GPUs differ in its command. Every rank finds the plan's
 environment, so that ranks can prove to each other that they belong together (train/start/proof.py).
 
 A host's `command` starts the container, in which the keeper (keeper/) is the first process; the keeper starts `agent`,
-which is torchrun with a document of what failed (train/start/agent.py).
+which is torchrun with a document of what failed (train/start/agent.py), with the place of its host in the attempt
+(keeper/placement.py): this plan is that of the first one, and holds what the keepers need to make others.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import hashlib
 import json
 import secrets
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -29,16 +29,14 @@ from keeper import (
     RUN_DIR,
     WORKLOAD_DIR,
 )
+from keeper.placement import placed
 from launch.cli.refusal import refuse
 from launch.hosts.clustermap import ClusterMap, MapHost
 
-SCHEMA = "muster.plan/4"
+SCHEMA = "muster.plan/5"
 CONTAINER_RESUME_DIR = "/muster/resume"
 CONTAINER_DATA_DIR = "/data"
 _HASH = "MUSTER_PLAN_SHA256"  # in every rank's environment
-
-#: For all hosts to start, which takes seconds; torchrun itself would wait for 15 minutes.
-RENDEZVOUS_SECONDS = 120
 
 #: GRACE where the user gives none: the time from SIGTERM to SIGKILL that ranks of a stopped run have to finish a step
 #: and write a checkpoint.
@@ -46,6 +44,11 @@ GRACE_SECONDS = 30
 #: What torchrun gets beyond that, to end after its ranks.
 TORCHRUN_MARGIN_SECONDS = 10
 
+
+#: MAX_RESTARTS where the user gives none and the ranks can go on where they were.
+MAX_RESTARTS = 3
+#: A host because of which so many attempts ended is left out.
+MAX_HOST_FAILURES = 2
 
 LAUNCHERS = ("torchrun", "horovod")
 #: What torchrun starts in the place of a Horovod script. -P: the script may have a train.py beside it.
@@ -65,6 +68,9 @@ class Options:
     launcher: str = "torchrun"  # LAUNCHERS; what a user's script expects to be started by
     module: str = "train"  # what `python -m` runs where there is no script
     direct: bool = False  # without torchrun where every host has one rank: for what is short
+    max_restarts: int = 0  # below 0: none, unless the script says that it can go on (muster_run.can_resume)
+    min_nodes: int = 1
+    max_host_failures: int = MAX_HOST_FAILURES
 
 
 @dataclass(frozen=True)
@@ -78,20 +84,20 @@ class Ports:
 
 @dataclass(frozen=True)
 class HostPlan:
-    """One host's part of the plan: its ranks, and the exact command that starts them."""
+    """One host's part of the plan: its ranks in the first attempt, and the exact command that starts its container."""
 
     host: str
     node_rank: int
-    nproc_per_node: int
-    ranks: list[int]
+    nproc_per_node: int  # ranks that it has when it takes part
+    ranks: list[int]  # none: it is a spare
     address: str
     interface: str
     keeper_port: int  # where this host's keeper listens to the others, on `address`
     run_dir: str  # on the host
     resume_dir: str | None  # on the host: the folder of the earlier run, read-only in the container
     container: str
-    environment: dict[str, str]
-    agent: list[str]  # what the keeper starts in the container: torchrun and the ranks
+    environment: dict[str, str]  # of the container; more comes with each attempt: keeper/placement.py
+    rdma: dict[str, list[str]]  # active ports (device:port): "infiniband"; "roce", on the training NIC; "any" it has
     command: list[str]  # run on the host as root: the container with its keeper
 
 
@@ -115,20 +121,33 @@ class Plan:
     args: list[str]
     resume: str | None  # id of the earlier run that this one continues
     grace: int  # seconds from SIGTERM to SIGKILL for the ranks
+    max_restarts: int  # as in Options, and these two
+    min_nodes: int
+    max_host_failures: int
+    direct: bool  # the ranks start without torchrun
+    agent: list[str]  # what a keeper starts in its container: this, its place, and then
+    ranks_command: list[str]  # what runs as each rank
     hosts: list[HostPlan]
 
 
 def chosen_hosts(cluster: ClusterMap, nodes: int | None) -> list[MapHost]:
-    """The first `nodes` hosts of the inventory. Raises Refusal when that is not 1 to the number of hosts."""
-    have = len(cluster.hosts)
+    """The first `nodes` hosts of the inventory that are no spares. Raises Refusal for less than 1 or more than all."""
+    trained = [host for host in cluster.hosts if not host.spare]
+    have = len(trained)
     wanted = have if nodes is None else nodes
     if wanted < 1:
         raise refuse("NODES", f"NODES={nodes} leaves no host to run on", f"give a number from 1 to {have}")
     if wanted > have:
-        names = ", ".join(host.name for host in cluster.hosts)
+        names = ", ".join(host.name for host in trained)
         what = f"NODES={nodes}, but {cluster.inventory} has {have} host{'s' if have > 1 else ''}: {names}"
         raise refuse("NODES", what, f"give a number from 1 to {have}, or add hosts and run `make deploy`")
-    return cluster.hosts[:wanted]
+    return trained[:wanted]
+
+
+def hosts_of_run(cluster: ClusterMap, options: Options) -> list[MapHost]:
+    """The hosts that train, and after them the spares, where they can be of use. Raises as `chosen_hosts`."""
+    spares = [host for host in cluster.hosts if host.spare] if options.max_restarts else []
+    return chosen_hosts(cluster, options.nodes) + spares
 
 
 def parse_nodes(text: str) -> int | None:
@@ -147,6 +166,31 @@ def parse_grace(text: str) -> int:
         return GRACE_SECONDS
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 3600):
         raise refuse("GRACE", f"GRACE={text} is not a whole number of seconds from 1 to 3600", "give one: GRACE=60")
+    return int(text)
+
+
+def parse_max_restarts(text: str, script: bool) -> int:
+    """MAX_RESTARTS as typed. Empty means MAX_RESTARTS for our trainer, and as many for a script once it has said that
+    it can go on (below 0, see Options). Raises Refusal when it is not a number from 0 to 10000."""
+    if not text.strip():
+        return -MAX_RESTARTS if script else MAX_RESTARTS
+    return _number("MAX_RESTARTS", text, 0, 10_000)
+
+
+def parse_min_nodes(text: str, nodes: int) -> int:
+    """MIN_NODES as typed; empty means 1. Raises Refusal when it is not a number from 1 to that of the run's hosts."""
+    return _number("MIN_NODES", text, 1, nodes) if text.strip() else 1
+
+
+def parse_max_host_failures(text: str) -> int:
+    """MAX_HOST_FAILURES as typed; empty means MAX_HOST_FAILURES. Raises Refusal when it is not from 1 to 10000."""
+    return _number("MAX_HOST_FAILURES", text, 1, 10_000) if text.strip() else MAX_HOST_FAILURES
+
+
+def _number(name: str, text: str, least: int, most: int) -> int:
+    """Raises Refusal when a variable is not a whole number from `least` to `most`."""
+    if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
+        raise refuse(name, f"{name}={text} is not a whole number from {least} to {most}", f"give one: {name}={least}")
     return int(text)
 
 
@@ -192,7 +236,7 @@ def received(found: Any, run: str) -> Plan:
     far as that shows: a forged one may have the right hash. What becomes a path here is checked, whoever wrote it.
     """
     plan = from_document(found if isinstance(found, dict) else {})
-    if not (_fits(plan, Plan) and plan.hosts and all(one.ranks for one in plan.hosts)):
+    if not (_fits(plan, Plan) and plan.hosts and plan.hosts[0].ranks):
         raise ValueError("this is no plan: a value is of another kind than in a plan")
     if plan.run != run:
         raise ValueError(f"this is the plan of another run: {plan.run!r}")
@@ -236,16 +280,17 @@ def digest(plan: Plan) -> str:
 
 def _assemble(cluster: ClusterMap, options: Options, run: str, ports: Ports, owner: str, created: str) -> Plan:
     """The plan with "" in the place of its hash."""
-    hosts = chosen_hosts(cluster, options.nodes)
-    world_size = sum(host.nproc_per_node for host in hosts)
+    members = chosen_hosts(cluster, options.nodes)
+    hosts = hosts_of_run(cluster, options)
+    world_size = sum(host.nproc_per_node for host in members)
     image = options.image or cluster.image.id
-    rdma = rdma_environments(hosts)
-    direct = options.direct and all(host.nproc_per_node == 1 for host in hosts)
+    direct = options.direct and all(host.nproc_per_node == 1 for host in members)
+    agent, ranks_command = _agent(options, direct)
     host_plans, first_rank = [], 0
     for node_rank, host in enumerate(hosts):
-        ranks = list(range(first_rank, first_rank + host.nproc_per_node))
-        first_rank += host.nproc_per_node
-        environment = _environment(host, run, options, image, ports.free) | rdma[node_rank]
+        ranks = list(range(first_rank, first_rank + host.nproc_per_node)) if node_rank < len(members) else []
+        first_rank += len(ranks)
+        environment = _environment(host, run, options, image)
         container = f"muster-{run}-{node_rank}"
         engine = _engine_arguments(host, run, node_rank, owner, container, options, environment)
         host_plans.append(
@@ -261,7 +306,7 @@ def _assemble(cluster: ClusterMap, options: Options, run: str, ports: Ports, own
                 resume_dir=run_dir_on_host(options.resume) if options.resume else None,
                 container=container,
                 environment=environment,
-                agent=_agent(hosts, node_rank, options, ports.master, direct),
+                rdma=rdma_ports(host),
                 command=[*engine, image, "python3", "-P", "-m", "keeper", str(node_rank)],
             )
         )
@@ -282,23 +327,25 @@ def _assemble(cluster: ClusterMap, options: Options, run: str, ports: Ports, own
         args=list(options.args),
         resume=options.resume,
         grace=options.grace,
+        max_restarts=options.max_restarts,
+        min_nodes=options.min_nodes,
+        max_host_failures=options.max_host_failures,
+        direct=direct,
+        agent=agent,
+        ranks_command=ranks_command,
         hosts=host_plans,
     )
 
 
-def _agent(hosts: Sequence[MapHost], node_rank: int, options: Options, master_port: int, direct: bool) -> list[str]:
-    """The command that starts a host's ranks (train/start/agent.py)."""
-    agent, address = ["python3", "-P", "-m", "train.start.agent"], hosts[0].address
+def _agent(options: Options, direct: bool) -> tuple[list[str], list[str]]:
+    """The command that starts a host's ranks (train/start/agent.py): before its place in an attempt, and after that."""
+    agent = ["python3", "-P", "-m", "train.start.agent"]
     if direct:
-        ranked = [str(node_rank), str(len(hosts)), address, str(master_port)]
-        return [*agent, "--direct", *ranked, options.module, *options.args]
+        return agent, [options.module, *options.args]
     return [
         *agent,
         *(["--fill"] if options.script else []),  # a script's arguments may hold {rank} and the like
-        *("--nnodes", str(len(hosts)), "--node-rank", str(node_rank)),
-        *("--nproc-per-node", str(hosts[node_rank].nproc_per_node)),
-        *("--master-addr", address, "--master-port", str(master_port)),
-        *("--max-restarts", "0", "--rdzv-conf", f"timeout={RENDEZVOUS_SECONDS}"),
+    ], [
         *(["--no-python"] if options.launcher == "horovod" else [] if options.script else ["-m"]),
         "--",  # or `--log out` of a script would be taken for an abbreviation of torchrun's own --log-dir
         *(HOROVOD_SCRIPT if options.launcher == "horovod" else ()),
@@ -307,21 +354,13 @@ def _agent(hosts: Sequence[MapHost], node_rank: int, options: Options, master_po
     ]
 
 
-def rdma_environments(hosts: Sequence[MapHost]) -> list[dict[str, str]]:
-    """NCCL's RDMA settings, host by host: ports of one kind, where every host has an active one.
-
-    InfiniBand ports are a fabric of their own; a RoCE port counts only where it is the training NIC, whose reach was
-    tested. Where some hosts have ports and others have none, RDMA is off on all: ranks that see different networks
-    do not find each other.
-    """
-    infiniband = [_active_ports(host, "InfiniBand") for host in hosts]
-    roce = [_active_ports(host, "Ethernet") for host in hosts]
-    for ports in (infiniband, roce):
-        if len(hosts) > 1 and all(ports):
-            return [{"NCCL_IB_HCA": "=" + ",".join(own)} for own in ports]
-    if len(hosts) > 1 and any(host.facts.get("rdma") for host in hosts):
-        return [{"NCCL_IB_DISABLE": "1"} for _ in hosts]
-    return [{} for _ in hosts]
+def rdma_ports(host: MapHost) -> dict[str, list[str]]:
+    """A host's active RDMA ports, as keeper/placement.py wants them."""
+    return {
+        "infiniband": _active_ports(host, "InfiniBand"),
+        "roce": _active_ports(host, "Ethernet"),
+        "any": [f"{port['device']}:{port['port']}" for port in host.facts.get("rdma") or []],
+    }
 
 
 def _active_ports(host: MapHost, link_layer: str) -> list[str]:
@@ -336,15 +375,14 @@ def _active_ports(host: MapHost, link_layer: str) -> list[str]:
     ]
 
 
-def _environment(host: MapHost, run: str, options: Options, image: str, free_port: int) -> dict[str, str]:
-    """What every rank of a host finds in its environment, beside what torchrun sets."""
+def _environment(host: MapHost, run: str, options: Options, image: str) -> dict[str, str]:
+    """What every rank of a host finds in its environment, beside what an attempt and torchrun set."""
     return {
         "MUSTER_RUN_ID": run,
         "MUSTER_HOST": host.name,
         "MUSTER_RUN_DIR": RUN_DIR,
         _HASH: "",
         "MUSTER_IMAGE": image,
-        "MUSTER_FREE_PORT": str(free_port),
         **({"MUSTER_RESUME_DIR": CONTAINER_RESUME_DIR} if options.resume else {}),
         "GLOO_SOCKET_IFNAME": host.interface,
         "NCCL_SOCKET_IFNAME": f"={host.interface}",
@@ -403,15 +441,19 @@ def _engine_arguments(
 def describe(plan: Plan) -> str:
     """The plan for a person: each host's exact commands, that of the container and that of the ranks in it."""
     image = plan.image if "/" in plan.image else plan.image[:12]  # a name, or an id
+    members = [host_plan.host for host_plan in plan.hosts if host_plan.ranks]
     lines = [
-        f"run {plan.run}: {plan.world_size} ranks on {len(plan.hosts)} hosts, "
+        f"run {plan.run}: {plan.world_size} ranks on {len(members)} hosts, "
         f"master {plan.master_host} at {plan.master_addr}:{plan.master_port}, image {image}"
     ]
+    places = {place.host: place for place in placed(document(plan), members, plan.master_port, plan.free_port)}
     for host_plan in plan.hosts:
-        ranks = ", ".join(map(str, host_plan.ranks))
-        place = f"{host_plan.interface} {host_plan.address}"
-        lines.append(f"\n{host_plan.host} (node rank {host_plan.node_rank}, ranks {ranks}, {place})")
-        lines += [f"  {key}={value}" for key, value in host_plan.environment.items()]
-        lines.append(f"  keeper: {host_plan.address}:{host_plan.keeper_port}, starts {shlex.join(host_plan.agent)}")
+        place, where = places.get(host_plan.host), f"{host_plan.interface} {host_plan.address}"
+        part = f"ranks {', '.join(map(str, place.ranks))}" if place else "a spare"
+        lines.append(f"\n{host_plan.host} (node rank {host_plan.node_rank}, {part}, {where})")
+        environment = {**host_plan.environment, **(place.environment if place else {})}
+        lines += [f"  {key}={value}" for key, value in environment.items()]
+        starts = f", starts {shlex.join(place.agent)}" if place else ""
+        lines.append(f"  keeper: {host_plan.address}:{host_plan.keeper_port}{starts}")
         lines.append(f"  $ sudo {shlex.join(host_plan.command)}")
     return "\n".join(lines)

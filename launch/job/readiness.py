@@ -9,10 +9,11 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from keeper import MASTER_PORTS
 from launch.cli import exits
 from launch.cli.refusal import Problem, Refusal
 from launch.hosts import ssh
-from launch.hosts.clustermap import MASTER_PORTS, REACH_PORTS, MapHost
+from launch.hosts.clustermap import REACH_PORTS, MapHost
 from launch.hosts.connection import Machine
 from launch.job import resume as resuming
 from launch.job.plan import Ports

@@ -119,7 +119,7 @@ def check_before_start(asked: Asked, machines: Sequence[Machine]) -> Ports:
     image = asked.options.image or asked.cluster.image.id
     with ThreadPoolExecutor() as pool:
         jobs: list[Future[Any]] = [
-            pool.submit(check_settings, asked.options, asked.hosts),
+            pool.submit(check_settings, asked.options, plans.chosen_hosts(asked.cluster, asked.options.nodes)),
             pool.submit(readiness.check, machines, asked.hosts, image, asked.earlier),
         ]
         if not any(job.exception() for job in jobs):
@@ -207,8 +207,10 @@ def _kept(plan: Plan) -> Iterator[None]:
 
 def _announce(plan: Plan) -> None:
     ranks = "ranks" if plan.world_size > 1 else "rank"
+    members = ", ".join(host_plan.host for host_plan in plan.hosts if host_plan.ranks)
+    spares = ", ".join(host_plan.host for host_plan in plan.hosts if not host_plan.ranks)
     say(
-        f"run {plan.run}: {plan.world_size} {ranks} on {', '.join(host_plan.host for host_plan in plan.hosts)}; "
+        f"run {plan.run}: {plan.world_size} {ranks} on {members}{f', spare: {spares}' if spares else ''}; "
         f"master {plan.master_addr}:{plan.master_port}; {shown(runs_dir() / plan.run)}"
     )
     if plan.resume:

@@ -56,7 +56,7 @@ def summary_of(plan: Plan, verdict: Verdict, ends: Sequence[HostEnd], missing: S
     refused = verdict.status == "failed" and plan.script is None and outcome.refused_its_settings(failures, folder)
     ours = verdict.status == "succeeded" and plan.script is None  # a script may write anything under that name
     result = files.read_json(folder / "result.json") if ours else {}
-    where = (plan.run, len(plan.hosts), plan.world_size, plan.master_addr)
+    where = (plan.run, sum(bool(one.ranks) for one in plan.hosts), plan.world_size, plan.master_addr)
     return outcome.summary(*where, verdict, result, refused, missing)
 
 

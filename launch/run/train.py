@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from keeper import MASTER_PORTS
 from launch.cli import exits, signals
 from launch.cli.output import say
 from launch.cli.refusal import refuse
@@ -36,6 +37,9 @@ class Request:
     script: str = ""
     resume: str = ""
     grace: str = ""
+    max_restarts: str = ""
+    min_nodes: str = ""
+    max_host_failures: str = ""
     keep_runs: str = ""
     dry_run: bool = False
     skip_check: bool = False
@@ -55,16 +59,18 @@ def train(request: Request, console: Console) -> int:
     if earlier:
         options = resuming.continued(options, earlier)
     _check_horovod(options.launcher, cluster)
-    hosts = plans.chosen_hosts(cluster, options.nodes)
+    hosts = plans.hosts_of_run(cluster, options)
+    members = plans.chosen_hosts(cluster, options.nodes)
+    options = replace(options, min_nodes=plans.parse_min_nodes(request.min_nodes, len(members)))
     run, created = plans.new_run_id(), datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     owner = ssh.local_user()
     if request.dry_run:
-        check_settings(options, hosts)
+        check_settings(options, members)
         if request.workload:
             from containers.workload_image import reference_of
 
             options = replace(options, image=reference_of(Path(request.workload)))
-        first, reach = clustermap.MASTER_PORTS, clustermap.REACH_PORTS
+        first, reach = MASTER_PORTS, clustermap.REACH_PORTS
         some = Ports(first[0], first[0] + 1, (reach[0],) * len(hosts))
         print(plans.describe(plans.make_plan(cluster, options, run, some, owner, created)))
         chosen = "from {} to {} on {}, and from {} to {} on each host".format(*first, hosts[0].name, *reach)
@@ -96,12 +102,12 @@ def parse_view(text: str) -> bool:
 def display_of(plan: Plan, plain: bool = False) -> Display:
     """What shows a plan's run; `plain`: as lines alone, on a terminal too."""
     hosts = [host_plan.host for host_plan in plan.hosts]
-    width = max(len(f"{one.host} rank {max(one.ranks)}") for one in plan.hosts)
+    width = max(len(f"{one.host} rank {plan.world_size - 1}") for one in plan.hosts)
     return Display(hosts, width, False if plain else None)
 
 
 def parse_options(request: Request) -> plans.Options:
-    """The options of a request, checked. Raises Refusal for a bad NODES, GRACE, ARGS, WORKLOAD or SCRIPT."""
+    """The options of a request, checked. Raises Refusal for a bad one, but for MIN_NODES."""
     nodes, grace = plans.parse_nodes(request.nodes), plans.parse_grace(request.grace)
     args = tuple(trainer_arguments.split(request.args))
     if request.script:
@@ -109,7 +115,11 @@ def parse_options(request: Request) -> plans.Options:
     script = _check_workload(request.workload, request.script) if request.workload or request.script else None
     launcher = _check_launcher(request.launcher, script)
     words = args if script else trainer_arguments.inline(args)
-    return plans.Options(nodes, words, script, grace=grace, launcher=launcher)
+    restarts = plans.parse_max_restarts(request.max_restarts, bool(script))
+    failures = plans.parse_max_host_failures(request.max_host_failures)
+    return plans.Options(
+        nodes, words, script, grace=grace, launcher=launcher, max_restarts=restarts, max_host_failures=failures
+    )
 
 
 def _check_launcher(launcher: str, script: str | None) -> str:

@@ -1,6 +1,8 @@
 """Stands for torchrun in tests of the keeper: starts processes of `program`, reports as train/start/agent.py does.
 
-python fake_agent.py FIRST_RANK RANKS PROGRAM [ARGUMENT ...]
+python fake_agent.py <torchrun's arguments> -- PROGRAM [ARGUMENT ...]
+
+Its ranks are those for which the keeper has made pipes.
 
 As torchrun does, it waits after its own ranks have ended well for those of other hosts, where FAKE_OTHERS names a file
 that is there when they have.
@@ -24,9 +26,10 @@ def tell(words: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    first, count, program = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    program = sys.argv[sys.argv.index("--") + 1 :]
+    numbers = sorted(int(name.removeprefix("rank-")) for name in os.listdir(os.environ["MUSTER_PIPES"]))
     ranks = {}
-    for rank in range(first, first + count):
+    for rank in numbers:
         pipe = open(f"{os.environ['MUSTER_PIPES']}/rank-{rank}", "w")  # noqa: SIM115
         env = {**os.environ, "RANK": str(rank), "PYTHONUNBUFFERED": "1"}
         ranks[rank] = subprocess.Popen([sys.executable, *program], env=env, stdout=pipe, stderr=pipe)
@@ -46,7 +49,7 @@ def main() -> int:
                 failed = True
                 signalled = signal.Signals(-process.returncode).name if process.returncode < 0 else None
                 said = f"killed by {signalled}" if signalled else f"exit status {process.returncode}"
-                failure = {"rank": rank, "local_rank": rank - first, "pid": process.pid, "time": time.time()}
+                failure = {"rank": rank, "local_rank": rank - numbers[0], "pid": process.pid, "time": time.time()}
                 more = {"exitcode": process.returncode, "signal": signalled, "exception": said, "traceback": ""}
                 tell({"agent": "failed", "failure": {**failure, **more, "consequence": False}})
         if (failed or asked) and asked != [0]:

@@ -1,13 +1,9 @@
 """Promises of the keepers' decisions, over random faults: a run always ends, on all hosts, and the cause is named.
 
-Keepers are run here without processes and sockets: time, messages and ranks are simulated, `decide` is the real one.
+Within one attempt; what comes after it: test_course.py. Keepers are simulated (simulation.py).
 """
 
 from __future__ import annotations
-
-import random
-from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,155 +11,8 @@ from hypothesis import strategies as st
 
 from keeper import decide as d
 from keeper.causes import EXIT_STOPPED
+from tests.keeper.simulation import FAULTS, GRACE_SECONDS, HOSTS, World
 
-STEP_SECONDS = 0.25
-GRACE_SECONDS = 30.0
-#: From the last fault to the last keeper's end: silence, the ranks' grace, and what is waited for beyond it.
-LONGEST_SECONDS = d.START_SECONDS + 4 * d.LOST_SECONDS + GRACE_SECONDS + d.DONE_SECONDS + 2 * d.LINGER_SECONDS
-HOSTS = ("h1", "h2", "h3", "h4")
-
-
-@dataclass
-class Host:
-    """A host of the simulation: its keeper's state, and its ranks."""
-
-    state: d.State
-    ranks: str = "running"  # running, waiting (for a peer, for ever), failed, done (torchrun is still there), gone
-    store_lost: bool = False  # its torchrun does not learn of the end of the others' ranks
-    powered: bool = True
-    deaf_to_term: bool = False
-    held_up_until: float = 0.0  # by its disk: it sees nothing, while its words of before are still sent
-    words: dict[str, Any] | None = None  # what it told last
-    due: list[tuple[float, Any]] = field(default_factory=list)  # (when, event)
-    said: float = 0.0
-    notes: list[tuple[str, Any]] = field(default_factory=list)
-
-
-class World:
-    """Hosts, the network between them, and a clock."""
-
-    def __init__(self, count: int, seed: int, finish: float) -> None:
-        self.now = 0.0
-        self.chance = random.Random(seed)
-        self.finish = finish
-        names = HOSTS[:count]
-        self.hosts = {
-            name: Host(d.State(name, {other: d.Peer() for other in names if other != name}, 0.0, GRACE_SECONDS))
-            for name in names
-        }
-        self.cut: set[frozenset[str]] = set()
-        for host in self.hosts.values():
-            host.due.append((self.chance.uniform(0, 3), "started"))
-
-    def happen(self, host: Host, event: Any) -> None:
-        if host.state.left or not host.powered:
-            return
-        host.state, actions = d.decide(host.state, event)
-        for action in actions:
-            self.do(host, action)
-
-    def do(self, host: Host, action: Any) -> None:
-        if isinstance(action, d.Tell):
-            self.tell(host)
-        elif isinstance(action, d.Note):
-            host.notes.append((action.name, action.words))
-        elif isinstance(action, d.Terminate) and not host.deaf_to_term:
-            host.due.append((self.now + self.chance.uniform(0.1, 3), "terminated"))
-        elif isinstance(action, d.Kill):
-            self.end_ranks(host, 137)
-
-    def end_ranks(self, host: Host, status: int) -> None:
-        if host.ranks != "gone":
-            host.ranks = "gone"
-            host.due.append((self.now, d.Ended(self.now, status)))
-
-    def tell(self, host: Host) -> None:
-        host.said = self.now
-        if self.now >= host.held_up_until or host.words is None:
-            host.words = d.beat(host.state, self.now)
-        words = host.words
-        for name, other in self.hosts.items():
-            reached = frozenset((host.state.me, name)) not in self.cut
-            if other is not host and reached and not other.state.left:
-                other.due.append((self.now + self.chance.uniform(0, 0.5), ("beat", host.state.me, words)))
-
-    def step(self) -> None:
-        self.now += STEP_SECONDS
-        for host in self.hosts.values():
-            if not host.powered or host.state.left:
-                continue
-            if self.now - host.said >= 1.0:
-                self.tell(host)
-            if self.now < host.held_up_until:
-                continue
-            due = sorted((entry for entry in host.due if entry[0] <= self.now), key=lambda entry: entry[0])
-            host.due = [entry for entry in host.due if entry[0] > self.now]
-            for _, what in due:
-                self.arrive(host, what)
-            whole = all(other.powered and other.ranks in ("running", "done", "gone") for other in self.hosts.values())
-            if self.now >= self.finish and whole and host.ranks == "running" and not self.cut:
-                host.ranks = "done"
-                self.happen(host, d.Done(self.now))
-            if host.ranks == "done" and not host.store_lost and all(o.ranks != "running" for o in self.hosts.values()):
-                self.end_ranks(host, 0)
-            self.happen(host, d.Tick(self.now))
-
-    def arrive(self, host: Host, what: Any) -> None:
-        if what == "started":
-            self.happen(host, d.Started(self.now))
-        elif what == "terminated":
-            self.end_ranks(host, 143)
-        elif isinstance(what, tuple):
-            _, sender, words = what
-            if frozenset((host.state.me, sender)) not in self.cut:
-                self.happen(host, d.Heard(self.now, sender, words))
-        else:
-            self.happen(host, what)
-
-    def inject(self, fault: str, name: str, other: str) -> None:
-        host = self.hosts[name]
-        if fault == "rank dies" and host.ranks == "running":
-            host.ranks = "failed"
-            cause = d.Cause("rank", name, 0, "killed by SIGKILL", self.now)
-            self.happen(host, d.Failed(self.now, cause))
-            host.due.append((self.now + 30.0, "terminated"))
-        elif fault == "launcher dies":
-            self.end_ranks(host, 137)
-        elif fault == "hang" and host.ranks == "running":
-            host.deaf_to_term, host.ranks = True, "waiting"
-            self.happen(host, d.Failed(self.now, d.Cause("hang", name, 0, "no progress", self.now)))
-        elif fault == "power":
-            host.powered, host.ranks = False, "gone"
-        elif fault == "cut" and other != name:
-            self.cut.add(frozenset((name, other)))
-        elif fault == "alone":
-            self.cut.update(frozenset((name, peer)) for peer in self.hosts if peer != name)
-        elif fault == "heal":
-            self.cut.clear()
-        elif fault == "disk":
-            host.held_up_until = self.now + self.chance.uniform(d.LOST_SECONDS, 3 * d.LOST_SECONDS)
-        elif fault == "store":
-            host.store_lost = True
-        elif fault == "stop":
-            self.happen(host, d.StopAsked(self.now, "make stop"))
-
-    def run(self, faults: list[tuple[float, str, str, str]]) -> None:
-        """To the end of all, or LONGEST_SECONDS after the last fault and the end of the ranks' work."""
-        pending = sorted(faults)
-        limit = max([self.finish, *(at for at, *_ in pending)]) + LONGEST_SECONDS
-        while self.now < limit and not self.ended():
-            while pending and pending[0][0] <= self.now:
-                self.inject(*pending.pop(0)[1:])
-            self.step()
-
-    def ended(self) -> bool:
-        return all(host.state.left or not host.powered for host in self.hosts.values())
-
-    def survivors(self) -> list[Host]:
-        return [host for host in self.hosts.values() if host.powered]
-
-
-FAULTS = ("rank dies", "launcher dies", "hang", "power", "cut", "alone", "heal", "disk", "store", "stop")
 fault_lists = st.lists(
     st.tuples(st.floats(0, 120), st.sampled_from(FAULTS), st.integers(0, 3), st.integers(0, 3)), max_size=6
 )
@@ -178,7 +27,7 @@ def test_whatever_happens_every_keeper_ends_and_leaves_no_rank(
     names = HOSTS[:count]
     world.run([(at, fault, names[one % count], names[other % count]) for at, fault, one, other in faults])
     for host in world.survivors():
-        assert host.state.left, (host.state.me, host.state)
+        assert host.course.left, (host.course.me, host.course)
         assert host.ranks == "gone"
 
 

@@ -16,14 +16,16 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from keeper import HELD_SECONDS
 from keeper.__main__ import KEPT_SECONDS, Keeper
+from keeper.course import beat
 from keeper.decide import LOST_SECONDS, Heard, Tick
-from keeper.ranks import Outputs
+from keeper.placement import Place
+from keeper.running import Running
 
 START = """
 import json, sys, time
@@ -54,26 +56,32 @@ class Run:
         grace: float = 3.0,
         skew: float = 0.0,
         interface: str = "lo",
+        restarts: int = 0,
+        spares: int = 0,
     ) -> None:
         """`program`: the arguments of Python that a host's ranks run, by node rank. `skew`: seconds by which the clock
         of the last host is ahead."""
         ports = [free_port(f"127.0.0.{node + 1}") for node in range(count)]
         plan: dict[str, Any] = {"run": "20260101-000000-abcd", "owner": "me@here", "grace": grace, "script": None}
+        plan |= {"master_port": 1, "free_port": 2, "direct": False, "agent": [sys.executable, AGENT]}
+        plan |= {"max_restarts": restarts, "min_nodes": 1, "max_host_failures": 2}
         plan["hosts"] = [
             {
                 "host": f"h{node + 1}",
-                "ranks": list(range(node * ranks, node * ranks + ranks)),
+                "ranks": list(range(node * ranks, node * ranks + ranks)) if node < count - spares else [],
                 "address": f"127.0.0.{node + 1}",
                 "interface": interface,
                 "keeper_port": ports[node],
-                "agent": [sys.executable, AGENT, str(node * ranks), str(ranks), *program(node)],
+                "nproc_per_node": ranks,
+                "rdma": {"infiniband": [], "roce": [], "any": []},
             }
             for node in range(count)
         ]
         for node in range(count):
             for name in ("run", "lease", "private"):
                 (self.of(node) / name).mkdir(parents=True, exist_ok=True)
-            (self.of(node) / "run" / "plan.json").write_text(json.dumps(plan))
+            own = {**plan, "ranks_command": ["--", *program(node)]}
+            (self.of(node) / "run" / "plan.json").write_text(json.dumps(own))
             (self.of(node) / "private" / "key").write_text("the run's own key")
             ahead = skew if node == count - 1 else 0.0
             command = [sys.executable, "-c", START, str(self.of(node)), str(node), str(ahead)]
@@ -248,11 +256,12 @@ def test_nothing_starts_on_a_host_whose_training_network_is_down(run: Run) -> No
 
 def keeper_here(folder: Path, port: int, *others: str) -> Keeper:
     """A keeper in this process, with folders of its own."""
-    host = {"host": "h1", "ranks": [0], "address": "127.0.0.1", "keeper_port": port, "interface": "lo", "agent": []}
+    host = {"host": "h1", "ranks": [0], "address": "127.0.0.1", "keeper_port": port, "interface": "lo"}
     for name in ("run", "lease", "private"):
         (folder / name).mkdir()
     (folder / "private" / "key").write_text("the run's own key")
-    plan: dict[str, Any] = {"run": "some-run", "owner": "me@here", "grace": 3.0, "script": None}
+    plan: dict[str, Any] = {"run": "some-run", "owner": "me@here", "grace": 3.0, "script": None, "max_restarts": 0}
+    plan |= {"min_nodes": 1, "max_host_failures": 2, "master_port": 1, "free_port": 2}
     plan["hosts"] = [host, *({**host, "host": other, "ranks": [1]} for other in others)]
     return Keeper(plan, 0, folder / "run", folder / "lease", folder / "private")
 
@@ -269,16 +278,29 @@ def test_a_keeper_whose_port_is_taken_has_not_begun(tmp_path: Path) -> None:
 def test_a_keeper_that_its_disk_held_up_hears_what_came_meanwhile_before_it_judges(tmp_path: Path) -> None:
     keeper = keeper_here(tmp_path, 1, "h2", "h3")
     now = time.monotonic()
-    words: dict[str, Any] = {"status": "running", "hears": {}, "ended": [], "causes": [], "ranks": {}}
+    words = {**beat(keeper.course, now), "status": "running", "ranks": {}}
+    keeper.running = running_here(tmp_path)
     for host in ("h2", "h3"):
         keeper._handle(Heard(now - LOST_SECONDS - 5.0, host, words))
-    keeper.events.put({"agent": "started", "pids": {"0": os.getpid()}})
+    keeper.events.put((1, {"agent": "started", "pids": {"0": os.getpid()}}))
     for host in ("h2", "h3"):
         keeper.events.put(Heard(now, host, words))
     keeper._turn()
-    assert not keeper.state.causes and keeper.state.status == "running"
+    assert keeper.course.own and not keeper.course.own.causes and keeper.course.status == "running"
     keeper._handle(Tick(now + LOST_SECONDS + 1.0))
-    assert {cause.kind for cause in keeper.state.causes} == {"host_lost"}
+    assert {cause.kind for cause in keeper.course.own.causes} == {"host_lost"}
+    keeper.running.close()
+
+
+def running_here(folder: Path, status: int = 0) -> Running:
+    """Rank 0 of an attempt on h1, without a process. status: with which torchrun has ended; 0: it runs."""
+    place = Place("h1", [0], [], {})
+    made = Running(
+        "some-run", place, folder / "run", folder / "hold", lambda name, words: None, lambda words: None,
+        lambda error: None, cast(Any, lambda *_: Ends(status)),
+    )  # fmt: skip
+    made.memory = Full()  # type: ignore[assignment]
+    return made
 
 
 class Full:
@@ -304,21 +326,21 @@ class Full:
     ],
 )  # fmt: skip
 def test_a_failure_is_said_in_words_that_help_on_the_host(tmp_path: Path, failure: dict[str, Any], reason: str) -> None:
-    keeper = keeper_here(tmp_path, 1)
-    keeper.memory = Full()  # type: ignore[assignment]
-    keeper.outputs = Outputs(tmp_path / "output", [0], lambda error: None)
-    event = keeper._failed({"rank": 0, "traceback": "", "consequence": False, **failure}, time.monotonic())
+    (tmp_path / "run").mkdir()
+    running = running_here(tmp_path)
+    event = running.failed({"rank": 0, "traceback": "", "consequence": False, **failure})
     assert event.cause.reason == reason
-    keeper.outputs.close()
+    running.close()
 
 
 def test_a_torchrun_that_the_kernel_killed_for_want_of_memory_is_said_to_be_that(tmp_path: Path) -> None:
     keeper = keeper_here(tmp_path, 1)
-    keeper.memory = Full()  # type: ignore[assignment]
-    keeper.launcher = Ends(128 + signal.SIGKILL)  # type: ignore[assignment]
+    keeper.running = running_here(tmp_path, 128 + signal.SIGKILL)
     keeper._reap()
-    (cause,) = keeper.state.causes
+    assert keeper.course.own is not None
+    (cause,) = keeper.course.own.causes
     assert (cause.kind, cause.reason) == ("launcher", "torchrun: out of memory: killed by the kernel")
+    keeper.running.close()
 
 
 class Ends:
@@ -346,7 +368,8 @@ def test_a_run_that_nobody_lets_go_ends(tmp_path: Path, held: bool) -> None:
         (tmp_path / "private" / "hold").touch()
     for seconds, causes in ((HELD_SECONDS, []), (KEPT_SECONDS + 1, ["start"] if held else [])):
         keeper._look(keeper.began + seconds)
-        assert [cause.kind for cause in keeper.state.causes] == causes
+        assert keeper.course.own is not None
+        assert [cause.kind for cause in keeper.course.own.causes] == causes
 
 
 def test_a_stop_on_one_host_stops_all_within_their_grace(run: Run) -> None:
@@ -386,3 +409,49 @@ def test_a_second_run_on_a_host_is_refused_and_the_first_goes_on(run: Run, tmp_p
     assert second.returncode == 1
     assert run.events(0, "failed")[0]["kind"] == "lease" and "me@here" in run.events(0, "failed")[0]["reason"]
     assert run.processes[0].poll() is None
+
+
+FAILS_ONCE = """
+import os, sys, time
+from pathlib import Path
+mark = Path(sys.argv[1])
+print("attempt", os.environ["MUSTER_ATTEMPT"], flush=True)
+if os.environ["MUSTER_ATTEMPT"] == "1":
+    mark.touch()
+    time.sleep(600)
+"""
+
+
+def test_a_rank_that_dies_is_started_again_on_all_hosts(run: Run, tmp_path: Path) -> None:
+    run.start(3, lambda node: ["-c", FAILS_ONCE, str(tmp_path / f"begun{node}")], ranks=2, restarts=3)
+    before = {**run.pids(0), **run.pids(1), **run.pids(2)}
+    wait_for(lambda: all((tmp_path / f"begun{node}").exists() for node in range(3)))
+    os.kill(before["3"], signal.SIGKILL)
+    assert run.statuses() == [0, 0, 0]
+    assert not any(is_alive(pid) for pid in before.values())
+    found = run.document(0, "exit.json")
+    assert (found["status"], found["attempt"], found["hosts"]) == ("succeeded", 2, ["h1", "h2", "h3"])
+    assert [(end["number"], end["cause"]["rank"]) for end in found["attempts"][:1]] == [(1, 3)]
+    assert found["cause"] is None and found["failures"] == []
+    assert run.output(1, 2) == "attempt 1\nattempt 2\n"
+    (event,) = run.events(2, "attempt")
+    assert event["attempt"] == 2 and event["because"]["reason"] == "killed by SIGKILL" and event["left_out"] == {}
+
+
+def test_a_spare_takes_the_place_of_a_host_whose_keeper_is_gone(run: Run, tmp_path: Path) -> None:
+    run.start(4, lambda node: ["-c", FAILS_ONCE, str(tmp_path / f"begun{node}")], restarts=3, spares=1)
+    wait_for(lambda: all((tmp_path / f"begun{node}").exists() for node in range(3)))
+    wait_for(lambda: run.document(3, "state.json").get("status") == "waiting")
+    run.processes[0].kill()  # with its container go all of its processes
+    os.kill(run.pids(0)["0"], signal.SIGKILL)
+    assert run.statuses()[1:] == [0, 0, 0]
+    assert run.document(3, "exit.json")["hosts"] == ["h2", "h3", "h4"] and run.output(3, 2) == "attempt 2\n"
+    assert "its keeper is gone" in run.events(3, "attempt")[0]["left_out"]["h1"]
+
+
+def test_ranks_that_are_given_up_are_not_started_again(run: Run) -> None:
+    run.start(2, lambda node: ["-c", "import sys; sys.exit(2)" if node else WAIT], restarts=3)
+    assert run.statuses() == [1, 1]
+    found = run.document(0, "exit.json")
+    assert found["given_up"] == "it would end the same way again" and found["attempt"] == 1
+    assert (found["cause"]["host"], found["cause"]["rank"]) == ("h2", 1)

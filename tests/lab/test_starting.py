@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.away import another_clone
-from launch.hosts.clustermap import MASTER_PORTS, REACH_PORTS
+from keeper import MASTER_PORTS
+from launch.hosts.clustermap import REACH_PORTS
 from tests.lab.conftest import WORKLOAD, Lab, summary_of, wait_for
 from tests.lab.test_endings import read_until
 

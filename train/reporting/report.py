@@ -1,6 +1,6 @@
 """What rank 0 reports of a run: its opening line, progress, metrics, and at the end the picture and result.json.
 
-Other ranks have the same object, which reports nothing.
+Other ranks have the same object, which reports nothing; but the metrics are kept on every host.
 """
 
 import os
@@ -26,21 +26,24 @@ class Report:
         """started: time.monotonic() at this process's start, for the time to the first optimizer step."""
         self.session, self.notes, self.started = session, notes, started
         self.reports = session.place.rank == 0
+        # Under a keeper each host has a run folder of its own, and any host may be the first one of another attempt.
+        self.keeps = self.reports or (session.place.local_rank == 0 and "MUSTER_KEEPER" in os.environ)
         self.begun = time.monotonic()
         self.first = True
         self.epoch_waited = session.loader.waited  # when this epoch began
         self.images = 0  # of this process's steps
 
     def __enter__(self) -> "Report":
+        session, settings = self.session, self.session.settings
+        document = as_document(settings)
         if self.reports:
-            session, settings = self.session, self.session.settings
-            document = as_document(settings)
             self.progress = progress_for(settings.epochs, session.total_steps)
-            self.metrics = metrics.Metrics(
-                settings.run_dir, session.position.step, earlier_run(session), settings.tensorboard
-            )
             for line in (opening(session), *filter(None, self.notes)):
                 self.progress.say(line)
+        if self.keeps:
+            self.metrics = metrics.Metrics(
+                settings.run_dir, session.position.step, earlier_run(session), settings.tensorboard and self.reports
+            )
             write_json(settings.run_dir / "settings.json", document)
             resumed = session.position.step if session.resumed_from else None
             self.metrics.write(
@@ -58,6 +61,7 @@ class Report:
     ) -> None:
         if self.reports:
             self.progress.close()
+        if self.keeps:
             self.metrics.__exit__(kind, error, trace)
 
     def stepped(self) -> None:
@@ -70,9 +74,8 @@ class Report:
 
     def step(self, record: StepRecord) -> None:
         """`record`: booked already in the session's position."""
-        if not self.reports:
+        if not self.keeps:
             return
-        position = self.session.position
         self.metrics.write(
             "step",
             epoch=record.epoch,
@@ -83,6 +86,12 @@ class Report:
             accuracy=record.accuracy,
             seconds=record.values["seconds"],
         )
+        if self.reports:
+            self.show(record)
+
+    def show(self, record: StepRecord) -> None:
+        """In the line of progress."""
+        position = self.session.position
         self.progress.step(
             record.epoch,
             record.step,
@@ -100,7 +109,7 @@ class Report:
 
     def epoch(self, score: Score) -> None:
         """After an epoch and its evaluation."""
-        if not self.reports:
+        if not self.keeps:
             return
         session, position = self.session, self.session.position
         values = {
@@ -116,7 +125,8 @@ class Report:
             "comm": session.strategy.comm_share(),
         }
         self.metrics.write("epoch", **values)
-        self.progress.epoch(values)
+        if self.reports:
+            self.progress.epoch(values)
 
     def trained(self) -> None:
         """Between an epoch's last step and its evaluation, whose waiting for data is another matter."""

@@ -12,6 +12,9 @@ A script of your own needs none of this. With it, a rank that hangs is found and
             save()
             sys.exit(muster_run.EXIT_STOPPED)
 
+A run that failed goes on by itself where every rank has said that it can (`can_resume`): the script is started again,
+maybe on fewer hosts, and goes on from what it has saved.
+
 Outside of a run of Muster all of it does nothing. To use the same script there, put a copy of this file beside it.
 It imports the standard library alone, and torch where it is loaded already; nothing else of Muster.
 
@@ -59,12 +62,19 @@ class Teller:
         if self.socket is None or (phase == self.phase and now < self.quiet_until):
             return
         known = {name: value for name, value in figures.items() if value is not None}
+        if self.send({"phase": phase, "pid": os.getpid(), **known}):
+            self.phase, self.quiet_until = phase, now + TELL_SECONDS
+
+    def send(self, words: Mapping[str, Any]) -> bool:
+        """Whether the keeper will read it."""
+        if self.socket is None:
+            return False
         try:
-            words = json.dumps({"rank": self.rank, "phase": phase, "pid": os.getpid(), **known}, default=float)
-            self.socket.sendto(words.encode(), socket.MSG_DONTWAIT, self.keeper)
+            data = json.dumps({"rank": self.rank, **words}, default=float).encode()
+            self.socket.sendto(data, socket.MSG_DONTWAIT, self.keeper)
         except Exception:  # whatever it is, it shall not end a training
-            return
-        self.phase, self.quiet_until = phase, now + TELL_SECONDS
+            return False
+        return True
 
 
 class StopFlag:
@@ -135,10 +145,14 @@ def tell(phase: str, step: int | None = None, steps: int | None = None, **figure
 
     10 messages a second at most, a change of the phase at once. Costs a microsecond, 20 where a message is sent.
     """
+    _known_teller().tell(phase, {"step": step, "steps": steps, **figures})
+
+
+def _known_teller() -> Teller:
     global _teller
     if _teller is None:
         _teller = Teller(os.environ)
-    _teller.tell(phase, {"step": step, "steps": steps, **figures})
+    return _teller
 
 
 def progress(
@@ -156,6 +170,17 @@ def progress(
     silent for several times their longest steps, and none of their stacks moves.
     """
     tell(phase, step, steps, loss=loss, patience=patience)
+
+
+def can_resume() -> int:
+    """Says that this script, started again, goes on from what it has saved; returns which attempt this is, from 1.
+
+    Without it a script is not started again when a rank or a host fails (nor with MAX_RESTARTS=0). Ranks and hosts of
+    another attempt may be others: save on each host (LOCAL_RANK 0), in $MUSTER_RUN_DIR, which is a host's own, and load
+    the newest that any host has.
+    """
+    _known_teller().send({"resumable": True})
+    return int(os.environ.get("MUSTER_ATTEMPT", "1"))
 
 
 def stopping() -> bool:

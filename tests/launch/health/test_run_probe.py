@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from keeper.placement import placed
 from launch.cli import exits, signals
 from launch.cli.refusal import Refusal
 from launch.health import run_probe as probe
@@ -87,7 +88,8 @@ def test_a_probe_is_started_followed_and_removed_on_all_hosts(hosts: dict[str, H
     for number, name in enumerate(("h1", "h2")):
         (_, started), _, (_, dropped) = hosts[name].asked
         assert hosts[name].verbs() == ["start", "go", "drop"] and hosts[name].follows[0]["streams"] == "events"
-        agent = started["plan"]["hosts"][number]["agent"]
+        plan = started["plan"]
+        agent = placed(plan, [one["host"] for one in plan["hosts"]], 1, 2)[number].agent
         assert agent[4:6] == ["--direct", str(number)] and agent[-3:] == ["train.forecast.probe", "--seconds", "1"]
         assert dropped == {"run": started["plan"]["run"], "files": [probe.DOCUMENT]}
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keeper.placement import Place, placed
 from launch.cli.refusal import Refusal
 from launch.job import plan as plans
 from launch.job.plan import Options, Plan, Ports
@@ -26,23 +27,42 @@ def make(nprocs: list[int], options: Options = Options(), gpus: bool = False) ->
     return plans.make_plan(cluster(*nprocs, gpus=gpus), options, "20260101-000000-abcd", free, "me@here", "now")
 
 
+def places(plan: Plan, *hosts: str) -> list[Place]:
+    """Of the first attempt; or of a later one, on these hosts."""
+    document = json.loads(json.dumps(plans.document(plan)))
+    return placed(document, hosts or [one.host for one in plan.hosts], plan.master_port, plan.free_port)
+
+
+def agent(plan: Plan, node_rank: int = 0) -> list[str]:
+    return places(plan)[node_rank].agent
+
+
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=6))
 def test_ranks_are_counted_up_host_by_host(nprocs: list[int]) -> None:
     plan = make(nprocs)
     assert [rank for host_plan in plan.hosts for rank in host_plan.ranks] == list(range(sum(nprocs)))
     assert [len(host_plan.ranks) for host_plan in plan.hosts] == nprocs
+    assert [place.ranks for place in places(plan)] == [host_plan.ranks for host_plan in plan.hosts]
     assert plan.world_size == sum(nprocs)
     assert plan.master_addr == plan.hosts[0].address and plan.master_host == "h1"
 
 
 @given(st.lists(st.integers(1, 4), min_size=2, max_size=5))
 def test_hosts_differ_only_in_what_is_their_own(nprocs: list[int]) -> None:
-    commands = [host_plan.agent for host_plan in make(nprocs).hosts]
+    commands = [place.agent for place in places(make(nprocs))]
     addresses = {c[c.index("--master-addr") + 1] for c in commands}
     ports = {c[c.index("--master-port") + 1] for c in commands}
     assert addresses == {"10.78.0.11"} and ports == {"29512"}
     assert [c[c.index("--node-rank") + 1] for c in commands] == [str(i) for i in range(len(nprocs))]
     assert [c[c.index("--nproc-per-node") + 1] for c in commands] == [str(n) for n in nprocs]
+
+
+def test_another_attempt_is_placed_on_its_own_hosts_from_the_same_plan() -> None:
+    second, third = placed(plans.document(make([1, 2, 3])), ["h2", "h3"], 29544, 29545, attempt=2)
+    assert (second.ranks, third.ranks) == ([0, 1], [2, 3, 4])
+    words = shlex.join(third.agent)
+    assert "--nnodes 2 --node-rank 1 --nproc-per-node 3 --master-addr 10.78.0.12 --master-port 29544" in words
+    assert third.environment == {"MUSTER_ATTEMPT": "2", "MUSTER_FREE_PORT": "29545"}
 
 
 def test_interfaces_are_each_hosts_own_and_nccl_takes_the_exact_name() -> None:
@@ -59,10 +79,10 @@ def port(
 
 def test_a_plan_without_torchrun_needs_one_rank_on_every_host() -> None:
     options = Options(module="train.forecast.probe", direct=True, args=("--seconds", "1"))
-    last = make([1, 1], options).hosts[1].agent
+    last = agent(make([1, 1], options), 1)
     wanted = ["--direct", "1", "2", "10.78.0.11", "29512", "train.forecast.probe", "--seconds", "1"]
     assert last[-len(wanted) :] == wanted
-    assert "--direct" not in make([1, 2], options).hosts[0].agent
+    assert "--direct" not in agent(make([1, 2], options))
 
 
 @pytest.mark.parametrize(
@@ -90,11 +110,10 @@ def test_rdma_is_used_where_every_host_has_an_active_port_of_one_kind(
 ) -> None:
     known = cluster(1, 1)
     hosts = [replace(host, facts={"rdma": ports}) for host, ports in zip(known.hosts, (first, second), strict=True)]
-    assert plans.rdma_environments(hosts) == wanted
     made = plans.make_plan(replace(known, hosts=hosts), Options(), "run-1", ports(2), "me@here", "now")
-    for host_plan, settings in zip(made.hosts, wanted, strict=True):
-        found = {key: value for key, value in host_plan.environment.items() if key.startswith("NCCL_IB")}
-        assert found == settings
+    for place, settings in zip(places(made), wanted, strict=True):
+        assert {key: value for key, value in place.environment.items() if key.startswith("NCCL_IB")} == settings
+    assert not any(key.startswith("NCCL_IB") for place in places(made, "h1") for key in place.environment)
 
 
 def test_cores_are_shared_among_the_ranks_of_a_host() -> None:
@@ -115,9 +134,9 @@ def test_gpus_and_data_reach_the_container() -> None:
 def test_a_users_script_takes_the_trainers_place_and_its_arguments_stay_apart() -> None:
     plan = make([1], Options(script="main.py", args=("--name", "two words"), image="ef" * 32))
     first = plan.hosts[0]
-    assert first.agent[-4:] == ["--", "main.py", "--name", "two words"] and "ef" * 32 in first.command
-    assert first.agent[4] == "--fill" and "--fill" not in make([1]).hosts[0].agent
-    assert shlex.split(shlex.join(first.agent)) == first.agent
+    assert agent(plan)[-4:] == ["--", "main.py", "--name", "two words"] and "ef" * 32 in first.command
+    assert agent(plan)[4] == "--fill" and "--fill" not in agent(make([1]))
+    assert shlex.split(shlex.join(agent(plan))) == agent(plan)
 
 
 def test_a_script_works_in_a_folder_of_the_host() -> None:
@@ -126,8 +145,8 @@ def test_a_script_works_in_a_folder_of_the_host() -> None:
 
 
 def test_a_plan_can_run_another_module_than_the_trainer() -> None:
-    assert make([1]).hosts[0].agent[-3:] == ["-m", "--", "train"]
-    assert make([1], Options(module="train.forecast.probe", args=("--seconds", "3"))).hosts[0].agent[-5:] == [
+    assert agent(make([1]))[-3:] == ["-m", "--", "train"]
+    assert agent(make([1], Options(module="train.forecast.probe", args=("--seconds", "3"))))[-5:] == [
         *("-m", "--", "train.forecast.probe", "--seconds", "3")
     ]
 
@@ -148,7 +167,7 @@ def test_a_dry_run_shows_every_command_in_full() -> None:
     plan = make([1, 2])
     shown = plans.describe(plan)
     for host_plan in plan.hosts:
-        assert shlex.join(host_plan.command) in shown and shlex.join(host_plan.agent) in shown
+        assert shlex.join(host_plan.command) in shown and shlex.join(places(plan)[host_plan.node_rank].agent) in shown
         assert all(f"{key}={value}" in shown for key, value in host_plan.environment.items())
 
 
@@ -210,12 +229,12 @@ def test_the_first_process_of_a_container_is_the_keeper_which_has_its_lease_and_
 def test_ranks_find_a_second_free_port_of_the_master() -> None:
     plan = make([1, 2])
     assert plan.free_port == 29513
-    assert all(host_plan.environment["MUSTER_FREE_PORT"] == "29513" for host_plan in plan.hosts)
+    assert all(place.environment["MUSTER_FREE_PORT"] == "29513" for place in places(plan))
 
 
 def test_the_output_of_ranks_is_kept_by_their_keeper_alone() -> None:
     host_plan = make([2]).hosts[0]
-    assert not {"--tee", "--log-dir"} & set(host_plan.agent)
+    assert not {"--tee", "--log-dir"} & set(agent(make([2])))
     assert host_plan.command[host_plan.command.index("--log-opt") + 1] == "max-size=1mb"
 
 
@@ -279,7 +298,7 @@ def test_the_plan_for_many_hosts_is_made_at_once() -> None:
 def test_a_horovod_script_is_started_in_horovods_environment() -> None:
     options = Options(script="main.py", launcher="horovod", args=("--epochs", "3"))
     words = [*("--no-python", "--"), *plans.HOROVOD_SCRIPT, *("main.py", "--epochs", "3")]
-    assert make([1, 1], options).hosts[0].agent[-len(words) :] == words
+    assert agent(make([1, 1], options))[-len(words) :] == words
 
 
 def test_nccls_flight_recorder_is_on_where_there_are_gpus() -> None:

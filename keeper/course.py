@@ -1,0 +1,644 @@
+"""How a run goes on when an attempt of it has failed: `decide(course, event) -> (course, actions)`. Pure.
+
+An attempt is one start of torchrun on some of the run's hosts; what happens within it is decide.py's. This goes round
+it. When an attempt has failed and its ranks have ended, the first of its hosts that can be heard proposes the next one,
+on the hosts that it hears. Keepers vote in their heartbeats, and an attempt begins when enough have voted for it.
+
+Two halves of a run that do not hear each other must never both go on. So:
+
+- Proposals have ballots, numbers that only grow. A keeper votes for one proposal of a ballot and for none of a lower
+  one afterwards, and only when its own ranks have ended.
+- A proposal is accepted when all of its hosts have voted for it, and a majority of the hosts of the last attempt that
+  any voter knows, and of each one that any voter has voted for since: such a one may have been accepted unheard.
+- A majority is more than half, or exactly half with the attempt's decider, which is its master.
+
+Any two majorities share a keeper, and an attempt makes no step without all of its hosts: so there is one attempt that
+can make steps, and each knows of the one before it. What is not in the majority waits, and joins at the next attempt
+where it is heard again in time. Hosts that are not in the attempt, spares among them, vote and wait as well.
+
+A run without restarts (`Rules.max_restarts` 0) has one attempt, and all of this says nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+
+from keeper import decide as attempts
+from keeper.causes import OUT_OF_MEMORY
+from keeper.decide import Actions, Cause, Heard, Leave, Note, StopAsked, Tell, Tick, Words
+
+NO_STEP_ATTEMPTS = 3  # so many in a row without a new step end the run
+SAME_STEPS = 10  # out of memory that close to the step of the time before is out of memory at the same step
+VOTE_SECONDS = 3.0  # for a proposal to be accepted; then another one is made
+READY_SECONDS = 5.0  # for a host of the last attempt that is not lost to be ready for the next one
+MINORITY_SECONDS = 30.0  # for hosts that are missing to be heard again, before a run gives up or a host leaves
+BETWEEN_SECONDS = 90.0  # from the end of a host's ranks to the next attempt, whatever happens
+FAILURES = "attempts ended by its failures"
+KNOWN_ENDS = 20  # of earlier attempts, in heartbeats and documents: the first one, and the latest
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a run allows."""
+
+    nodes: int  # hosts of the first attempt; later ones have as many at most
+    max_restarts: int = 0  # below 0: none, unless the ranks say that they can go on; then so many
+    min_nodes: int = 1
+    max_host_failures: int = 2  # so many make a host that is left out
+    steps_are_known: bool = True  # ranks report their steps, or have not begun
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt, as keepers agree on it."""
+
+    hosts: Tuple[str, ...]  # in rank order; the first one is the master
+    ports: Tuple[int, int]  # of the master: for the rendezvous, and a free one
+    number: int = 1
+    ballot: int = 1
+    ends: Tuple[Words, ...] = ()  # of the attempts before: {"number", "hosts", "cause": CAUSE, "reached": step or null}
+    left_out: Tuple[Tuple[str, str], ...] = ()  # hosts of the run that are not in it, and why not
+
+    @property
+    def decider(self) -> str:
+        """Who decides where exactly half of the hosts vote."""
+        return self.hosts[0]
+
+    def words(self) -> Words:
+        """As it travels."""
+        return {
+            "hosts": list(self.hosts), "ports": list(self.ports), "number": self.number, "ballot": self.ballot,
+            "ends": list(self.ends), "left_out": [list(one) for one in self.left_out],
+        }  # fmt: skip
+
+
+def attempt_of(words: Words) -> Attempt:
+    """An attempt that another host speaks of."""
+    master, free = (int(port) for port in words["ports"])
+    left_out = tuple((str(host), str(why)) for host, why in words["left_out"])
+    hosts = tuple(str(host) for host in words["hosts"])
+    return Attempt(hosts, (master, free), int(words["number"]), int(words["ballot"]), tuple(words["ends"]), left_out)
+
+
+@dataclass(frozen=True)
+class Over:
+    """The run has ended."""
+
+    status: str  # succeeded, failed, stopped
+    reason: str  # why it does not go on, beyond the last cause; may be empty
+    at: float
+    alone: bool = False  # for this host: others may go on
+
+
+@dataclass(frozen=True)
+class Known:
+    """What another keeper has said last."""
+
+    at: float
+    words: Words
+    attempt: Attempt
+    votes: Tuple[Attempt, ...]
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Free ports of this host, should it become the master."""
+
+    now: float
+    ports: Tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """A rank of this host has said that it trains, after this step."""
+
+    now: float
+    step: int
+
+
+@dataclass(frozen=True)
+class Resumable:
+    """A rank has said that it can go on where it was when it is started again."""
+
+    now: float
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start this host's ranks of the attempt that has begun."""
+
+    attempt: Attempt
+
+
+@dataclass(frozen=True)
+class Course:
+    """What one keeper knows of the whole run. `all_hosts`: that have a keeper, in the plan's order."""
+
+    me: str
+    all_hosts: Tuple[str, ...]
+    rules: Rules
+    attempt: Attempt  # the newest one that was accepted, as far as is known here
+    began: float
+    grace: float
+    own: Optional[attempts.State] = None  # of this host in its last attempt; None: it was in none
+    own_ballot: int = 0  # of that attempt
+    known: Mapping[str, Known] = field(default_factory=dict)
+    votes: Tuple[Attempt, ...] = ()  # this keeper's, since the last attempt that was accepted
+    voted_at: float | None = None
+    ports: Optional[Tuple[int, int]] = None
+    reached: Optional[int] = None  # the last step of the attempt
+    alone_since: Optional[float] = None  # waiting, and nobody of the attempt can be heard
+    ended_at: Optional[float] = None  # when this host's ranks had ended
+    stop: Optional[attempts.Stop] = None
+    over: Optional[Over] = None
+    left: bool = False
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether this host's ranks are, or were, in the newest attempt."""
+        return self.own is not None and self.own_ballot == self.attempt.ballot
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no ranks of any attempt run here."""
+        return self.own is None or self.own.status == "ended"
+
+    @property
+    def status(self) -> str:
+        """starting, running, ending, ended; waiting: this host is not in the attempt."""
+        if self.own is None or (self.own.status == "ended" and not self.takes_part):
+            return "waiting"
+        return self.own.status
+
+    @property
+    def restarts(self) -> bool:
+        """Whether there may be another attempt."""
+        return self.rules.max_restarts > 0
+
+
+def begin(me: str, all_hosts: Sequence[str], rules: Rules, first: Attempt, now: float, grace: float) -> Course:
+    """The course of a run that starts."""
+    course = Course(me, tuple(all_hosts), rules, first, now, grace)
+    return _with_own(course, now) if me in first.hosts else course
+
+
+def decide(course: Course, event: Any) -> Tuple[Course, Actions]:
+    """The next course, and what is to be done, in order."""
+    if course.left:
+        return course, []
+    actions: Actions = []
+    now = event.now
+    if isinstance(event, Heard):
+        course = _hear(course, event, actions)
+    elif isinstance(event, Ports):
+        course = replace(course, ports=event.ports)
+    elif isinstance(event, Stepped):
+        course = replace(course, reached=max(event.step, course.reached or 0))
+    elif isinstance(event, Resumable):
+        course = replace(course, rules=resumable(course.rules))
+    else:
+        if isinstance(event, StopAsked):
+            course = _stopped(course, event, actions)
+        course = _within(course, event, actions)
+    course = _learn_stop(course, now, actions)
+    if course.restarts:
+        course = _go_on(course, event, actions)
+    elif course.own is None:
+        course = _leave_unused(course, now, actions)
+    return course, actions
+
+
+def beat(course: Course, now: float) -> Words:
+    """What this keeper tells the others."""
+    within = attempts.beat(course.own, now) if course.own else {"causes": []}
+    hears = {host: round(now - known.at, 3) for host, known in course.known.items()}
+    stop = course.stop
+    return {
+        **within,
+        "status": course.status,
+        "ballot": course.own_ballot,  # of the attempt that status, causes and progress are about
+        "attempt": course.attempt.words(),
+        "votes": [vote.words() for vote in course.votes],
+        "hears": hears,
+        "ports": list(course.ports) if course.ports else None,
+        "reached": course.reached,
+        "stop": {"by": stop.by, "grace": stop.grace, "age": now - stop.at} if stop else within.get("stop"),
+        "over": {key: value for key, value in vars(course.over).items() if key != "at"} if course.over else None,
+        "restarts": course.rules.max_restarts,
+    }
+
+
+def verdict(course: Course) -> str:
+    """How the run ended, as this keeper knows it: succeeded, stopped or failed."""
+    if course.over:
+        return course.over.status
+    if course.takes_part and course.own:
+        return attempts.verdict(course.own)
+    return "stopped" if course.stop else "failed"
+
+
+def waited_for(course: Course, now: float) -> str:
+    """What this keeper waits for now, or nothing."""
+    if course.over is None and course.restarts and course.status in ("ended", "waiting"):
+        if not course.takes_part:
+            return "" if _heard_members(course, now) else f"a word of {', '.join(course.attempt.hosts)}"
+        if _has_failed(course):
+            return f"attempt {course.attempt.number + 1} to begin"
+    return attempts.waited_for(course.own, now) if course.own else ""
+
+
+def ends_of(course: Course) -> List[Words]:
+    """How the attempts that this keeper knows of have ended; the last one only where it has."""
+    ends = list(course.attempt.ends)
+    if course.takes_part and course.has_ended:
+        ends.append(_end_of(course))
+    return ends
+
+
+def resumable(rules: Rules) -> Rules:
+    """The same rules where it turns out that the ranks can go on when they are started again."""
+    return replace(rules, max_restarts=-rules.max_restarts) if rules.max_restarts < 0 else rules
+
+
+# -- what others say ---------------------------------------------------------------------------------------------------
+
+
+def _hear(course: Course, event: Heard, actions: Actions) -> Course:
+    if event.host not in course.all_hosts or event.host == course.me:
+        return course
+    votes = tuple(attempt_of(vote) for vote in event.words["votes"])
+    known = Known(event.now, event.words, attempt_of(event.words["attempt"]), votes)
+    if event.host not in course.known and not (course.own and event.host in course.own.peers):
+        actions.append(Note("heard", {"host": event.host}))
+    course = replace(course, known={**course.known, event.host: known})
+    if known.words["restarts"] > 0:
+        course = replace(course, rules=resumable(course.rules))
+    if course.restarts:
+        course = _adopt(course, known.attempt, event.now, actions)
+    if known.words["ballot"] == course.attempt.ballot and known.words["reached"] is not None:
+        course = replace(course, reached=max(int(known.words["reached"]), course.reached or 0))
+    over = known.words["over"]
+    if over and not over["alone"] and course.over is None and known.attempt.ballot >= course.attempt.ballot:
+        course = replace(course, over=Over(str(over["status"]), str(over["reason"]), event.now))
+        actions.append(Tell())
+    if (asked := known.words["stop"]) and course.stop is None:
+        stop = attempts.Stop(str(asked["by"]), float(asked["grace"]), event.now - float(asked["age"]))
+        course = replace(course, stop=stop)
+        course = _within(course, StopAsked(event.now, stop.by, stop.grace), actions)
+    if course.own and event.host in course.own.peers:
+        # What it says of another attempt is a sign of life, no more.
+        same = known.words["ballot"] == course.own_ballot
+        words = event.words if same else {"status": "starting", "hears": event.words["hears"]}
+        course = _within(course, replace(event, words=words), actions)
+    return course
+
+
+def _adopt(course: Course, attempt: Attempt, now: float, actions: Actions) -> Course:
+    """Take note of an attempt that was accepted, if it is a newer one; begin it where this host is in it."""
+    newest_vote = max((vote.ballot for vote in course.votes), default=0)
+    if attempt.ballot <= course.attempt.ballot or attempt.ballot < newest_vote:
+        return course  # who has voted since has promised to begin nothing older
+    course = replace(course, attempt=attempt, votes=(), reached=None, ended_at=None, alone_since=None)
+    because = attempt.ends[-1]["cause"] if attempt.ends else None
+    words = {"hosts": list(attempt.hosts), "master": attempt.hosts[0], "left_out": dict(attempt.left_out)}
+    actions.append(Note("attempt", {**words, "because": because}))
+    if course.me in attempt.hosts and course.has_ended and not (course.stop or course.over):
+        course = _with_own(course, now)
+        actions.append(Start(attempt))
+    elif not course.has_ended:  # it was not heard for long, and its ranks are of an attempt that is over
+        reason = f"the run goes on without it: attempt {attempt.number} is on {', '.join(attempt.hosts)}"
+        gone = Cause("host_lost", course.me, None, reason, now, consequence=True)
+        course = _within(course, attempts.Failed(now, gone), actions)
+    actions.append(Tell())
+    return course
+
+
+def _with_own(course: Course, now: float) -> Course:
+    """This host takes part in the attempt, from now on."""
+    others = [host for host in course.attempt.hosts if host != course.me]
+    peers = {host: attempts.Peer(last=course.known[host].at if host in course.known else None) for host in others}
+    own = attempts.State(course.me, peers, now, course.grace, attempt=course.attempt.number)
+    return replace(course, own=own, own_ballot=course.attempt.ballot)
+
+
+def _within(course: Course, event: Any, actions: Actions) -> Course:
+    """Let the attempt decide what is its own."""
+    if course.own is None or (course.own.status == "ended" and not course.takes_part):
+        return course
+    own, more = attempts.decide(course.own, event)
+    leaves = any(isinstance(action, Leave) for action in more)
+    actions.extend(action for action in more if not (isinstance(action, Leave) and course.restarts))
+    return replace(course, own=own, left=leaves and not course.restarts)
+
+
+def _stopped(course: Course, event: StopAsked, actions: Actions) -> Course:
+    if course.stop:
+        return course
+    grace = course.grace if event.grace is None else event.grace
+    if course.own is None:
+        actions.extend([Note("stop", {"by": event.by, "grace": grace}), Tell()])
+    return replace(course, stop=attempts.Stop(event.by, grace, event.now))
+
+
+def _learn_stop(course: Course, now: float, actions: Actions) -> Course:
+    """A stop that the attempt has learnt by itself (ranks that saved and stopped) is the run's."""
+    if course.stop is None and course.own and course.own.stop:
+        return replace(course, stop=course.own.stop)
+    return course
+
+
+# -- after an attempt --------------------------------------------------------------------------------------------------
+
+
+def _go_on(course: Course, event: Any, actions: Actions) -> Course:
+    """Vote, propose, accept, or give up: whatever is due."""
+    now = event.now
+    if course.has_ended and course.ended_at is None:
+        course = replace(course, ended_at=now)
+    course = _conclude(course, now, actions)
+    if course.over is None and course.has_ended:
+        course = _vote(course, now, actions)
+        course = _accept(course, now, actions)
+        if isinstance(event, Tick):  # not before: words that came earlier may be waiting to be heard
+            course = _propose(course, now, actions)
+            course = _accept(course, now, actions)
+            course = _give_up_late(course, now, actions)
+    return _leave(course, now, actions)
+
+
+def _has_failed(course: Course) -> bool:
+    return course.own is not None and bool(course.own.causes) and attempts.verdict(course.own) == "failed"
+
+
+def _conclude(course: Course, now: float, actions: Actions) -> Course:
+    """The run is over where its attempt ended well, or was stopped."""
+    if course.over or not course.has_ended:
+        return course
+    if course.stop and (course.own is None or not course.takes_part or _all_have_ended(course) or _has_failed(course)):
+        return _over(course, "stopped", "", now, actions)
+    if course.takes_part and course.own and course.own.all_ended_at is not None and not _has_failed(course):
+        return _over(course, attempts.verdict(course.own), "", now, actions)
+    return course
+
+
+def _all_have_ended(course: Course) -> bool:
+    return course.own is not None and all(peer.ended or peer.lost for peer in course.own.peers.values())
+
+
+def _over(course: Course, status: str, reason: str, now: float, actions: Actions, alone: bool = False) -> Course:
+    actions.append(Tell())
+    if reason:
+        actions.append(Note("given_up", {"reason": reason, "alone": alone}))
+    return replace(course, over=Over(status, reason, now, alone))
+
+
+def _vote(course: Course, now: float, actions: Actions) -> Course:
+    """Vote for the newest proposal that is heard, if this keeper may."""
+    newest = max((vote.ballot for vote in course.votes), default=course.attempt.ballot)
+    heard = [vote for known in course.known.values() if _is_fresh(known, now) for vote in known.votes]
+    better = [vote for vote in heard if vote.ballot > newest and vote.number > course.attempt.number]
+    if not better or course.stop or not (course.takes_part is False or _has_failed(course)):
+        return course
+    actions.append(Tell())
+    return replace(course, votes=(*course.votes, max(better, key=lambda vote: vote.ballot)), voted_at=now)
+
+
+def _accept(course: Course, now: float, actions: Actions) -> Course:
+    """Begin an attempt that enough have voted for."""
+    found = [*course.votes, *(vote for known in course.known.values() for vote in known.votes)]
+    newer = [vote for vote in found if vote.ballot > course.attempt.ballot]
+    accepted = next((vote for vote in newer if _is_accepted(course, vote)), None)
+    return _adopt(course, accepted, now, actions) if accepted else course
+
+
+def _is_accepted(course: Course, proposal: Attempt) -> bool:
+    votes = {host: known.votes for host, known in course.known.items()}
+    accepted = {host: known.attempt for host, known in course.known.items()}
+    votes[course.me], accepted[course.me] = course.votes, course.attempt
+    voters = {host for host, own in votes.items() if proposal in own}
+    if not voters.issuperset(proposal.hosts):
+        return False
+    last = max((accepted[host] for host in voters), key=lambda attempt: attempt.ballot)
+    since = [vote for host in voters for vote in votes[host] if last.ballot < vote.ballot < proposal.ballot]
+    return all(is_majority(voters, attempt) for attempt in [last, *since])
+
+
+def is_majority(voters: Set[str], attempt: Attempt) -> bool:
+    """Whether these are more than half of an attempt's hosts, or exactly half with its decider."""
+    return 2 * len(voters & set(attempt.hosts)) + (attempt.decider in voters) > len(attempt.hosts)
+
+
+def _is_fresh(known: Known, now: float) -> bool:
+    return now - known.at <= attempts.FRESH_SECONDS
+
+
+def _heard_members(course: Course, now: float) -> List[str]:
+    """Hosts of the attempt that are heard now and go on."""
+    known = ((host, course.known.get(host)) for host in course.attempt.hosts)
+    return [host for host, one in known if one and _is_fresh(one, now) and not one.words["over"]]
+
+
+def _propose(course: Course, now: float, actions: Actions) -> Course:
+    """As the first host of the attempt that is heard: propose the next one, or say why there is none."""
+    if not _has_failed(course) or not course.takes_part or course.stop or course.over or course.own is None:
+        return course
+    before = course.attempt.hosts[: course.attempt.hosts.index(course.me)]
+    if set(_heard_members(course, now)) & set(before):
+        return course
+    if course.voted_at is not None and now - course.voted_at < VOTE_SECONDS:
+        return course
+    late = course.ended_at is not None and now - course.ended_at > MINORITY_SECONDS
+    if not late and not all(peer.ended or peer.lost for peer in course.own.peers.values()):
+        return course
+    heard = {course.me, *(host for host, known in course.known.items() if _is_fresh(known, now))}
+    alone = not is_majority(heard, course.attempt)
+    if not alone and (reason := why_not_again(course)):
+        return _over(course, "failed", reason, now, actions)
+    proposal, missing = (None, _too_few(course, heard)) if alone else next_attempt(course, now)
+    if proposal is None:
+        return _over(course, "failed", missing, now, actions, alone) if late else course
+    actions.append(Tell())
+    return replace(course, votes=(*course.votes, proposal), voted_at=now)
+
+
+def _too_few(course: Course, heard: Set[str]) -> str:
+    attempt = course.attempt
+    of = f"{len(heard & set(attempt.hosts))} of the {len(attempt.hosts)} hosts of attempt {attempt.number} are heard"
+    return f"{of}, without its master {attempt.decider}: too few to go on, as the others may"
+
+
+def why_not_again(course: Course) -> str:
+    """Why the run is not started again after this attempt; empty where it may be."""
+    rules, ends = course.rules, ends_of(course)
+    cause = ends[-1]["cause"] or {}
+    if cause.get("final"):
+        return "it would end the same way again"
+    if len(ends) > 1 and _is_out_of_memory(ends[-1]) and _is_out_of_memory(ends[-2]):
+        steps = [end["reached"] or 0 for end in ends[-2:]]
+        if abs(steps[1] - steps[0]) <= SAME_STEPS:
+            return f"it was out of memory twice at step {steps[1]}"
+    if course.attempt.number > rules.max_restarts:
+        return f"it was restarted {rules.max_restarts} times, as often as MAX_RESTARTS allows"
+    idle = without_new_step(ends)
+    if idle >= NO_STEP_ATTEMPTS and (rules.steps_are_known or any(end["reached"] for end in ends)):
+        first = ends[-idle]["cause"] or {}
+        where = first.get("host", "") if first.get("rank") is None else f"rank {first['rank']} on {first['host']}"
+        return f"{idle} attempts in a row made no new step; the first of them ended so: {where}: {first.get('reason')}"
+    return ""
+
+
+def _is_out_of_memory(end: Words) -> bool:
+    return bool(OUT_OF_MEMORY.search(str((end["cause"] or {}).get("reason", ""))))
+
+
+def without_new_step(ends: Sequence[Words]) -> int:
+    """How many of the last attempts, in a row, came no further than an attempt before them."""
+    best, idle = 0, 0
+    for end in ends:
+        reached = int(end["reached"] or 0)
+        idle = 0 if reached > best else idle + 1
+        best = max(best, reached)
+    return idle
+
+
+def next_attempt(course: Course, now: float) -> Tuple[Optional[Attempt], str]:
+    """The attempt after this one, on the hosts that can take part in it; or None, and why there is none."""
+    attempt, rules = course.attempt, course.rules
+    ends = ends_of(course)
+    hosts, why = chosen_hosts(course, ends, now)
+    lost = {host for host, peer in course.own.peers.items() if peer.lost} if course.own else set()
+    missing = [host for host in attempt.hosts if host in why and host not in lost and not why[host].endswith(FAILURES)]
+    if missing and course.ended_at is not None and now - course.ended_at < READY_SECONDS:
+        return None, f"{missing[0]}: {why[missing[0]]}"
+    if len(hosts) < rules.min_nodes:
+        return None, f"{len(hosts)} of its hosts can go on, and MIN_NODES={rules.min_nodes}"
+    ports = course.ports if hosts[0] == course.me else course.known[hosts[0]].words["ports"]
+    if ports is None:
+        return None, f"{hosts[0]} has no free port for the rendezvous"
+    ballots = [attempt.ballot, *(vote.ballot for vote in course.votes)]
+    for known in course.known.values():
+        ballots += [known.attempt.ballot, *(vote.ballot for vote in known.votes)]
+    left_out = tuple((host, why[host]) for host in course.all_hosts if host in why)
+    known_ends = (*ends[:1], *ends[1:][1 - KNOWN_ENDS :])
+    master, free = ports
+    return Attempt(hosts, (master, free), attempt.number + 1, 1 + max(ballots), known_ends, left_out), ""
+
+
+def chosen_hosts(course: Course, ends: Sequence[Words], now: float) -> Tuple[Tuple[str, ...], Dict[str, str]]:
+    """(hosts of the next attempt in rank order, why each other one is not among them; spares need no reason).
+
+    Those of the last attempt first, then as many of the others as have left a place; all hear each other.
+    """
+    ready = {host for host in course.all_hosts if host == course.me or _is_ready(course, host, now)}
+    why = {host: why_silent(course, host) for host in course.all_hosts if host not in ready}
+    failures = host_failures(ends)
+    failed = {host for host in ready if failures.get(host, 0) >= course.rules.max_host_failures}
+    if len(ready - failed) >= max(1, course.rules.min_nodes):
+        why.update({host: f"{failures[host]} {FAILURES}" for host in failed})
+        ready -= failed
+    members = course.attempt.hosts
+    preferred = [host for host in members if host in ready]
+    preferred += [host for host in course.all_hosts if host in ready and host not in members]
+    chosen: List[str] = []
+    for host in preferred:
+        deaf = [other for other in chosen if not _hear_each_other(course, host, other, now)]
+        if deaf:
+            why[host] = f"it and {', '.join(deaf)} do not hear each other"
+        elif len(chosen) < course.rules.nodes:
+            chosen.append(host)
+    return tuple(host for host in course.all_hosts if host in chosen), why
+
+
+def _is_ready(course: Course, host: str, now: float) -> bool:
+    """Whether a host is heard, and its ranks have ended."""
+    known = course.known.get(host)
+    if known is None or not _is_fresh(known, now) or known.words["over"]:
+        return False
+    return known.words["status"] == "waiting" or (
+        known.words["status"] == "ended" and known.words["ballot"] == course.attempt.ballot
+    )
+
+
+def why_silent(course: Course, host: str) -> str:
+    """Why a host cannot be in the next attempt, in a line."""
+    for cause in course.own.causes if course.own else ():
+        if cause.kind in ("host_lost", "start") and cause.host == host:
+            return cause.reason
+        if cause.kind == "cut" and host in (cause.host, cause.other):
+            return cause.reason
+    return "it is not heard" if host not in course.known else "its ranks have not ended"
+
+
+def host_failures(ends: Sequence[Words]) -> Dict[str, int]:
+    """How many attempts ended because of each host."""
+    found: Dict[str, int] = {}
+    for end in ends:
+        cause = end["cause"] or {}
+        if cause.get("kind") not in (None, "cut") and not cause.get("consequence"):
+            found[cause["host"]] = found.get(cause["host"], 0) + 1
+    return found
+
+
+def _hear_each_other(course: Course, one: str, other: str, now: float) -> bool:
+    return _hears(course, one, other, now) and _hears(course, other, one, now)
+
+
+def _hears(course: Course, one: str, other: str, now: float) -> bool:
+    """Whether `one` hears `other` now, as far as this keeper knows."""
+    if one == course.me:
+        return other in course.known and _is_fresh(course.known[other], now)
+    known = course.known[one]
+    age = known.words["hears"].get(other)
+    return age is not None and float(age) + now - known.at < attempts.LOST_SECONDS / 2
+
+
+def _end_of(course: Course) -> Words:
+    """How the newest attempt has ended, as it stays in mind."""
+    cause = attempts.root(course.own) if course.own else None
+    kept = {key: value for key, value in cause.words(cause.at).items() if key != "lines"} if cause else None
+    attempt = course.attempt
+    return {"number": attempt.number, "hosts": list(attempt.hosts), "cause": kept, "reached": course.reached}
+
+
+# -- the end -----------------------------------------------------------------------------------------------------------
+
+
+def _give_up_late(course: Course, now: float, actions: Actions) -> Course:
+    """Nobody waits for ever: not for a majority, nor for hosts that do not agree."""
+    if course.over or (course.takes_part and not _has_failed(course)):
+        return course
+    if _heard_members(course, now):
+        course = replace(course, alone_since=None)
+        late = course.takes_part and course.ended_at is not None and now - course.ended_at > BETWEEN_SECONDS
+        reason = f"its hosts have not agreed on another attempt within {BETWEEN_SECONDS:.0f} s"
+        return _over(course, "failed", reason, now, actions, alone=True) if late else course
+    since = now if course.alone_since is None else course.alone_since
+    course = replace(course, alone_since=since)
+    # Before the first word the others may take as long to start as this one.
+    patience = MINORITY_SECONDS if course.known else attempts.START_SECONDS
+    if now - since <= patience:
+        return course
+    reason = f"it hears none of {', '.join(host for host in course.attempt.hosts if host != course.me)}"
+    return _over(course, "failed", reason, now, actions, alone=True)
+
+
+def _leave(course: Course, now: float, actions: Actions) -> Course:
+    """Leave when the run is over, and all who can be heard know it."""
+    if course.over is None or not course.has_ended:
+        return course
+    unaware = [known for known in course.known.values() if _is_fresh(known, now) and not known.words["over"]]
+    if unaware and now - course.over.at <= attempts.LINGER_SECONDS:
+        return course
+    actions.append(Leave())
+    return replace(course, left=True)
+
+
+def _leave_unused(course: Course, now: float, actions: Actions) -> Course:
+    """A host that is in no attempt goes with the last host of a run that is not started again."""
+    ends = [known.words["status"] == "ended" for host, known in course.known.items() if host in course.attempt.hosts]
+    course = _give_up_late(course, now, actions)
+    if course.rules.max_restarts and not course.over and not course.stop and not (ends and all(ends)):
+        return course
+    actions.append(Leave())
+    return replace(course, left=True)

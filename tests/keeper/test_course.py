@@ -1,0 +1,238 @@
+"""Promises of how a run goes on after failures, over random faults: never two halves, always an end, nothing lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from keeper import course as c
+from keeper import decide as d
+from tests.keeper.simulation import FAULTS, GRACE_SECONDS, HOSTS, LONGEST_WITH_RESTARTS, World
+
+STEPS = 400  # 100 seconds of training
+MANY = c.Rules(nodes=5, max_restarts=1000, max_host_failures=1000)
+PHASES = (Phase.explicit, Phase.generate)  # a failing case is small enough, and to shrink one takes minutes
+fault_lists = st.lists(
+    st.tuples(st.floats(0, 200), st.sampled_from(FAULTS), st.integers(0, 4), st.integers(0, 4)), max_size=12
+)
+
+
+def run(world: World, faults: list[tuple[float, str, int, int]]) -> None:
+    names = list(world.hosts)
+    picked = [(at, fault, names[one % len(names)], names[other % len(names)]) for at, fault, one, other in faults]
+    world.run(picked, LONGEST_WITH_RESTARTS)
+
+
+def check_that_one_attempt_trained_at_a_time(world: World) -> None:
+    """Once an attempt has taken a step, none that was accepted before it takes one; and steps go on where they were."""
+    ballots = [step.attempt.ballot for step in world.steps]
+    assert ballots == sorted(ballots)
+    numbers = {step.attempt.number: step.attempt for step in world.steps}
+    assert all(step.attempt == numbers[step.attempt.number] for step in world.steps)
+    for before, after in zip(world.steps, world.steps[1:], strict=False):
+        assert after.step == before.step + 1 or after.attempt.ballot > before.attempt.ballot
+
+
+@settings(max_examples=150, deadline=None, phases=PHASES)
+@given(st.integers(1, 5), st.integers(0, 2), st.integers(), fault_lists)
+def test_never_two_halves_and_always_an_end(
+    nodes: int, spares: int, seed: int, faults: list[tuple[float, str, int, int]]
+) -> None:
+    count = min(5, nodes + spares)
+    world = World(count, seed, 10.0, replace(MANY, nodes=nodes), STEPS)
+    run(world, faults)
+    check_that_one_attempt_trained_at_a_time(world)
+    for host in world.survivors():
+        assert host.course.left, (host.course.me, host.course)
+        assert host.ranks == "gone"
+    succeeded = "succeeded" in world.verdicts()
+    assert not succeeded or max(step.step for step in world.steps) == STEPS
+
+
+NETWORK = ("alone", "cut", "heal")
+
+
+@settings(max_examples=60, deadline=None, phases=PHASES)
+@given(
+    st.integers(2, 5), st.integers(),
+    st.lists(st.tuples(st.floats(0, 60), st.sampled_from(NETWORK), st.integers(0, 4), st.integers(0, 4)), max_size=10),
+)  # fmt: skip
+def test_a_network_that_comes_and_goes_never_makes_two_runs_of_one(
+    count: int, seed: int, faults: list[tuple[float, str, int, int]]
+) -> None:
+    world = World(count, seed, 10.0, replace(MANY, nodes=count), STEPS)
+    run(world, faults)
+    check_that_one_attempt_trained_at_a_time(world)
+
+
+RECOVERABLE = ("rank dies", "launcher dies", "hang", "disk", "store")
+
+
+@settings(max_examples=60, deadline=None, phases=PHASES)
+@given(
+    st.integers(1, 5), st.integers(),
+    st.lists(st.tuples(st.floats(0, 100), st.sampled_from(RECOVERABLE), st.integers(0, 4), st.just(0)), max_size=5),
+)  # fmt: skip
+def test_faults_of_ranks_alone_are_survived_by_all_hosts(
+    count: int, seed: int, faults: list[tuple[float, str, int, int]]
+) -> None:
+    world = World(count, seed, 10.0, replace(MANY, nodes=count), STEPS)
+    run(world, faults)
+    assert world.verdicts() == ["succeeded"] * count
+    assert world.steps[-1].step == STEPS
+    if not any(fault == "disk" for _, fault, *_ in faults):  # such a keeper may be too late for an attempt
+        assert len(world.steps[-1].attempt.hosts) == count
+
+
+@settings(max_examples=30, deadline=None, phases=PHASES)
+@given(st.integers(3, 5), st.integers(), st.floats(5, 80), st.integers(0, 4))
+def test_the_loss_of_any_one_host_of_three_or_more_is_survived(count: int, seed: int, at: float, where: int) -> None:
+    world, lost = World(count, seed, 10.0, replace(MANY, nodes=count), STEPS), HOSTS[where % count]
+    run(world, [(at, "power", where, 0)])
+    assert world.verdicts() == ["succeeded"] * (count - 1)
+    assert world.steps[-1].step == STEPS
+    assert world.steps[-1].attempt.hosts == tuple(host for host in HOSTS[:count] if host != lost)
+
+
+def test_of_two_hosts_the_master_goes_on_alone_and_the_other_one_ends() -> None:
+    for lost, verdict in (("h2", "succeeded"), ("h1", "failed")):
+        world = World(2, 1, 10.0, replace(MANY, nodes=2), STEPS)
+        world.run([(20.0, "power", lost, "")], LONGEST_WITH_RESTARTS)
+        assert world.verdicts() == [verdict]
+    over = world.hosts["h2"].course.over
+    assert over is not None and over.reason == (
+        "1 of the 2 hosts of attempt 1 are heard, without its master h1: too few to go on, as the others may"
+    )
+
+
+def test_a_cut_in_two_halves_lets_the_master_s_half_go_on_and_the_other_joins_when_it_is_healed() -> None:
+    world = World(4, 1, 10.0, replace(MANY, nodes=4), 4 * STEPS)
+    halves = [(20.0, "cut", one, other) for one in ("h1", "h2") for other in ("h3", "h4")]
+    world.run([*halves, (50.0, "heal", "h1", "h1"), (70.0, "rank dies", "h2", "")], LONGEST_WITH_RESTARTS)
+    check_that_one_attempt_trained_at_a_time(world)
+    hosts = {step.attempt.number: step.attempt.hosts for step in world.steps}
+    assert hosts == {1: HOSTS[:4], 2: ("h1", "h2"), 3: HOSTS[:4]}
+    assert world.verdicts() == ["succeeded"] * 4
+
+
+def test_a_spare_takes_the_place_of_a_lost_host_and_goes_with_the_run() -> None:
+    world = World(4, 1, 10.0, replace(MANY, nodes=3), STEPS)
+    world.run([(20.0, "power", "h1", "")], LONGEST_WITH_RESTARTS)
+    assert world.steps[-1].attempt.hosts == ("h2", "h3", "h4") and world.verdicts() == ["succeeded"] * 3
+    assert dict(world.steps[-1].attempt.left_out)["h1"].startswith("no word from it for")
+
+
+def test_a_spare_of_a_run_that_ends_well_has_done_nothing() -> None:
+    world = World(3, 1, 10.0, replace(MANY, nodes=2), STEPS)
+    world.run([], LONGEST_WITH_RESTARTS)
+    assert world.verdicts() == ["succeeded"] * 3 and world.hosts["h3"].course.own is None
+
+
+def test_a_host_that_failed_twice_is_left_out_and_named() -> None:
+    world = World(3, 1, 10.0, replace(MANY, nodes=3, max_host_failures=2), STEPS)
+    world.run([(20.0, "rank dies", "h1", ""), (50.0, "rank dies", "h1", "")], LONGEST_WITH_RESTARTS)
+    last = world.steps[-1].attempt
+    assert (last.number, last.hosts) == (3, ("h2", "h3")) and world.steps[-1].step == STEPS
+    assert last.left_out == (("h1", "2 attempts ended by its failures"),)
+    assert world.verdicts() == ["succeeded"] * 3
+
+
+def test_the_only_host_is_not_left_out() -> None:
+    world = World(1, 1, 10.0, replace(MANY, nodes=1, max_host_failures=1), STEPS)
+    world.run([(20.0, "rank dies", "h1", ""), (50.0, "rank dies", "h1", "")], LONGEST_WITH_RESTARTS)
+    assert world.verdicts() == ["succeeded"] and world.steps[-1].attempt.number == 3
+
+
+def test_restarts_are_counted() -> None:
+    world = World(3, 1, 10.0, replace(MANY, nodes=3, max_restarts=1), STEPS)
+    world.run([(20.0, "rank dies", "h1", ""), (50.0, "rank dies", "h2", "")], LONGEST_WITH_RESTARTS)
+    assert world.verdicts() == ["failed"] * 3
+    assert {host.course.over.reason for host in world.hosts.values() if host.course.over} == {
+        "it was restarted 1 times, as often as MAX_RESTARTS allows"
+    }
+
+
+def test_too_few_hosts_end_the_run() -> None:
+    world = World(3, 1, 10.0, replace(MANY, nodes=3, min_nodes=3), STEPS)
+    world.run([(20.0, "power", "h3", "")], LONGEST_WITH_RESTARTS)
+    assert world.verdicts() == ["failed"] * 2
+    over = world.hosts["h2"].course.over
+    assert over is not None and over.reason == "2 of its hosts can go on, and MIN_NODES=3" and world.now < 90
+
+
+def test_a_stop_between_two_attempts_stops_the_run() -> None:
+    world = World(3, 1, 10.0, replace(MANY, nodes=3, min_nodes=3), STEPS)
+    world.run([(20.0, "power", "h3", ""), (40.0, "stop", "h2", "")], LONGEST_WITH_RESTARTS)
+    assert world.verdicts() == ["stopped"] * 2 and world.now < 50
+
+
+def ended(number: int, reached: int | None, reason: str = "killed by SIGKILL", **more: Any) -> d.Words:
+    cause = d.Cause("rank", "h1", 0, reason, 0.0, **more).words(0.0)
+    return {"number": number, "hosts": ["h1"], "cause": cause, "reached": reached}
+
+
+def failed_course(rules: c.Rules, *ends: d.Words) -> c.Course:
+    """The course of a run on one host whose attempts have ended so."""
+    attempt = c.Attempt(("h1",), (1, 2), len(ends), len(ends), ends[:-1])
+    cause = d.cause_of(ends[-1]["cause"], 0.0)
+    own = d.State("h1", {}, 0.0, GRACE_SECONDS, "ended", causes=(cause,))
+    course = c.begin("h1", ("h1",), rules, attempt, 0.0, GRACE_SECONDS)
+    return replace(course, own=own, reached=ends[-1]["reached"])
+
+
+@pytest.mark.parametrize(
+    ("ends", "reason"),
+    [
+        ([ended(1, 9)], ""),
+        ([ended(1, 9, "exit status 2: train: --lr 0", final=True)], "it would end the same way again"),
+        ([ended(1, 90, "out of memory: killed by the kernel")], ""),
+        ([ended(1, 90, "out of memory"), ended(2, 92, "out of memory")], "it was out of memory twice at step 92"),
+        ([ended(1, 90, "out of memory"), ended(2, 300, "out of memory")], ""),
+        ([ended(1, 9), ended(2, 9), ended(3, 4)], ""),
+        (
+            [ended(1, 9), ended(2, 9, "first"), ended(3, 4), ended(4, 8)],
+            "3 attempts in a row made no new step; the first of them ended so: rank 0 on h1: first",
+        ),
+        (
+            [ended(1, None, "bad"), ended(2, None), ended(3, 0)],
+            "3 attempts in a row made no new step; the first of them ended so: rank 0 on h1: bad",
+        ),
+    ],
+)
+def test_what_would_end_the_same_way_is_not_started_again(ends: list[d.Words], reason: str) -> None:
+    assert c.why_not_again(failed_course(c.Rules(1, 9), *ends)) == reason
+
+
+def test_a_script_that_says_no_steps_is_not_judged_by_them() -> None:
+    course = failed_course(c.Rules(1, 9, steps_are_known=False), ended(1, None), ended(2, None), ended(3, None))
+    assert c.why_not_again(course) == ""
+
+
+def test_a_script_is_started_again_once_it_has_said_that_it_can_go_on() -> None:
+    for says, attempts in ((False, 1), (True, 2)):
+        world = World(2, 1, 10.0, replace(MANY, nodes=2, max_restarts=-3), STEPS)
+        for _ in range(40):
+            world.step()
+        if says:
+            world.happen(world.hosts["h2"], c.Resumable(world.now))
+        world.run([(world.now + 5, "rank dies", "h1", "")], LONGEST_WITH_RESTARTS)
+        assert world.steps[-1].attempt.number == attempts
+        assert world.verdicts() == ["succeeded" if says else "failed"] * 2
+
+
+def test_an_attempt_travels_whole() -> None:
+    attempt = c.Attempt(("h1", "h3"), (29500, 29501), 2, 4, (ended(1, 7),), (("h2", "lost"),))
+    assert c.attempt_of(attempt.words()) == attempt
+
+
+@pytest.mark.parametrize(
+    ("hosts", "voters", "enough"),
+    [("abc", "ab", True), ("abc", "a", False), ("ab", "a", True), ("ab", "b", False), ("abcd", "ab", True),
+     ("abcd", "cd", False), ("abcd", "bcd", True), ("a", "a", True), ("a", "b", False)],
+)  # fmt: skip
+def test_a_majority_is_more_than_half_or_half_with_the_master(hosts: str, voters: str, enough: bool) -> None:
+    assert c.is_majority(set(voters), c.Attempt(tuple(hosts), (1, 2))) is enough
