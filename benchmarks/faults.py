@@ -50,7 +50,8 @@ PTRACE_ATTACH, PTRACE_DETACH, WALL = 16, 17, 0x40000000  # of sys/ptrace.h and s
 SCRIPT = {"WORKLOAD": "tests/lab/test_jobs", "SCRIPT": "faults.py", "SKIP_CHECK": 1}
 STEPS = {**SCRIPT, "ARGS": "steps"}
 LEAVING = {**SCRIPT, "ARGS": "leave"}
-TRAINER = {"ARGS": "--epochs 1000 --batch-size 8 --model shufflenet_v2_x0_5", "SKIP_CHECK": 1}
+TRAINER = {"ARGS": "--epochs 1000 --batch-size 8 --model shufflenet_v2_x0_5", "SKIP_CHECK": 1, "MAX_RESTARTS": 0}
+SURVIVING = {**TRAINER, "ARGS": f"{TRAINER['ARGS']} --checkpoint-every 20", "MAX_RESTARTS": 3}
 STEPPING = re.compile(r"10 steps|first optimizer step")
 #: Lines of the control machine that are no verdict.
 NO_VERDICT = re.compile(
@@ -126,6 +127,12 @@ class Run:
             found: dict[str, Any] = json.loads(self.file(host, "state.json").read_text())["ranks"][str(rank)]
             return found
         return {}
+
+    def ranks_of(self, host: str) -> list[dict[str, Any]]:
+        """What the keeper of a host last wrote down of its ranks, whatever their numbers are now."""
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            return list(json.loads(self.file(host, "state.json").read_text())["ranks"].values())
+        return []
 
     def last_rank(self, host: str) -> int:
         return int(next(one["ranks"][-1] for one in self.plan["hosts"] if one["host"] == host))
@@ -457,6 +464,24 @@ FAULTS = {
 
 
 @dataclass(frozen=True)
+class Survived:
+    """A fault after which the run goes on by itself, to its first step, and on which hosts."""
+
+    what: str
+    inject: Callable[[Run], float]
+    hosts: tuple[str, ...]  # on which it goes on
+    bar: float  # seconds
+    lost: str = ""  # the host that cannot be reached any more
+
+
+SURVIVED = {
+    "restart": Survived("a rank is killed (kill -9)", signal_rank("h2", signal.SIGKILL), ("h1", "h2", "h3"), 10.0),
+    "shrink": Survived("a host loses its power", lose_power("h3"), ("h1", "h2"), 25.0, lost="h3"),
+    "master_shrink": Survived("the host of rank 0 loses its power", lose_power("h1"), ("h2", "h3"), 30.0, lost="h1"),
+}
+
+
+@dataclass(frozen=True)
 class Seen:
     """What came of a fault."""
 
@@ -512,6 +537,51 @@ def measure(lab: str, fault: Fault) -> Seen:
     if wrong or problems or left or not line:
         problems.append(f"output:\n{run.output}")
     return Seen(ended - at, when - at, line, wrong, left, problems)
+
+
+@dataclass(frozen=True)
+class SeenOn:
+    """How a run went on after a fault."""
+
+    seconds: float  # to the first step of the next attempt
+    orphans: list[str]
+    problems: list[str]
+
+    def __str__(self) -> str:
+        return "; ".join([f"{self.seconds:.2f} s to the next step", *self.orphans, *self.problems])
+
+
+def measure_survival(lab: str, fault: Survived) -> SeenOn:
+    """Put a fault into a training run on a deployed lab of three hosts, let it go on, and stop it; the hosts are as
+    before at the end. Raises SystemExit when the run does not come so far, or does not go on."""
+    run, problems = Run(lab, SURVIVING, HOSTS), []
+    try:
+        last = run.last_rank("h2")
+        run.wait_for(lambda: run.ranks and run.state("h2", last).get("step", 0) > KNOWN_STEPS, "steps")
+        before = max(run.state(host, run.last_rank(host)).get("step", 0) for host in run.hosts)
+        at = fault.inject(run)
+        stepped = run.wait_for(
+            lambda: [when for when, line in run.lines if when > at and STEPPING.search(line)], "step"
+        )
+        there = fault.hosts[-1]
+        run.wait_for(lambda: any(rank.get("step", 0) > before for rank in run.ranks_of(there)), "step beyond the fault")
+        run.process.send_signal(signal.SIGINT)
+        run.process.wait(LIMIT_SECONDS)
+    finally:
+        run.end()
+    if fault.lost:
+        subprocess.run([FAB, "gather"], env=environment(lab, RUN=run.id), cwd=ROOT, capture_output=True, check=False,
+                       timeout=LIMIT_SECONDS)  # fmt: skip
+    summary = read_summary(run)
+    if (summary.get("status"), summary.get("restarts")) != ("stopped", 1):
+        problems.append(f"the summary says {summary.get('status')}, {summary.get('restarts')} restarts")
+    hosts = ", ".join(fault.hosts)
+    if f"attempt 2 goes on from the newest checkpoint, on {hosts}" not in run.output:
+        problems.append(f"it does not go on on {hosts}")
+    left = run.left()
+    if problems or left:
+        problems.append(f"output:\n{run.output}")
+    return SeenOn(stepped[0] - at, left, problems)
 
 
 def wait_for_ends(pids: Collection[int], deadline: float) -> float:
@@ -579,6 +649,14 @@ def repeat(lab: str, name: str, times: int) -> list[Seen]:
     return found
 
 
+def survive(lab: str, name: str, times: int) -> list[SeenOn]:
+    found = []
+    for turn in range(times):
+        found.append(measure_survival(lab, SURVIVED[name]))
+        print(f"{name} {turn + 1} of {times}: {found[-1]}", flush=True)
+    return found
+
+
 def bench(times: int) -> None:
     """All faults of the bars; the last line is JSON."""
     seconds: dict[str, float | None] = {}
@@ -594,12 +672,18 @@ def bench(times: int) -> None:
                 # Of several kinds of hangs the worst.
                 seconds[key] = None if median is None or before is None else max(median, before)
                 bars[key] = fault.bar
+        survived = []
+        for name, survival in SURVIVED.items():
+            found_on = survive(lab, name, times)
+            survived += found_on
+            seconds[f"{name}_seconds"] = round(statistics.median(one.seconds for one in found_on), 2)
+            bars[f"{name}_seconds"] = survival.bar
     close(
         {
             **seconds,
-            "orphans": sum(len(one.orphans) for one in seen),
+            "orphans": sum(len(one.orphans) for one in seen) + sum(len(one.orphans) for one in survived),
             "wrong_names": sum(len(one.wrong) for one in seen),
-            "problems": sum(len(one.problems) for one in seen),
+            "problems": sum(len(one.problems) for one in seen) + sum(len(one.problems) for one in survived),
             "bars": bars,
             "repeats": times,
         }
@@ -608,8 +692,17 @@ def bench(times: int) -> None:
 
 def drill(name: str, times: int) -> int:
     """One fault, or their list; the exit status is 1 where something was not as it must be."""
+    if name in SURVIVED:
+        with deployed_lab() as lab:
+            lived = survive(lab, name, times)
+        seconds, bar = statistics.median(one.seconds for one in lived), SURVIVED[name].bar
+        wrong = [one for one in lived if one.orphans or one.problems]
+        close({"fault": name, "seconds": round(seconds, 2), "bar": bar, "repeats": times, "bad": len(wrong)})
+        return int(bool(wrong) or seconds > bar)
     if name not in FAULTS:
         print("\n".join(f"{one:20} {fault.what} (<= {fault.bar:g} s)" for one, fault in FAULTS.items()))
+        for one, survival in SURVIVED.items():
+            print(f"{one:20} {survival.what}: to the first step of the next attempt (<= {survival.bar:g} s)")
         return 2 if name else 0
     with deployed_lab() as lab:
         found = repeat(lab, name, times)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import signal
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +47,31 @@ class HostEnd:
     stuck: bool = False  # its keeper says nothing any more, though the host answers
 
     @property
+    def attempt(self) -> int:
+        """The number of the newest attempt that this host's keeper knew of."""
+        noted = [int(event.get("attempt") or 1) for event in self.events]
+        return max([1, *noted, *([int(self.exit.get("attempt") or 1)] if self.exit else [])])
+
+    @property
+    def members(self) -> list[str]:
+        """The hosts of that attempt, in rank order; none where it is the first one."""
+        begun = [event for event in self.events if event.get("event") == "attempt"]
+        known = self.exit if self.exit and self.exit.get("hosts") else begun[-1] if begun else {}
+        return list(known.get("hosts") or []) if self.attempt > 1 else []
+
+    @property
     def causes(self) -> list[Words]:
-        """The causes that this host's keeper has learnt, each with `at`: seconds from the keeper's start."""
+        """Why its newest attempt ended, as this host's keeper has learnt, each with `at`: seconds from its start."""
         if self.exit:
             ended = float(self.exit.get("seconds", 0.0))
             return [{**cause, "at": ended - cause.get("age", 0.0)} for cause in self.exit.get("causes") or []]
+        return self.causes_of(self.attempt)
+
+    def causes_of(self, attempt: int) -> list[Words]:
+        """Why an attempt ended, from the events."""
         noted = [event for event in self.events if event.get("event") == "failed"]
-        return [{**cause, "at": cause.get("after", 0.0) - cause.get("age", 0.0)} for cause in noted]
+        ours = [event for event in noted if int(event.get("attempt") or 1) == attempt]
+        return [{**cause, "at": cause.get("after", 0.0) - cause.get("age", 0.0)} for cause in ours]
 
     @property
     def interface(self) -> str:
@@ -69,6 +87,26 @@ class Verdict:
     failure: Failure | None = None
     cause: Words | None = None  # CAUSE of keeper/__init__.py, where a keeper gave it
     reason: str | None = None  # why it stopped, or failed
+    given_up: str = ""  # why it was not started again; may be empty
+    attempts: Sequence[Words] = ()  # how they ended, as in exit.json
+
+
+def newest(ends: Sequence[HostEnd]) -> list[HostEnd]:
+    """The ends of the hosts of the newest attempt; of all hosts, where that is the first one."""
+    latest = max(ends, key=lambda end: end.attempt, default=None)
+    if latest is None or not latest.members:
+        return list(ends)
+    return [end for end in ends if end.host in latest.members]
+
+
+def results_host(first: str, documents: Iterable[Words | None]) -> str:
+    """The host that has a run's results: the master of its newest attempt.
+
+    first: that of the first attempt. documents: exit.json and state.json of the run's hosts, as far as they are there.
+    """
+    known = [one for one in documents if one and one.get("hosts")]
+    newest = max(known, key=lambda one: int(one.get("attempt") or 1), default=None)
+    return str(newest["hosts"][0]) if newest else first
 
 
 def first_cause(ends: Sequence[HostEnd]) -> Words | None:
@@ -77,8 +115,16 @@ def first_cause(ends: Sequence[HostEnd]) -> Words | None:
     return min(causes, key=lambda cause: (bool(cause.get("consequence")), cause["at"]), default=None)
 
 
-def first_failure(ends: Sequence[HostEnd]) -> tuple[Failure, Words | None] | None:
-    """What failed first, and its cause where a keeper gave one. None: nothing is known to have failed."""
+def first_failure(ends: Sequence[HostEnd], attempt: int | None = None) -> tuple[Failure, Words | None] | None:
+    """What failed first, and its cause where a keeper gave one. None: nothing is known to have failed.
+
+    attempt: the number of one that is over, while the run goes on; None: the newest one.
+    """
+    if attempt is not None:
+        ends = [
+            replace(end, exit=None, ended=False, events=[one for one in end.events if one.get("attempt") == attempt])
+            for end in ends
+        ]
     cause = first_cause(ends)
     # A host whose keeper left no word, where all that the others know follows from that.
     died = [end for end in ends if end.answers and end.ended and not end.exit]
@@ -151,6 +197,13 @@ def _answers(by_host: Mapping[str, HostEnd], host: str) -> bool:
 
 def verdict(ends: Sequence[HostEnd]) -> Verdict:
     """How a run ended, from what is known of all its hosts."""
+    latest = max(ends, key=lambda end: (end.attempt, bool(end.exit)), default=None)
+    known = latest.exit if latest and latest.exit else {}
+    attempts, given_up = known.get("attempts") or (), str(known.get("given_up") or "")
+    return replace(_verdict(newest(ends)), attempts=attempts, given_up=given_up)
+
+
+def _verdict(ends: Sequence[HostEnd]) -> Verdict:
     statuses = {str(end.exit["status"]) for end in ends if end.exit}
     away = [end.host for end in ends if not end.exit and not end.answers]
     died = [end for end in ends if not end.exit and end.answers and end.ended]
@@ -230,5 +283,8 @@ def summary(
         "failed_host": ended.failure.host if ended.failure else None,
         "reason": ended.reason,
         "cause": dict(ended.cause) if ended.cause else None,
+        "restarts": max(0, len(ended.attempts) - 1),
+        "attempts": [dict(attempt) for attempt in ended.attempts],
+        "given_up": ended.given_up or None,
         "missing_hosts": list(missing),
     }

@@ -82,7 +82,11 @@ def close(plan: Plan, summary: Mapping[str, Any], say: Callable[[str], None]) ->
     if summary["status"] == "failed":
         failure = outcome.Failure(summary["failed_host"], summary["failed_rank"], summary["reason"])
         say(f"run {plan.run} FAILED: {failure}")
+        if summary.get("given_up"):
+            say(f"it was not started again: {summary['given_up']}")
     else:
         why = f": {summary['reason']}" if summary["reason"] else ""
+        restarts = summary.get("restarts")
+        again = f" after {restarts} restart{'s' if restarts > 1 else ''}" if restarts else ""
         missing = f"; not gathered yet: {', '.join(summary['missing_hosts'])}"
-        say(f"run {plan.run} {summary['status']}{why}{missing if summary['missing_hosts'] else ''}")
+        say(f"run {plan.run} {summary['status']}{again}{why}{missing if summary['missing_hosts'] else ''}")

@@ -172,6 +172,12 @@ class Display:
             for held in self._held.values():
                 held.data = b""
 
+    def begin_again(self) -> None:
+        """The cause is past: what ranks say now is of another attempt."""
+        with self._lock:
+            self.release()
+            self._failing = self._told = False
+
     def release(self) -> None:
         """Print the tracebacks that still wait: there will be no cause."""
         with self._lock:

@@ -12,6 +12,7 @@ from launch.cli.output import say
 from launch.cli.refusal import Refusal, refuse
 from launch.cli.signals import undisturbed
 from launch.files import runs_dir
+from launch.job import outcome
 from launch.job.plan import Plan
 from launch.run import ask_hosts, closing, find, gather, keep
 
@@ -44,7 +45,9 @@ def fetch(path: Path, run: str, keep_runs: str, console: Console) -> int:
                 failed = failed or refusal.status
                 continue
             having = ask_hosts.listed(entries)[one]
-            if not _gather(plan, {host: hosts.machines[host] for host in having}, kept_runs):
+            documents = [entry.get(name) for entry in having.values() for name in ("state", "exit")]
+            first = outcome.results_host(plan.hosts[0].host, documents)
+            if not _gather(plan, {host: hosts.machines[host] for host in having}, kept_runs, first):
                 failed = exits.UNREACHABLE
         if not wanted:
             say("all runs that have ended on the hosts that answered are gathered")
@@ -64,12 +67,12 @@ def _wants_gathering(run: str, entries: dict[str, dict[str, Any]]) -> bool:
     return not _goes_on(entries) and (ours or not all(entry.get("gathered") for entry in entries.values()))
 
 
-def _gather(plan: Plan, machines: dict[str, object], kept_runs: int) -> bool:
+def _gather(plan: Plan, machines: dict[str, object], kept_runs: int, first: str) -> bool:
     """Gather one run; returns whether all of it is here."""
     say(f"gathering run {plan.run} of {plan.owner} from {', '.join(machines)}")
     again = f"muster: left; `make gather RUN={plan.run}` goes on where it was"
     with undisturbed(again):
-        missing = gather.gather_run(plan, machines, kept_runs, say)
+        missing = gather.gather_run(plan, machines, kept_runs, say, first)
         summary = closing.write_summary(plan, missing)
         keep.prune(plan, kept_runs, say)
         closing.close(plan, summary, say)

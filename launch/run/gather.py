@@ -64,13 +64,18 @@ class Gathered:
 
 
 def gather_host(
-    machine: Machine, plan: Plan, host_plan: HostPlan, keep: int, after_first: Callable[[], object] = lambda: None
+    machine: Machine,
+    plan: Plan,
+    host_plan: HostPlan,
+    keep: int,
+    after_first: Callable[[], object] = lambda: None,
+    first: str = "",
 ) -> Gathered:
     """Copy what a host has of an ended run, and remove there what is then of no use.
 
     Of a script's files, those of the first host come as they are; of another host those that differ: to hosts/<host>/.
     keep: how many gathered runs the host keeps; 0: all. after_first: returns when the first host's files are here, or
-    will not come.
+    will not come. first: that host, the master of the last attempt; empty: that of the first one.
     Raises RuntimeError with the reason when it could not be done; what was copied stays, for the next time.
     """
 
@@ -79,7 +84,8 @@ def gather_host(
         raise RuntimeError(f"the run has not ended there: `make stop RUN={plan.run}` ends it, a frozen one too")
     logs = files.runs_dir() / plan.run / "logs" / host_plan.host
     _fetch_logs(machine, host_plan, offer, logs)
-    elsewhere = _fetch_files(machine, plan, host_plan, offer, after_first)
+    is_first = host_plan.host == (first or plan.hosts[0].host)
+    elsewhere = _fetch_files(machine, plan, host_plan, offer, after_first, is_first)
     asked = {"run": plan.run, "keep": keep or _ALL, "by": ssh.local_user()}
     sealed = _through_drops(machine, lambda: door.ask(machine, "seal", asked, SEAL_SECONDS))
     _remove_parts(logs)
@@ -98,10 +104,15 @@ def _fetch_logs(machine: Machine, host_plan: HostPlan, offer: Mapping[str, Any],
 
 
 def _fetch_files(
-    machine: Machine, plan: Plan, host_plan: HostPlan, offer: Mapping[str, Any], after_first: Callable[[], object]
+    machine: Machine,
+    plan: Plan,
+    host_plan: HostPlan,
+    offer: Mapping[str, Any],
+    after_first: Callable[[], object],
+    first: bool,
 ) -> str:
     """Copy what ranks and script wrote; returns who has it, where somebody else has fetched it meanwhile."""
-    folder, first, options = files.runs_dir() / plan.run, host_plan.node_rank == 0, ["-rlt", "--safe-links"]
+    folder, options = files.runs_dir() / plan.run, ["-rlt", "--safe-links"]
     written = [path for path in map(str, offer.get("written", ())) if _stays_inside(path)]
     if first:
         into = folder
@@ -228,11 +239,14 @@ def _remove_parts(logs: Path) -> None:
     _remove_empty(logs, parts)
 
 
-def gather_run(plan: Plan, machines: Mapping[str, Any], kept_runs: int, say: Callable[[str], None]) -> list[str]:
+def gather_run(
+    plan: Plan, machines: Mapping[str, Any], kept_runs: int, say: Callable[[str], None], first: str = ""
+) -> list[str]:
     """Gather an ended run from all its hosts that can be reached; returns those from which nothing came.
 
-    machines: by host; None, or not there: it cannot be reached.
+    machines: by host; None, or not there: it cannot be reached. first: as in `gather_host`.
     """
+    first = first or plan.hosts[0].host
     folder = files.runs_dir() / plan.run
     folder.mkdir(parents=True, exist_ok=True)
     files.write_json(folder / "plan.json", document(plan))
@@ -241,12 +255,12 @@ def gather_run(plan: Plan, machines: Mapping[str, Any], kept_runs: int, say: Cal
 
     def one(host_plan: HostPlan) -> Gathered:
         try:
-            return gather_host(machines[host_plan.host], plan, host_plan, kept_runs, first_is_here.wait)
+            return gather_host(machines[host_plan.host], plan, host_plan, kept_runs, first_is_here.wait, first)
         finally:
-            if host_plan.node_rank == 0:
+            if host_plan.host == first:
                 first_is_here.set()
 
-    if not machines.get(plan.hosts[0].host):
+    if not machines.get(first):
         first_is_here.set()
     results = ssh.in_parallel(one, reached)
     missing = [host_plan.host for host_plan in plan.hosts if host_plan not in reached]

@@ -23,6 +23,8 @@ def position(states: Sequence[State]) -> str:
         for name, many in (("epoch", "epochs"), ("step", "steps")):
             if slowest.get(name) is not None:
                 parts.append(f"{name} {slowest[name]}" + (f"/{slowest[many]}" if slowest.get(many) else ""))
+    attempt = max((int(state.get("attempt") or 1) for state in states), default=1)
+    parts += [f"attempt {attempt}"] if attempt > 1 else []
     phases = list(dict.fromkeys(str(rank["phase"]) for rank in _ranks(states) if rank.get("phase")))
     standing = {str(state["status"]) for state in states if state.get("status")}
     parts += phases or sorted(standing)

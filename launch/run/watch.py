@@ -52,6 +52,7 @@ class Watch:
         self.kept_runs = kept_runs
         self.views = {view.host: view for view in views}
         self._follower: Follower = Follower(plan.run, views, self._show, tail)
+        self._attempt = 1  # the newest one that was shown
         self._over: set[str] = set()  # hosts whose ranks have all ended well
         self._failed_at: float | None = None  # when the first word of a failure came
         self._told = False  # whether the cause was
@@ -118,8 +119,12 @@ class Watch:
             self.display.show(host, stream, data)
 
     def _take_event(self, host: str, event: Mapping[str, Any]) -> None:
-        name = event.get("event")
-        if name == "failed" and self._failed_at is None:
+        name, attempt = event.get("event"), int(event.get("attempt") or 1)
+        if name == "attempt" and attempt > self._attempt:
+            self._go_on(event)
+        elif attempt < self._attempt:
+            return  # of one that is over
+        elif name == "failed" and self._failed_at is None:
             self._failed_at = time.monotonic()
             self.display.failing()
         elif name == "stop" and self._stopping is None:
@@ -131,6 +136,16 @@ class Watch:
             self._over.add(host)
         elif name == "output_failed":
             self.display.say(f"{host}: {event.get('reason')}")
+
+    def _go_on(self, event: Mapping[str, Any]) -> None:
+        """Another attempt begins."""
+        ends = [view.end() for view in self.views.values()]
+        if not self._told:
+            self._tell_cause(outcome.first_failure(ends, self._attempt))
+        self._attempt, self._failed_at, self._told = int(event["attempt"]), None, False
+        self._over.clear()
+        self.display.begin_again()
+        self.display.say(attempt_line(event))
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -159,7 +174,8 @@ class Watch:
 
     def _waited_for(self, now: float) -> str:
         """What a start or an end that takes long waits for."""
-        waiting = [view for view in self.views.values() if not view.ended]
+        lost = self._lost()
+        waiting = [view for view in self.views.values() if not (view.ended or view.host in lost)]
         if self._stopping is not None:
             left = ", ".join(filter(None, map(ranks_left, waiting)))
             return f"waiting for {left}: {now - self._stopping:.0f} s of {self._grace:.0f} s" if left else ""
@@ -181,10 +197,16 @@ class Watch:
             return False
         # The hosts that are heard have ended; the others are silent. One that the run itself counts as lost is.
         quiet = time.monotonic() - max(view.news_at or 0.0 for view in self.views.values())
-        causes = [cause for view in self.views.values() for cause in view.end().causes]
-        named = {cause["host"] for cause in causes if cause["kind"] in ("host_lost", "start")}
-        lost = all(view.host in named for view in waiting)
-        return quiet > (SILENT_SECONDS if lost else LINK_SECONDS)
+        lost = self._lost()
+        return quiet > (SILENT_SECONDS if all(view.host in lost for view in waiting) else LINK_SECONDS)
+
+    def _lost(self) -> set[str]:
+        """Hosts that do not answer here, and that the run counts as lost, or goes on without."""
+        ends = [view.end() for view in self.views.values()]
+        causes = [cause for end in ends for cause in end.causes]
+        named = {str(cause["host"]) for cause in causes if cause["kind"] in ("host_lost", "start")}
+        members = {end.host for end in outcome.newest(ends)}
+        return {end.host for end in ends if not end.answers and (end.host in named or end.host not in members)}
 
     # -- the ways in which it ends -------------------------------------------------------------------------------------
 
@@ -235,7 +257,9 @@ class Watch:
         self.display.release()
         machines = {view.host: view.machine for view in self.views.values() if view.ended}
         try:
-            missing = gather.gather_run(self.plan, machines, self.kept_runs, self.display.say)
+            documents = [one for view in self.views.values() for one in (view.state, view.exit)]
+            first = outcome.results_host(self.plan.hosts[0].host, documents)
+            missing = gather.gather_run(self.plan, machines, self.kept_runs, self.display.say, first)
             summary = closing.summary_of(self.plan, verdict, ends, missing)
             files.write_json(files.runs_dir() / self.plan.run / "summary.json", summary)
             keep.prune(self.plan, self.kept_runs, self.display.say)
@@ -259,6 +283,13 @@ class Watch:
         for line in (cause or {}).get("lines") or []:
             self.display.line(str((cause or {})["host"]), stream, str(line))
         self.display.say("all its ranks are being ended, on every host")
+
+
+def attempt_line(event: Mapping[str, Any]) -> str:
+    """What is said of another attempt that begins. Pure."""
+    left_out = [f"{host} is left out: {why}" for host, why in (event.get("left_out") or {}).items()]
+    where = f"attempt {event['attempt']} goes on from the newest checkpoint, on {', '.join(event['hosts'])}"
+    return "; ".join([where, *left_out])
 
 
 def settle_seconds(cause: Mapping[str, Any] | None) -> float:

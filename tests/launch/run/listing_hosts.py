@@ -96,9 +96,7 @@ def gathers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """(run, host) of what is gathered; it brings a good end."""
     done: list[tuple[str, str]] = []
 
-    def gather_host(
-        machine: Host, made: plans.Plan, host_plan: plans.HostPlan, keep: int, after_first: object
-    ) -> Gathered:
+    def gather_host(machine: Host, made: plans.Plan, host_plan: plans.HostPlan, keep: int, *more: object) -> Gathered:
         done.append((made.run, host_plan.host))
         ended(files.runs_dir() / made.run, host_plan.host, exit_words())
         return Gathered()
