@@ -472,6 +472,7 @@ class Survived:
     hosts: tuple[str, ...]  # on which it goes on
     bar: float  # seconds
     lost: str = ""  # the host that cannot be reached any more
+    nodes: int = HOSTS
 
 
 SURVIVED = {
@@ -554,11 +555,11 @@ class SeenOn:
 def measure_survival(lab: str, fault: Survived) -> SeenOn:
     """Put a fault into a training run on a deployed lab of three hosts, let it go on, and stop it; the hosts are as
     before at the end. Raises SystemExit when the run does not come so far, or does not go on."""
-    run, problems = Run(lab, SURVIVING, HOSTS), []
+    run, problems = Run(lab, SURVIVING, fault.nodes), []
     try:
         last = run.last_rank("h2")
         run.wait_for(lambda: run.ranks and run.state("h2", last).get("step", 0) > KNOWN_STEPS, "steps")
-        before = max(run.state(host, run.last_rank(host)).get("step", 0) for host in run.hosts)
+        before = max(rank.get("step", 0) for host in run.hosts for rank in run.ranks_of(host))
         at = fault.inject(run)
         stepped = run.wait_for(
             lambda: [when for when, line in run.lines if when > at and STEPPING.search(line)], "step"
@@ -575,6 +576,11 @@ def measure_survival(lab: str, fault: Survived) -> SeenOn:
     summary = read_summary(run)
     if (summary.get("status"), summary.get("restarts")) != ("stopped", 1):
         problems.append(f"the summary says {summary.get('status')}, {summary.get('restarts')} restarts")
+    with contextlib.suppress(OSError):
+        lines = (ROOT / "runs" / run.id / "metrics.jsonl").read_text().splitlines()
+        steps = [event["step"] for event in map(json.loads, lines) if event["event"] == "step"]
+        if steps != list(range(1, len(steps) + 1)) or len(steps) < before:
+            problems.append(f"the metrics do not have each step once: {steps}")
     hosts = ", ".join(fault.hosts)
     if f"attempt 2 goes on from the newest checkpoint, on {hosts}" not in run.output:
         problems.append(f"it does not go on on {hosts}")

@@ -1,4 +1,5 @@
-"""A script of your own with the two optional calls: hang detection, and a checkpoint when the run is stopped.
+"""A script of your own with the three optional calls: hang detection, a checkpoint when the run is stopped, and another
+attempt when a rank or a host fails, also on fewer hosts.
 
     make train NODES=2 WORKLOAD=examples SCRIPT=own_script.py ARGS="--steps 2000"
     make stop RUN=<id>                                                    # saves: runs/<id>/checkpoint.pt
@@ -11,6 +12,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import muster_run
 import torch
@@ -21,9 +23,30 @@ from torch.nn.parallel import DistributedDataParallel
 CHECKPOINT = "checkpoint.pt"
 FOLDER = Path(os.environ.get("MUSTER_RUN_DIR", "."))
 EARLIER = os.environ.get("MUSTER_RESUME_DIR")  # what FOLDER was in the run that is resumed
+SAVE_STEPS = 100
+
+
+def newest(device: torch.device) -> dict[str, Any] | None:
+    """The newest checkpoint that a host of this attempt has, on every rank."""
+    folders = [FOLDER, *([Path(EARLIER)] if EARLIER else [])]
+    found = next((folder / CHECKPOINT for folder in folders if (folder / CHECKPOINT).exists()), None)
+    saved = torch.load(found, map_location=device) if found else None
+    steps = [0] * dist.get_world_size()
+    dist.all_gather_object(steps, saved["step"] if saved else 0)
+    given = [saved]
+    dist.broadcast_object_list(given, steps.index(max(steps)))
+    return given[0]
+
+
+def save(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """On every host: they share no disk, and each may be the one that is left."""
+    draft = FOLDER / f".{CHECKPOINT}"
+    torch.save({"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, draft)
+    draft.replace(FOLDER / CHECKPOINT)  # whole, or as it was
 
 
 def main() -> None:
+    muster_run.can_resume()  # "start me again when something fails"
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=1000)
     steps = parser.parse_args().steps
@@ -35,8 +58,7 @@ def main() -> None:
     model = DistributedDataParallel(nn.Linear(32, 1).to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     done = 0
-    if EARLIER:
-        saved = torch.load(Path(EARLIER, CHECKPOINT), map_location=device)
+    if saved := newest(device):
         model.module.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         done = saved["step"]
@@ -50,10 +72,11 @@ def main() -> None:
         optimizer.step()
 
         muster_run.progress(step, steps, loss=loss.detach())
-        if muster_run.stopping():  # the same answer on all ranks
-            if local_rank == 0:  # on every host: they share no disk, and each resumes from its own
-                state = {"step": step, "model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
-                torch.save(state, FOLDER / CHECKPOINT)
+        stopping = muster_run.stopping()  # the same answer on all ranks
+        if local_rank == 0 and (stopping or step % SAVE_STEPS == 0):
+            save(step, model.module, optimizer)
+        if stopping:
+            if local_rank == 0:
                 print(f"stopped after step {step}, saved {CHECKPOINT}", flush=True)
             sys.exit(muster_run.EXIT_STOPPED)
 

@@ -42,8 +42,8 @@ stop.json       a request to end the run: {"by": who and how, "grace": seconds o
 CAUSE           {"kind": see below, "host", "rank": number or null, "reason": one line, "other": the second host of a
                 cut pair or "", "consequence": whether it only follows from another failure, "lines": what that rank
                 printed last, "age": seconds since it happened, "final": whether it would happen again, were the ranks
-                started anew}; in exit.json with "after": seconds from this keeper's start to it, less than 0 for what
-                another host's keeper saw before
+                started anew, "unfit": whether it would on that host}; in exit.json with "after": seconds from this
+                keeper's start to it, less than 0 for what another host's keeper saw before
 
 Kinds of causes: "rank" (one failed), "launcher" (torchrun failed or was killed), "host_lost" (it is silent, or its
 keeper is gone), "cut" (two hosts do not hear each other), "hang" (a rank is stopped, or makes no progress), "start" (a

@@ -29,6 +29,9 @@ OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError", re.IGNORECASE)
 FINAL_ERRORS = re.compile(r"^(?:[\w.]+\.)?(DataError|NonFiniteLoss|SettingsError|ProofError)\b")
 EXIT_REFUSED = 2  # of ranks whose arguments are refused; as in train.settings
 
+# What keeps a host from taking part again, whatever is started there.
+UNFIT = re.compile(r"No space left on device|Disk quota exceeded|Read-only file system", re.IGNORECASE)
+
 KILLED_WORKER = "is killed by signal: Killed"  # of a DataLoader's process, as torch says it
 LINES_CHARACTERS = 4000  # of a rank's last lines together
 LINE_CHARACTERS = 500  # of one of them

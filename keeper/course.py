@@ -34,7 +34,7 @@ VOTE_SECONDS = 3.0  # for a proposal to be accepted; then another one is made
 READY_SECONDS = 5.0  # for a host of the last attempt that is not lost to be ready for the next one
 MINORITY_SECONDS = 30.0  # for hosts that are missing to be heard again, before a run gives up or a host leaves
 BETWEEN_SECONDS = 90.0  # from the end of a host's ranks to the next attempt, whatever happens
-FAILURES = "attempts ended by its failures"
+LEFT_OUT = "it can take no part any more: "  # why a host that is heard is left out begins so
 KNOWN_ENDS = 20  # of earlier attempts, in heartbeats and documents: the first one, and the latest
 
 
@@ -472,7 +472,7 @@ def why_not_again(course: Course) -> str:
     """Why the run is not started again after this attempt; empty where it may be."""
     rules, ends = course.rules, ends_of(course)
     cause = ends[-1]["cause"] or {}
-    if cause.get("final"):
+    if cause.get("final") or (cause.get("unfit") and not _others_suffice(course, ends)):
         return "it would end the same way again"
     if len(ends) > 1 and _is_out_of_memory(ends[-1]) and _is_out_of_memory(ends[-2]):
         steps = [end["reached"] or 0 for end in ends[-2:]]
@@ -486,6 +486,12 @@ def why_not_again(course: Course) -> str:
         where = first.get("host", "") if first.get("rank") is None else f"rank {first['rank']} on {first['host']}"
         return f"{idle} attempts in a row made no new step; the first of them ended so: {where}: {first.get('reason')}"
     return ""
+
+
+def _others_suffice(course: Course, ends: Sequence[Words]) -> bool:
+    """Whether there are enough hosts beside those that can take no part any more."""
+    there = {course.me, *course.known}
+    return len(there - hosts_that_fail(course, ends).keys()) >= max(1, course.rules.min_nodes)
 
 
 def _is_out_of_memory(end: Words) -> bool:
@@ -508,7 +514,9 @@ def next_attempt(course: Course, now: float) -> Tuple[Optional[Attempt], str]:
     ends = ends_of(course)
     hosts, why = chosen_hosts(course, ends, now)
     lost = {host for host, peer in course.own.peers.items() if peer.lost} if course.own else set()
-    missing = [host for host in attempt.hosts if host in why and host not in lost and not why[host].endswith(FAILURES)]
+    missing = [
+        host for host in attempt.hosts if host in why and host not in lost and not why[host].startswith(LEFT_OUT)
+    ]
     if missing and course.ended_at is not None and now - course.ended_at < READY_SECONDS:
         return None, f"{missing[0]}: {why[missing[0]]}"
     if len(hosts) < rules.min_nodes:
@@ -532,11 +540,10 @@ def chosen_hosts(course: Course, ends: Sequence[Words], now: float) -> Tuple[Tup
     """
     ready = {host for host in course.all_hosts if host == course.me or _is_ready(course, host, now)}
     why = {host: why_silent(course, host) for host in course.all_hosts if host not in ready}
-    failures = host_failures(ends)
-    failed = {host for host in ready if failures.get(host, 0) >= course.rules.max_host_failures}
-    if len(ready - failed) >= max(1, course.rules.min_nodes):
-        why.update({host: f"{failures[host]} {FAILURES}" for host in failed})
-        ready -= failed
+    failed = {host: f"{LEFT_OUT}{reason}" for host, reason in hosts_that_fail(course, ends).items() if host in ready}
+    if len(ready - failed.keys()) >= max(1, course.rules.min_nodes):
+        why.update(failed)
+        ready -= failed.keys()
     members = course.attempt.hosts
     preferred = [host for host in members if host in ready]
     preferred += [host for host in course.all_hosts if host in ready and host not in members]
@@ -570,14 +577,14 @@ def why_silent(course: Course, host: str) -> str:
     return "it is not heard" if host not in course.known else "its ranks have not ended"
 
 
-def host_failures(ends: Sequence[Words]) -> Dict[str, int]:
-    """How many attempts ended because of each host."""
-    found: Dict[str, int] = {}
-    for end in ends:
-        cause = end["cause"] or {}
-        if cause.get("kind") not in (None, "cut") and not cause.get("consequence"):
-            found[cause["host"]] = found.get(cause["host"], 0) + 1
-    return found
+def hosts_that_fail(course: Course, ends: Sequence[Words]) -> Dict[str, str]:
+    """Hosts without which the run is better off, and why."""
+    causes = [end["cause"] for end in ends if end["cause"] and not end["cause"]["consequence"]]
+    # Of a cut pair, and of ranks that all wait for each other, nobody knows whose fault it is.
+    blamed = [one["host"] for one in causes if one["kind"] != "cut" and (one["kind"], one["rank"]) != ("hang", None)]
+    often = {host for host in blamed if blamed.count(host) >= course.rules.max_host_failures}
+    found = {host: f"{blamed.count(host)} attempts ended because of it" for host in often}
+    return found | {str(one["host"]): str(one["reason"]) for one in causes if one["unfit"]}
 
 
 def _hear_each_other(course: Course, one: str, other: str, now: float) -> bool:

@@ -48,12 +48,13 @@ class Cause:
     lines: tuple[str, ...] = ()  # what that rank printed last
     patience: float = 0.0  # seconds for other ranks to end by themselves, before they are ended
     final: bool = False  # started again, it would end the same way
+    unfit: bool = False  # so it would on this host: its disk is full
 
     def words(self, now: float) -> Words:
         """As it travels: with its age, as clocks differ."""
         found = {"kind": self.kind, "host": self.host, "rank": self.rank, "reason": self.reason, "other": self.other}
         more = {"consequence": self.consequence, "lines": list(self.lines), "patience": self.patience}
-        return {**found, **more, "final": self.final, "age": round(now - self.at, 3)}
+        return {**found, **more, "final": self.final, "unfit": self.unfit, "age": round(now - self.at, 3)}
 
 
 def cause_of(words: Words, now: float) -> Cause:
@@ -71,6 +72,7 @@ def cause_of(words: Words, now: float) -> Cause:
         lines=lines,
         patience=float(words["patience"]),
         final=bool(words.get("final")),
+        unfit=bool(words.get("unfit")),
     )
 
 

@@ -175,6 +175,7 @@ class Running:
             lines=tuple(lines),
             patience=patience,
             final=rank is not None and causes.is_final(str(explained["exception"]), int(explained["exitcode"])),
+            unfit=bool(causes.UNFIT.search(reason)),
         )
         return Failed(now, cause)
 

@@ -201,12 +201,13 @@ class Watch:
         return quiet > (SILENT_SECONDS if all(view.host in lost for view in waiting) else LINK_SECONDS)
 
     def _lost(self) -> set[str]:
-        """Hosts that do not answer here, and that the run counts as lost, or goes on without."""
+        """Hosts that do not answer here, or whose keeper does not, and that the run counts as lost or has left out."""
         ends = [view.end() for view in self.views.values()]
         causes = [cause for end in ends for cause in end.causes]
         named = {str(cause["host"]) for cause in causes if cause["kind"] in ("host_lost", "start")}
         members = {end.host for end in outcome.newest(ends)}
-        return {end.host for end in ends if not end.answers and (end.host in named or end.host not in members)}
+        silent = {end.host for end in ends if not end.answers or end.stuck}
+        return {host for host in silent if host in named or host not in members}
 
     # -- the ways in which it ends -------------------------------------------------------------------------------------
 

@@ -137,7 +137,7 @@ def test_a_host_that_failed_twice_is_left_out_and_named() -> None:
     world.run([(20.0, "rank dies", "h1", ""), (50.0, "rank dies", "h1", "")], LONGEST_WITH_RESTARTS)
     last = world.steps[-1].attempt
     assert (last.number, last.hosts) == (3, ("h2", "h3")) and world.steps[-1].step == STEPS
-    assert last.left_out == (("h1", "2 attempts ended by its failures"),)
+    assert last.left_out == (("h1", "it can take no part any more: 2 attempts ended because of it"),)
     assert world.verdicts() == ["succeeded"] * 3
 
 
@@ -145,6 +145,33 @@ def test_the_only_host_is_not_left_out() -> None:
     world = World(1, 1, 10.0, replace(MANY, nodes=1, max_host_failures=1), STEPS)
     world.run([(20.0, "rank dies", "h1", ""), (50.0, "rank dies", "h1", "")], LONGEST_WITH_RESTARTS)
     assert world.verdicts() == ["succeeded"] and world.steps[-1].attempt.number == 3
+
+
+def test_a_host_whose_disk_is_full_is_left_out_at_once_and_ends_the_run_where_it_is_needed() -> None:
+    for min_nodes, verdict, number in ((1, "succeeded", 2), (2, "failed", 1)):
+        world = World(2, 1, 10.0, replace(MANY, nodes=2, min_nodes=min_nodes), STEPS)
+        while world.now < 20.0:
+            world.step()
+        world.hosts["h2"].ranks = "failed"
+        full = d.Cause("rank", "h2", 1, "OSError: No space left on device", world.now, unfit=True)
+        world.happen(world.hosts["h2"], d.Failed(world.now, full))
+        world.hosts["h2"].due.append((world.now, ("terminated", 1)))
+        world.run([], LONGEST_WITH_RESTARTS)
+        last = world.steps[-1].attempt
+        assert world.verdicts() == [verdict] * 2 and last.number == number
+    assert [host.course.over.reason for host in world.hosts.values() if host.course.over] == [
+        "it would end the same way again"
+    ] * 2
+
+
+def test_nobody_is_blamed_for_ranks_that_wait_for_each_other() -> None:
+    world = World(2, 1, 10.0, replace(MANY, nodes=2, max_host_failures=1), STEPS)
+    while world.now < 20.0:
+        world.step()
+    world.hosts["h1"].ranks = "waiting"
+    world.happen(world.hosts["h1"], d.Failed(world.now, d.Cause("hang", "h1", None, "no progress", world.now)))
+    world.run([], LONGEST_WITH_RESTARTS)
+    assert world.steps[-1].attempt.hosts == ("h1", "h2") and world.steps[-1].attempt.number == 2
 
 
 def test_restarts_are_counted() -> None:

@@ -449,6 +449,21 @@ def test_a_spare_takes_the_place_of_a_host_whose_keeper_is_gone(run: Run, tmp_pa
     assert "its keeper is gone" in run.events(3, "attempt")[0]["left_out"]["h1"]
 
 
+@pytest.mark.slow
+def test_half_of_the_hosts_without_the_master_end_and_say_why(run: Run) -> None:
+    run.start(2, lambda node: ["-c", WAIT], restarts=3)
+    pids = {**run.pids(0), **run.pids(1)}
+    wait_for(lambda: run.events(1, "heard"))
+    run.processes[0].kill()
+    os.kill(pids["0"], signal.SIGKILL)
+    assert run.processes[1].wait(90) == 1 and not is_alive(pids["1"])
+    found = run.document(1, "exit.json")
+    assert found["given_up"] == (
+        "1 of the 2 hosts of attempt 1 are heard, without its master h1: too few to go on, as the others may"
+    )
+    assert (found["cause"]["kind"], found["cause"]["host"]) == ("host_lost", "h1")
+
+
 def test_ranks_that_are_given_up_are_not_started_again(run: Run) -> None:
     run.start(2, lambda node: ["-c", "import sys; sys.exit(2)" if node else WAIT], restarts=3)
     assert run.statuses() == [1, 1]

@@ -133,6 +133,17 @@ def test_the_trainer_tells_all_its_phases_and_its_silence_is_found(keeper: FakeK
         end(process, keeper)
 
 
+def test_a_script_says_that_it_can_go_on_and_learns_which_attempt_it_is(
+    keeper: FakeKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = muster_run.Teller({"MUSTER_KEEPER": str(keeper.path), "RANK": "3"})
+    monkeypatch.setattr(muster_run, "_teller", told)
+    assert muster_run.can_resume() == 1
+    monkeypatch.setenv("MUSTER_ATTEMPT", "2")
+    assert muster_run.can_resume() == 2
+    keeper.wait(lambda: len(keeper.of(3, resumable=True)) == 2)
+
+
 @pytest.mark.slow
 def test_a_script_reports_and_stops_on_all_ranks_at_the_same_step(keeper: FakeKeeper, tmp_path: Path) -> None:
     (tmp_path / "muster_run.py").symlink_to(HELPER)  # as in the image

@@ -108,6 +108,26 @@ def test_a_stop_asked_of_one_rank_ends_all_after_a_checkpoint(tmp_path: Path) ->
         assert_equal(resumed[part], whole[part], part)
 
 
+def starts(folder: Path) -> list[int | None]:
+    """The step after which each start went on."""
+    events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [event["resumed_from"] for event in events if event["event"] == "start"]
+
+
+@pytest.mark.slow
+def test_another_attempt_goes_on_from_the_runs_own_checkpoints_whatever_was_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_in(tmp_path, resume="none", shares="3,2,1")
+    train(3, settings, changes=dict.fromkeys(range(3), crash_in_step(7)))
+    monkeypatch.setenv("MUSTER_ATTEMPT", "2")
+    train(3, settings, changes=dict.fromkeys(range(3), crash_in_step(11)))
+    first, second = starts(tmp_path)
+    assert first is None and second in (4, 6)  # a checkpoint each second step, written in the background
+    assert train(2, settings) == [0, 0]  # shares of three ranks mean nothing to two: they are measured
+    assert len(starts(tmp_path)) == 3 and (starts(tmp_path)[-1] or 0) in (8, 10) and len(losses(tmp_path)) == STEPS
+
+
 @pytest.mark.slow
 def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
     assert train(1, settings_in(tmp_path, epochs=1)) == [0]

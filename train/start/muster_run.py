@@ -62,7 +62,7 @@ class Teller:
         if self.socket is None or (phase == self.phase and now < self.quiet_until):
             return
         known = {name: value for name, value in figures.items() if value is not None}
-        if self.send({"phase": phase, "pid": os.getpid(), **known}):
+        if self.send({"phase": phase, **known}):
             self.phase, self.quiet_until = phase, now + TELL_SECONDS
 
     def send(self, words: Mapping[str, Any]) -> bool:
@@ -70,7 +70,7 @@ class Teller:
         if self.socket is None:
             return False
         try:
-            data = json.dumps({"rank": self.rank, **words}, default=float).encode()
+            data = json.dumps({"rank": self.rank, "pid": os.getpid(), **words}, default=float).encode()
             self.socket.sendto(data, socket.MSG_DONTWAIT, self.keeper)
         except Exception:  # whatever it is, it shall not end a training
             return False

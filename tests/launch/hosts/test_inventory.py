@@ -90,6 +90,14 @@ def test_no_host(tmp_path: Path, text: str) -> None:
     assert "holds no host" in refusal(tmp_path, text)
 
 
+def test_the_group_spares_names_hosts_that_wait(tmp_path: Path) -> None:
+    hosts = "all:\n  hosts:\n    a: {ansible_host: 192.0.2.1}\n    b: {ansible_host: 192.0.2.2}\n"
+    group = "  children:\n    spares:\n      hosts:\n"
+    found = read(tmp_path, hosts + group + "        b:\n        c: {ansible_host: 192.0.2.3}\n").hosts
+    assert [(host.name, host.spare) for host in found] == [("a", False), ("b", True), ("c", True)]
+    assert "all hosts are in the group `spares`" in refusal(tmp_path, hosts + group + "        a:\n        b:\n")
+
+
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(Refusal, match="no such inventory"):
         inventory.read(tmp_path / "absent.yml")

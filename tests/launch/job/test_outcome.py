@@ -203,3 +203,44 @@ def test_where_all_ranks_wait_for_each_other_no_single_host_is_to_blame() -> Non
     found = failure_of(ended("h1", stuck), ended("h3", stuck))
     assert (found.host, found.rank) == ("h1, h3", None)
     assert str(failure_of(ended("h1", cause("h1", "hang", 2, "no progress; it stands at x.py:3")))).startswith("rank 2")
+
+
+def again(host: str, *causes: Any, status: str = "succeeded", hosts: str = "h1 h3", **more: Any) -> HostEnd:
+    """The end of a host in, or after, attempt 2."""
+    attempts = [{"number": 1, "hosts": ["h1", "h2", "h3"], "cause": cause("h2", "host_lost"), "reached": 40}]
+    return ended(host, *causes, status=status, attempt=2, hosts=hosts.split(), attempts=attempts, **more)
+
+
+def test_a_run_that_went_on_without_a_host_has_succeeded_whatever_became_of_that_one() -> None:
+    lost = cause("h2", "host_lost", reason="it hears no other host for 10 s")
+    attempt = {"event": "attempt", "attempt": 2, "hosts": ["h1", "h3"]}
+    for second in (away("h2"), ended("h2", lost), HostEnd("h2", container={"ExitCode": 137})):
+        verdict = outcome.verdict([again("h1"), second, again("h3")])
+        assert (verdict.status, len(verdict.attempts)) == ("succeeded", 1)
+        verdict = outcome.verdict([again("h1"), second, HostEnd("h3", events=[attempt], answers=False, ended=False)])
+        assert verdict.status == "succeeded"
+    assert outcome.summary("r", 3, 3, "10.0.0.1", verdict)["restarts"] == 0  # of one attempt the end is known
+
+
+def test_what_ended_the_newest_attempt_counts_and_why_there_was_no_other_is_kept() -> None:
+    killed = cause("h3", rank=1, age=1.0)
+    gave_up = again("h1", killed, status="failed", given_up="MAX_RESTARTS")
+    verdict = outcome.verdict([gave_up, ended("h2", cause("h2", "host_lost", age=9.0)), away("h3")])
+    assert verdict.failure == Failure("h3", 1, "killed by SIGKILL") and verdict.given_up == "MAX_RESTARTS"
+    assert outcome.summary("r", 3, 3, "10.0.0.1", verdict)["given_up"] == "MAX_RESTARTS"
+
+
+def test_an_attempt_that_is_over_has_a_cause_of_its_own() -> None:
+    noted = [{"event": "failed", "attempt": 1, "after": 5.0, **cause("h2", rank=1, reason="first")},
+             {"event": "attempt", "attempt": 2, "after": 8.0, "hosts": ["h1", "h2"]},
+             {"event": "failed", "attempt": 2, "after": 9.0, **cause("h1", rank=0, reason="second")}]  # fmt: skip
+    ends = [HostEnd("h1", events=noted, ended=False)]
+    for attempt, reason in ((1, "first"), (2, "second"), (None, "second")):
+        found = outcome.first_failure(ends, attempt)
+        assert found is not None and found[0].reason == reason
+
+
+def test_the_results_are_those_of_the_last_master() -> None:
+    documents = [{"attempt": 1, "hosts": ["h1", "h2"]}, {"attempt": 2, "hosts": ["h2"]}, None, {}, {"attempt": 3}]
+    assert outcome.results_host("h1", documents) == "h2"
+    assert outcome.results_host("h1", [None, {}]) == "h1"

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from keeper.placement import Place, placed
 from launch.cli.refusal import Refusal
+from launch.hosts.clustermap import ClusterMap
 from launch.job import plan as plans
 from launch.job.plan import Options, Plan, Ports
 from tests.launch.fake_hosts import ports
@@ -161,6 +162,38 @@ def test_bad_nodes_are_refused(nodes: str) -> None:
     with pytest.raises(Refusal) as caught:
         plans.chosen_hosts(cluster(1, 1, 1), plans.parse_nodes(nodes))
     assert nodes in str(caught.value) and "fix: give" in str(caught.value)
+
+
+def with_spare(*nprocs: int) -> ClusterMap:
+    """A cluster whose last host is a spare."""
+    known = cluster(*nprocs)
+    return replace(known, hosts=[*known.hosts[:-1], replace(known.hosts[-1], spare=True)])
+
+
+def test_spares_come_after_all_others_and_have_no_ranks_yet() -> None:
+    known = with_spare(1, 2, 4)
+    with pytest.raises(Refusal, match=r"NODES=3.* has 2 hosts: h1, h2"):
+        plans.chosen_hosts(known, 3)
+    made = plans.make_plan(known, Options(max_restarts=3), RUN, ports(3), "me@here", "now")
+    assert [one.ranks for one in made.hosts] == [[0], [1, 2], []] and made.world_size == 3
+    assert "h3 (node rank 2, a spare, eno2 10.78.0.13)" in plans.describe(made)
+    assert [place.ranks for place in places(made, "h2", "h3")] == [[0, 1], [2, 3, 4, 5]]
+    assert plans.received(json.loads(json.dumps(plans.document(made))), RUN) == made
+    without = plans.make_plan(known, Options(max_restarts=0), RUN, ports(3), "me@here", "now")
+    assert [one.host for one in without.hosts] == ["h1", "h2"]
+
+
+def test_how_often_a_run_may_go_on_is_a_number_and_a_script_has_to_say_that_it_can() -> None:
+    assert (plans.parse_max_restarts("", False), plans.parse_max_restarts("", True)) == (3, -3)
+    assert plans.parse_max_restarts("0", True) == 0 and plans.parse_max_restarts("7", True) == 7
+    assert plans.parse_min_nodes("", 3) == 1 and plans.parse_min_nodes("3", 3) == 3
+    assert plans.parse_max_host_failures("") == 2
+    for bad in ("-1", "x", "1.5", "10001"):
+        with pytest.raises(Refusal, match=f"MAX_RESTARTS={bad} is not a whole number from 0 to 10000"):
+            plans.parse_max_restarts(bad, False)
+    for bad in ("0", "4"):
+        with pytest.raises(Refusal, match=f"MIN_NODES={bad} is not a whole number from 1 to 3"):
+            plans.parse_min_nodes(bad, 3)
 
 
 def test_a_dry_run_shows_every_command_in_full() -> None:

@@ -490,3 +490,34 @@ def test_a_second_ctrl_c_says_what_will_happen_and_leaves() -> None:
     _, err = process.communicate(timeout=60)
     assert process.returncode == exits.INTERRUPTED
     assert "muster: left; run some-run is being stopped by its hosts; `make attach RUN=some-run" in err
+
+
+def test_a_run_that_goes_on_is_told_in_order_and_a_lost_host_is_not_waited_for(
+    hosts: dict[str, Host], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(follow, "SILENT_SECONDS", 0.2)
+    lost = cause("h1", "host_lost", reason="no word from it for 10 s")
+    known: dict[str, Any] = {"attempt": 2, "hosts": ["h2", "h3"], "attempts": [{"number": 1}, {"number": 2}]}
+    begins = event("attempt", attempt=2, hosts=["h2", "h3"], master="h2", left_out={"h1": "no word from it for 10 s"})
+    for name in ("h2", "h3"):
+        failed = event("failed", attempt=1, **lost)
+        hosts[name].say(output("events", 0, failed.data + begins.data), end(**known))
+    for _ in range(200):
+        hosts["h1"].say(DROP)
+    assert watched(hosts["h1"], hosts["h2"], hosts["h3"]) == exits.SUCCEEDED
+    said = [line for line in capsys.readouterr().out.splitlines() if "| h1: no view" not in line]
+    assert said[0] == "muster | h1: the host is lost: no word from it for 10 s"
+    assert said[1] == "muster | all its ranks are being ended, on every host"
+    goes_on = "attempt 2 goes on from the newest checkpoint, on h2, h3; h1 is left out: no word from it for 10 s"
+    assert said[2] == f"muster | {goes_on}" and sum(goes_on in line for line in said) == 1
+    assert said[-1] == "muster | run some-run succeeded after 1 restart; not gathered yet: h1"
+    assert (summary()["restarts"], summary()["missing_hosts"]) == (1, ["h1"])
+
+
+def test_why_a_run_was_not_started_again_is_said(hosts: dict[str, Host], capsys: pytest.CaptureFixture[str]) -> None:
+    killed = cause("h1", rank=0)
+    hosts["h1"].say(event("failed", **killed), end("failed", killed, given_up="it would end the same way again"))
+    assert watched(hosts["h1"]) == exits.FAILED
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == "muster | it was not started again: it would end the same way again"
