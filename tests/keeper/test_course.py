@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -51,6 +52,99 @@ def test_never_two_halves_and_always_an_end(
         assert host.ranks == "gone"
     succeeded = "succeeded" in world.verdicts()
     assert not succeeded or max(step.step for step in world.steps) == STEPS
+
+
+class Council:
+    """Keepers that hear each other in any order, or never, and propose whatever comes to their minds."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        self.chance = random.Random(seed)
+        names = HOSTS[:count]
+        first = c.Attempt(names, (1, 2))
+        self.courses = {
+            name: c.begin(name, names, replace(MANY, nodes=count), first, 0.0, GRACE_SECONDS) for name in names
+        }
+        self.stepped = first  # the newest attempt that could take a step
+        for name in names:
+            self.fail(name)
+
+    def run(self, turns: int) -> None:
+        for _ in range(turns):
+            one, other = self.chance.choices(list(self.courses), k=2)
+            what = self.chance.random()
+            if what < 0.75 and one != other:
+                self.happen(one, d.Heard(1.0, other, c.beat(self.courses[other], 1.0)))
+            elif what < 0.9:
+                self.propose(one)
+            else:
+                self.fail(one)
+            self.check()
+
+    def happen(self, name: str, event: Any) -> None:
+        self.courses[name], _ = c.decide(self.courses[name], event)
+
+    def fail(self, name: str) -> None:
+        """Its ranks fail, and have ended."""
+        course = self.courses[name]
+        if course.own is None or course.own.status == "ended":
+            return
+        self.happen(name, d.Failed(1.0, d.Cause("rank", name, 0, "killed", 1.0)))
+        self.happen(name, d.Ended(1.0, 1))
+
+    def propose(self, name: str) -> None:
+        """Any hosts, as an attempt after the newest one that it knows."""
+        course = self.courses[name]
+        if not course.has_ended:
+            return
+        hosts = tuple(host for host in self.courses if self.chance.random() < 0.5) or (name,)
+        votes = [*course.votes, *(vote for known in course.known.values() for vote in known.votes)]
+        ballot = 1 + max([course.attempt.ballot, *(vote.ballot for vote in votes)])
+        proposal = c.Attempt(hosts, (1, 2), course.attempt.number + 1, ballot)
+        self.courses[name] = replace(course, votes=(*course.votes, proposal))
+
+    def check(self) -> None:
+        """All hosts of an attempt at work: then it takes a step, and none before it ever does again."""
+        at_work = {name: course.own_ballot for name, course in self.courses.items() if not course.has_ended}
+        for course in self.courses.values():
+            attempt = course.attempt
+            if all(at_work.get(host) == attempt.ballot for host in attempt.hosts):
+                assert attempt == self.stepped or attempt.ballot > self.stepped.ballot, (attempt, self.stepped)
+                self.stepped = attempt
+
+
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None, phases=PHASES)
+@given(st.integers(2, 5), st.integers())
+def test_whoever_proposes_what_and_hears_whom_there_is_one_attempt_that_can_take_a_step(count: int, seed: int) -> None:
+    Council(count, seed).run(300)
+
+
+def proposed(council: Council, ballot: int, hosts: str, voters: str) -> c.Attempt:
+    """An attempt 2 for which these have voted."""
+    proposal = c.Attempt(tuple(hosts.split()), (1, 2), 2, ballot)
+    for name in voters.split():
+        course = council.courses[name]
+        council.courses[name] = replace(course, votes=(*course.votes, proposal))
+    return proposal
+
+
+def test_an_attempt_begins_when_all_its_hosts_have_voted_for_it() -> None:
+    council = Council(3, 1)
+    proposal = proposed(council, 2, "h1 h2 h3", "h1 h2")
+    council.happen("h1", d.Heard(1.0, "h2", c.beat(council.courses["h2"], 1.0)))
+    assert council.courses["h1"].attempt.number == 1
+    council.happen("h3", d.Heard(1.0, "h1", c.beat(council.courses["h1"], 1.0)))  # and votes
+    council.happen("h1", d.Heard(1.0, "h3", c.beat(council.courses["h3"], 1.0)))
+    assert council.courses["h1"].attempt == proposal and council.courses["h1"].own_ballot == 2
+
+
+def test_who_has_voted_for_an_attempt_begins_no_older_one() -> None:
+    council = Council(4, 1)
+    older = proposed(council, 2, "h1 h2", "h1 h2 h3")
+    proposed(council, 3, "h3 h4", "h2 h3 h4")
+    council.courses["h1"] = replace(council.courses["h1"], attempt=older)
+    council.happen("h2", d.Heard(1.0, "h1", c.beat(council.courses["h1"], 1.0)))
+    assert council.courses["h2"].attempt.number == 1 and council.courses["h2"].has_ended
 
 
 NETWORK = ("alone", "cut", "heal")
