@@ -145,7 +145,7 @@ class Course:
     own_ballot: int = 0  # of that attempt
     known: Mapping[str, Known] = field(default_factory=dict)
     votes: Tuple[Attempt, ...] = ()  # this keeper's, since the last attempt that was accepted
-    voted_at: float | None = None
+    voted_at: Optional[float] = None
     ports: Optional[Tuple[int, int]] = None
     reached: Optional[int] = None  # the last step of the attempt
     alone_since: Optional[float] = None  # waiting, and nobody of the attempt can be heard
@@ -201,7 +201,7 @@ def decide(course: Course, event: Any) -> Tuple[Course, Actions]:
         if isinstance(event, StopAsked):
             course = _stopped(course, event, actions)
         course = _within(course, event, actions)
-    course = _learn_stop(course, now, actions)
+    course = _learn_stop(course)
     if course.restarts:
         course = _go_on(course, event, actions)
     elif course.own is None:
@@ -341,7 +341,7 @@ def _stopped(course: Course, event: StopAsked, actions: Actions) -> Course:
     return replace(course, stop=attempts.Stop(event.by, grace, event.now))
 
 
-def _learn_stop(course: Course, now: float, actions: Actions) -> Course:
+def _learn_stop(course: Course) -> Course:
     """A stop that the attempt has learnt by itself (ranks that saved and stopped) is the run's."""
     if course.stop is None and course.own and course.own.stop:
         return replace(course, stop=course.own.stop)
@@ -398,7 +398,7 @@ def _vote(course: Course, now: float, actions: Actions) -> Course:
     newest = max((vote.ballot for vote in course.votes), default=course.attempt.ballot)
     heard = [vote for known in course.known.values() if _is_fresh(known, now) for vote in known.votes]
     better = [vote for vote in heard if vote.ballot > newest and vote.number > course.attempt.number]
-    if not better or course.stop or not (course.takes_part is False or _has_failed(course)):
+    if not better or course.stop or (course.takes_part and not _has_failed(course)):
         return course
     actions.append(Tell())
     return replace(course, votes=(*course.votes, max(better, key=lambda vote: vote.ballot)), voted_at=now)
@@ -463,9 +463,15 @@ def _propose(course: Course, now: float, actions: Actions) -> Course:
 
 
 def _too_few(course: Course, heard: Set[str]) -> str:
-    attempt = course.attempt
-    of = f"{len(heard & set(attempt.hosts))} of the {len(attempt.hosts)} hosts of attempt {attempt.number} are heard"
-    return f"{of}, without its master {attempt.decider}: too few to go on, as the others may"
+    attempt, there = course.attempt, heard & set(course.attempt.hosts)
+    of = f"{len(there)} of the {len(attempt.hosts)} hosts of attempt {attempt.number}"
+    of += f" {plural(len(there), 'is', 'are')} heard"
+    half = "" if attempt.decider in there else f", without its master {attempt.decider}"
+    return f"{of}{half}: too few to go on, as the others may"
+
+
+def plural(number: int, one: str, more: str) -> str:
+    return one if number == 1 else more
 
 
 def why_not_again(course: Course) -> str:
@@ -479,7 +485,8 @@ def why_not_again(course: Course) -> str:
         if abs(steps[1] - steps[0]) <= SAME_STEPS:
             return f"it was out of memory twice at step {steps[1]}"
     if course.attempt.number > rules.max_restarts:
-        return f"it was restarted {rules.max_restarts} times, as often as MAX_RESTARTS allows"
+        often = f"{rules.max_restarts} {plural(rules.max_restarts, 'time', 'times')}"
+        return f"it was restarted {often}, as often as MAX_RESTARTS allows"
     idle = without_new_step(ends)
     if idle >= NO_STEP_ATTEMPTS and (rules.steps_are_known or any(end["reached"] for end in ends)):
         first = ends[-idle]["cause"] or {}
@@ -520,7 +527,7 @@ def next_attempt(course: Course, now: float) -> Tuple[Optional[Attempt], str]:
     if missing and course.ended_at is not None and now - course.ended_at < READY_SECONDS:
         return None, f"{missing[0]}: {why[missing[0]]}"
     if len(hosts) < rules.min_nodes:
-        return None, f"{len(hosts)} of its hosts can go on, and MIN_NODES={rules.min_nodes}"
+        return None, f"{len(hosts)} of its hosts can go on, fewer than MIN_NODES={rules.min_nodes}"
     ports = course.ports if hosts[0] == course.me else course.known[hosts[0]].words["ports"]
     if ports is None:
         return None, f"{hosts[0]} has no free port for the rendezvous"
@@ -539,7 +546,7 @@ def chosen_hosts(course: Course, ends: Sequence[Words], now: float) -> Tuple[Tup
     Those of the last attempt first, then as many of the others as have left a place; all hear each other.
     """
     ready = {host for host in course.all_hosts if host == course.me or _is_ready(course, host, now)}
-    why = {host: why_silent(course, host) for host in course.all_hosts if host not in ready}
+    why = {host: why_not_ready(course, host, now) for host in course.all_hosts if host not in ready}
     failed = {host: f"{LEFT_OUT}{reason}" for host, reason in hosts_that_fail(course, ends).items() if host in ready}
     if len(ready - failed.keys()) >= max(1, course.rules.min_nodes):
         why.update(failed)
@@ -567,14 +574,17 @@ def _is_ready(course: Course, host: str, now: float) -> bool:
     )
 
 
-def why_silent(course: Course, host: str) -> str:
+def why_not_ready(course: Course, host: str, now: float) -> str:
     """Why a host cannot be in the next attempt, in a line."""
     for cause in course.own.causes if course.own else ():
         if cause.kind in ("host_lost", "start") and cause.host == host:
             return cause.reason
         if cause.kind == "cut" and host in (cause.host, cause.other):
             return cause.reason
-    return "it is not heard" if host not in course.known else "its ranks have not ended"
+    known = course.known.get(host)
+    if known is None:
+        return "it was never heard"
+    return "its ranks have not ended" if _is_fresh(known, now) else f"no word from it for {now - known.at:.0f} s"
 
 
 def hosts_that_fail(course: Course, ends: Sequence[Words]) -> Dict[str, str]:

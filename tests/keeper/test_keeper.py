@@ -459,7 +459,7 @@ def test_half_of_the_hosts_without_the_master_end_and_say_why(run: Run) -> None:
     assert run.processes[1].wait(90) == 1 and not is_alive(pids["1"])
     found = run.document(1, "exit.json")
     assert found["given_up"] == (
-        "1 of the 2 hosts of attempt 1 are heard, without its master h1: too few to go on, as the others may"
+        "1 of the 2 hosts of attempt 1 is heard, without its master h1: too few to go on, as the others may"
     )
     assert (found["cause"]["kind"], found["cause"]["host"]) == ("host_lost", "h1")
 
