@@ -31,7 +31,7 @@ from keeper.decide import Actions, Cause, Heard, Leave, Note, StopAsked, Tell, T
 NO_STEP_ATTEMPTS = 3  # so many in a row without a new step end the run
 SAME_STEPS = 10  # out of memory that close to the step of the time before is out of memory at the same step
 VOTE_SECONDS = 3.0  # for a proposal to be accepted; then another one is made
-READY_SECONDS = 5.0  # for a host of the last attempt that is not lost to be ready for the next one
+READY_SECONDS = 5.0  # for a host that is not lost to be ready for the next attempt
 MINORITY_SECONDS = 30.0  # for hosts that are missing to be heard again, before a run gives up or a host leaves
 BETWEEN_SECONDS = 90.0  # from the end of a host's ranks to the next attempt, whatever happens
 LEFT_OUT = "it can take no part any more: "  # why a host that is heard is left out begins so
@@ -520,12 +520,9 @@ def next_attempt(course: Course, now: float) -> Tuple[Optional[Attempt], str]:
     attempt, rules = course.attempt, course.rules
     ends = ends_of(course)
     hosts, why = chosen_hosts(course, ends, now)
-    lost = {host for host, peer in course.own.peers.items() if peer.lost} if course.own else set()
-    missing = [
-        host for host in attempt.hosts if host in why and host not in lost and not why[host].startswith(LEFT_OUT)
-    ]
-    if missing and course.ended_at is not None and now - course.ended_at < READY_SECONDS:
-        return None, f"{missing[0]}: {why[missing[0]]}"
+    late = [host for host in why if not why[host].startswith(LEFT_OUT) and _may_be_ready_soon(course, host, now)]
+    if late and len(hosts) < rules.nodes and course.ended_at is not None and now - course.ended_at < READY_SECONDS:
+        return None, f"{late[0]}: {why[late[0]]}"
     if len(hosts) < rules.min_nodes:
         return None, f"{len(hosts)} of its hosts can go on, fewer than MIN_NODES={rules.min_nodes}"
     ports = course.ports if hosts[0] == course.me else course.known[hosts[0]].words["ports"]
@@ -538,6 +535,13 @@ def next_attempt(course: Course, now: float) -> Tuple[Optional[Attempt], str]:
     known_ends = (*ends[:1], *ends[1:][1 - KNOWN_ENDS :])
     master, free = ports
     return Attempt(hosts, (master, free), attempt.number + 1, 1 + max(ballots), known_ends, left_out), ""
+
+
+def _may_be_ready_soon(course: Course, host: str, now: float) -> bool:
+    """Whether a host that is not ready is not known to be lost."""
+    if course.own and host in course.own.peers:
+        return not course.own.peers[host].lost
+    return host in course.known and now - course.known[host].at < attempts.LOST_SECONDS
 
 
 def chosen_hosts(course: Course, ends: Sequence[Words], now: float) -> Tuple[Tuple[str, ...], Dict[str, str]]:
