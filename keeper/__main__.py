@@ -39,6 +39,7 @@ PAUSE_SECONDS = 0.05  # between two looks at children and at what became due
 STATE_SECONDS = 1.0  # between two state.json
 KEPT_SECONDS = HELD_SECONDS + 30.0  # the door takes the start back before that
 WAITING_SECONDS = {"ending": 5.0, "ended": 60.0, "waiting": 60.0}  # between two events that say what is waited for
+UNSAID = "the script has not said that it can go on (muster_run.can_resume(), or MAX_RESTARTS=3)"
 STATUSES = {"succeeded": 0, "failed": 1, "stopped": causes.EXIT_STOPPED}
 
 Words = Mapping[str, Any]
@@ -309,6 +310,7 @@ class Keeper:
     def _write_exit(self, status: str, found: Tuple[Cause, ...]) -> None:
         now, course = time.monotonic(), self.course
         cause, own = deciding.first(found), course.own
+        unsaid = status == "failed" and course.rules.max_restarts < 0 and own is not None and own.status == "ended"
         document = {
             "status": status,
             "exit_status": own.exit_status if own else None,
@@ -319,7 +321,7 @@ class Keeper:
             "attempt": course.attempt.number,
             "hosts": list(course.attempt.hosts),
             "attempts": courses.ends_of(course),
-            "given_up": course.over.reason if course.over else "",
+            "given_up": course.over.reason if course.over else UNSAID if unsaid else "",
             "seconds": round(now - self.began, 3),
             "time": time.time(),
         }

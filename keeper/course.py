@@ -34,7 +34,6 @@ VOTE_SECONDS = 3.0  # for a proposal to be accepted; then another one is made
 READY_SECONDS = 5.0  # for a host that is not lost to be ready for the next attempt
 MINORITY_SECONDS = 30.0  # for hosts that are missing to be heard again, before a run gives up or a host leaves
 BETWEEN_SECONDS = 90.0  # from the end of a host's ranks to the next attempt, whatever happens
-LEFT_OUT = "it can take no part any more: "  # why a host that is heard is left out begins so
 KNOWN_ENDS = 20  # of earlier attempts, in heartbeats and documents: the first one, and the latest
 
 
@@ -463,11 +462,12 @@ def _propose(course: Course, now: float, actions: Actions) -> Course:
 
 
 def _too_few(course: Course, heard: Set[str]) -> str:
-    attempt, there = course.attempt, heard & set(course.attempt.hosts)
-    of = f"{len(there)} of the {len(attempt.hosts)} hosts of attempt {attempt.number}"
-    of += f" {plural(len(there), 'is', 'are')} heard"
-    half = "" if attempt.decider in there else f", without its master {attempt.decider}"
-    return f"{of}{half}: too few to go on, as the others may"
+    attempt = course.attempt
+    there = [host for host in attempt.hosts if host in heard]
+    rest = [host for host in attempt.hosts if host not in heard]
+    go = plural(len(rest), "goes", "go")
+    few = "less than half of its hosts are left, or half without the master"
+    return f"{', '.join(there)} cannot know whether {', '.join(rest)} {go} on: {few}"
 
 
 def plural(number: int, one: str, more: str) -> str:
@@ -520,7 +520,7 @@ def next_attempt(course: Course, now: float) -> Tuple[Optional[Attempt], str]:
     attempt, rules = course.attempt, course.rules
     ends = ends_of(course)
     hosts, why = chosen_hosts(course, ends, now)
-    late = [host for host in why if not why[host].startswith(LEFT_OUT) and _may_be_ready_soon(course, host, now)]
+    late = [host for host in why if host not in hosts_that_fail(course, ends) and _may_be_ready_soon(course, host, now)]
     if late and len(hosts) < rules.nodes and course.ended_at is not None and now - course.ended_at < READY_SECONDS:
         return None, f"{late[0]}: {why[late[0]]}"
     if len(hosts) < rules.min_nodes:
@@ -551,7 +551,7 @@ def chosen_hosts(course: Course, ends: Sequence[Words], now: float) -> Tuple[Tup
     """
     ready = {host for host in course.all_hosts if host == course.me or _is_ready(course, host, now)}
     why = {host: why_not_ready(course, host, now) for host in course.all_hosts if host not in ready}
-    failed = {host: f"{LEFT_OUT}{reason}" for host, reason in hosts_that_fail(course, ends).items() if host in ready}
+    failed = {host: reason for host, reason in hosts_that_fail(course, ends).items() if host in ready}
     if len(ready - failed.keys()) >= max(1, course.rules.min_nodes):
         why.update(failed)
         ready -= failed.keys()
@@ -636,8 +636,10 @@ def _give_up_late(course: Course, now: float, actions: Actions) -> Course:
         return _over(course, "failed", reason, now, actions, alone=True) if late else course
     since = now if course.alone_since is None else course.alone_since
     course = replace(course, alone_since=since)
-    # Before the first word the others may take as long to start as this one.
+    # Before the first word the others may take as long to start as this one; who heard them give up need not wait.
     patience = MINORITY_SECONDS if course.known else attempts.START_SECONDS
+    if any(course.known[host].words["over"] for host in course.attempt.hosts if host in course.known):
+        patience = attempts.LINGER_SECONDS
     if now - since <= patience:
         return course
     reason = f"it hears none of {', '.join(host for host in course.attempt.hosts if host != course.me)}"

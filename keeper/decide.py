@@ -425,7 +425,7 @@ def _is_silent(state: State, peer: Peer, now: float) -> bool:
 def _why_silent(state: State, host: str, now: float, alone: bool) -> Cause:
     peer = state.peers[host]
     if peer.refused_since is not None:
-        return Cause("host_lost", host, None, "its keeper is gone: the container was ended, not by its run", now)
+        return Cause("host_lost", host, None, "its container has ended, and not because the run has", now)
     last = state.began if peer.last is None else peer.last
     silence = f"{now - last:.0f} s"
     hearing = [name for name, other in state.peers.items() if name != host and _hears(other, host, now)]

@@ -196,7 +196,8 @@ def restore(session: Session, state: State) -> list[str]:
     if same_ranks:
         session.weights = state["shares"]
     else:
-        notes.append(f"{session.place.world_size} ranks go on from a checkpoint of {state['world_size']}")
+        now = session.place.world_size
+        notes.append(f"{now} rank{'s go' if now > 1 else ' goes'} on from a checkpoint of {state['world_size']}")
     session.position = Position(**state["position"])
     if same_ranks:  # else its sums come in another order anyway
         images, labels = some_samples(session.settings, session.place, session.dataset, session.loader)

@@ -106,8 +106,9 @@ def deploy(path: Path, console: Console, horovod: bool = False, remeasure: bool 
     console.print(f"Network [bold]{cluster.network.name}[/bold]: {cluster.network.reason}", highlight=False)
     for entry in cluster.network.refused:
         phases.say(f"not {entry['network']}: {entry['reason']}")
+    nodes = sum(not host.spare for host in inv.hosts)
     console.print(
-        f"Deployed in {phases.seconds['total']:.1f} s. Next: `make train NODES={len(inv.hosts)} "
+        f"Deployed in {phases.seconds['total']:.1f} s. Next: `make train NODES={nodes} "
         f"{naming(path)}` (`make check {naming(path)}` says what it will be worth).",
         highlight=False,
     )
@@ -201,7 +202,7 @@ def _table(cluster: clustermap.ClusterMap, placed: Mapping[str, Any]) -> Table:
         facts = host.facts
         used = [gpu for gpu in gpu_checks.nvidia_gpus(facts) if gpu["index"] in host.gpus]
         table.add_row(
-            host.name,
+            f"{host.name} (spare)" if host.spare else host.name,
             f"{host.address} ({host.interface})",
             str(host.nproc_per_node),
             gpu_checks.models(used) or "none",

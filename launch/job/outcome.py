@@ -115,16 +115,21 @@ def first_cause(ends: Sequence[HostEnd]) -> Words | None:
     return min(causes, key=lambda cause: (bool(cause.get("consequence")), cause["at"]), default=None)
 
 
-def first_failure(ends: Sequence[HostEnd], attempt: int | None = None) -> tuple[Failure, Words | None] | None:
-    """What failed first, and its cause where a keeper gave one. None: nothing is known to have failed.
+def agreed(ends: Sequence[HostEnd], because: Words) -> tuple[Failure, Words]:
+    """The failure that the keepers have agreed on, when the run goes on; with the last lines that one of them knows.
 
-    attempt: the number of one that is over, while the run goes on; None: the newest one.
+    because: a CAUSE without lines, of the event that another attempt begins.
     """
-    if attempt is not None:
-        ends = [
-            replace(end, exit=None, ended=False, events=[one for one in end.events if one.get("attempt") == attempt])
-            for end in ends
-        ]
+    same = ("kind", "host", "rank", "other", "reason")
+    noted = [event for end in ends for event in end.events if event.get("event") == "failed"]
+    known = (event for event in noted if all(event.get(key) == because.get(key) for key in same))
+    host = because["host"] if because["kind"] != "cut" else " and ".join(sorted((because["host"], because["other"])))
+    lost = "the host is lost: " if because["kind"] == "host_lost" else ""
+    return Failure(host, because.get("rank"), f"{lost}{because['reason']}"), next(known, because)
+
+
+def first_failure(ends: Sequence[HostEnd]) -> tuple[Failure, Words | None] | None:
+    """What failed first, and its cause where a keeper gave one. None: nothing is known to have failed."""
     cause = first_cause(ends)
     # A host whose keeper left no word, where all that the others know follows from that.
     died = [end for end in ends if end.answers and end.ended and not end.exit]

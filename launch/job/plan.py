@@ -174,23 +174,23 @@ def parse_max_restarts(text: str, script: bool) -> int:
     it can go on (below 0, see Options). Raises Refusal when it is not a number from 0 to 10000."""
     if not text.strip():
         return -MAX_RESTARTS if script else MAX_RESTARTS
-    return _number("MAX_RESTARTS", text, 0, 10_000)
+    return _number("MAX_RESTARTS", text, 0, 10_000, MAX_RESTARTS)
 
 
 def parse_min_nodes(text: str, nodes: int) -> int:
     """MIN_NODES as typed; empty means 1. Raises Refusal when it is not a number from 1 to that of the run's hosts."""
-    return _number("MIN_NODES", text, 1, nodes) if text.strip() else 1
+    return _number("MIN_NODES", text, 1, nodes, 1) if text.strip() else 1
 
 
 def parse_max_host_failures(text: str) -> int:
     """MAX_HOST_FAILURES as typed; empty means MAX_HOST_FAILURES. Raises Refusal when it is not from 1 to 10000."""
-    return _number("MAX_HOST_FAILURES", text, 1, 10_000) if text.strip() else MAX_HOST_FAILURES
+    return _number("MAX_HOST_FAILURES", text, 1, 10_000, MAX_HOST_FAILURES) if text.strip() else MAX_HOST_FAILURES
 
 
-def _number(name: str, text: str, least: int, most: int) -> int:
+def _number(name: str, text: str, least: int, most: int, usual: int) -> int:
     """Raises Refusal when a variable is not a whole number from `least` to `most`."""
     if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
-        raise refuse(name, f"{name}={text} is not a whole number from {least} to {most}", f"give one: {name}={least}")
+        raise refuse(name, f"{name}={text} is not a whole number from {least} to {most}", f"give one: {name}={usual}")
     return int(text)
 
 

@@ -59,6 +59,7 @@ def _until_the_end(follower: Follower, display: Display) -> None:
         if heard.what == "lost":
             display.say(f"{heard.host}: no view ({heard.words['reason']}); trying again")
     display.show_parts(0.0)
+    display.release()
 
 
 def _gathered(folder: Path, plain: bool) -> int:
@@ -76,6 +77,7 @@ def _gathered(folder: Path, plain: bool) -> int:
                 if nobody_reads():
                     return exits.SUCCEEDED
         display.show_parts(0.0)
+        display.release()
     return exits.SUCCEEDED
 
 

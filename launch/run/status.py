@@ -57,9 +57,14 @@ def state_of(run: str, entries: Entries) -> str:
     """How a run stands, in words; nothing where it has ended and is gathered. Pure."""
     going = [host for host, entry in entries.items() if goes_on(dict(entry))]
     if going:
-        where = position([entries[host].get("state") or {} for host in going])
+        states = {host: entries[host].get("state") or {} for host in going}
+        waiting = [host for host in going if states[host].get("status") == "waiting"]
+        at_work = [host for host in going if host not in waiting] or going
         over = [host for host in entries if host not in going]
-        return f"{where} on {', '.join(going)}; ended on {', '.join(over)}" if over else where
+        others = [f"ended on {', '.join(over)}"] if over else []
+        others += [f"not in this attempt: {', '.join(waiting)}"] if waiting and at_work != going else []
+        where = position([states[host] for host in at_work])
+        return "; ".join([f"{where} on {', '.join(at_work)}", *others]) if others else where
     if all(entry.get("gathered") for entry in entries.values()):
         return ""
     statuses = {str(entry["status"]) for entry in entries.values()}

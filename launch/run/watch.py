@@ -139,9 +139,8 @@ class Watch:
 
     def _go_on(self, event: Mapping[str, Any]) -> None:
         """Another attempt begins."""
-        ends = [view.end() for view in self.views.values()]
-        if not self._told:
-            self._tell_cause(outcome.first_failure(ends, self._attempt))
+        if not self._told and event.get("because"):
+            self._tell_cause(outcome.agreed([view.end() for view in self.views.values()], event["because"]))
         self._attempt, self._failed_at, self._told = int(event["attempt"]), None, False
         self._over.clear()
         self.display.begin_again()

@@ -235,9 +235,12 @@ def test_an_attempt_that_is_over_has_a_cause_of_its_own() -> None:
              {"event": "attempt", "attempt": 2, "after": 8.0, "hosts": ["h1", "h2"]},
              {"event": "failed", "attempt": 2, "after": 9.0, **cause("h1", rank=0, reason="second")}]  # fmt: skip
     ends = [HostEnd("h1", events=noted, ended=False)]
-    for attempt, reason in ((1, "first"), (2, "second"), (None, "second")):
-        found = outcome.first_failure(ends, attempt)
-        assert found is not None and found[0].reason == reason
+    found = outcome.first_failure(ends)
+    assert found is not None and found[0].reason == "second"
+    failure, known = outcome.agreed(ends, {"kind": "rank", "host": "h2", "rank": 1, "other": "", "reason": "first"})
+    assert (failure, known) == (Failure("h2", 1, "first"), noted[0])
+    cut = {"kind": "cut", "host": "h2", "rank": None, "other": "h1", "reason": "do not hear each other"}
+    assert outcome.agreed(ends, cut)[0].host == "h1 and h2"
 
 
 def test_the_results_are_those_of_the_last_master() -> None:

@@ -499,7 +499,9 @@ def test_a_run_that_goes_on_is_told_in_order_and_a_lost_host_is_not_waited_for(
     monkeypatch.setattr(follow, "SILENT_SECONDS", 0.2)
     lost = cause("h1", "host_lost", reason="no word from it for 10 s")
     known: dict[str, Any] = {"attempt": 2, "hosts": ["h2", "h3"], "attempts": [{"number": 1}, {"number": 2}]}
-    begins = event("attempt", attempt=2, hosts=["h2", "h3"], master="h2", left_out={"h1": "no word from it for 10 s"})
+    begins = event(
+        "attempt", attempt=2, hosts=["h2", "h3"], master="h2", left_out={"h1": "no word from it for 10 s"}, because=lost
+    )
     for name in ("h2", "h3"):
         failed = event("failed", attempt=1, **lost)
         hosts[name].say(output("events", 0, failed.data + begins.data), end(**known))
