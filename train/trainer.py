@@ -142,7 +142,7 @@ class Training:
         )  # fmt: skip
 
     def new_times(self) -> tuple[float, float] | None:
-        """Seconds that this rank computed and waited in the step that was timed last; None if they are known already."""
+        """Seconds that this rank computed and waited in the step that was timed last; None once they are known."""
         computing = self.session.strategy.computing_seconds()
         if computing is None or computing == self.computing:
             return None
