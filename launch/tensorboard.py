@@ -21,6 +21,7 @@ from launch.cli.signals import first_signal, undisturbed
 from launch.files import ROOT, runs_dir, shown
 from launch.report import documents
 
+COMMAND = ("-m", "tensorboard.main")  # of this Python
 SERVER_END_SECONDS = 10.0  # that TensorBoard gets to end by itself
 EVENT_FILES = "**/events.out.tfevents.*"
 SERVER_LINES = 10  # of TensorBoard's own, shown when it ends by itself
@@ -36,7 +37,7 @@ def serve(folder: Path) -> int:
     if not any(folder.glob(EVENT_FILES)):
         fix = "Muster's trainer writes them unless it is told --no-tensorboard; a script of your own writes its own"
         raise refuse("RUN", f"there are no curves of TensorBoard in {shown(folder)}", fix)
-    words = [sys.executable, "-m", "tensorboard.main", "--logdir", str(folder), "--host", "127.0.0.1"]
+    words = [sys.executable, *COMMAND, "--logdir", str(folder), "--host", "127.0.0.1"]
     with undisturbed(then_interrupt=True):  # while it is being started it cannot be ended
         # A session of its own: a terminal's Ctrl-C comes here alone, and it is ended from here.
         server = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)

@@ -187,7 +187,7 @@ def local(folder: Path) -> Path:
     (folder / "logs").mkdir()
     (folder / "logs" / "rank-0.out").write_text("epoch 1/3\n")
     where = (folder.name, 1, 2, "127.0.0.1")
-    result = files.read_json(folder / "result.json")
+    result = files.read_json(folder / "result.json") | {"test_accuracy": 0.9}
     files.write_json(folder / "summary.json", outcome.summary(*where, Verdict("succeeded"), result))
     return folder
 
@@ -254,6 +254,14 @@ SUCCEEDED, RESTARTED, FAILED, SCRIPT, LOCAL, LARGE = (
     *("20261123-061500-3fa2", "20261122-101500-77aa", "20261121-143005-0c1d", "20261120-080000-5e5e"),
     *("20261119-120000-abcd-local", "20261118-200000-2222"),
 )
+NAMES = {
+    "succeeded": SUCCEEDED,
+    "restarted": RESTARTED,
+    "failed": FAILED,
+    "script": SCRIPT,
+    "local": LOCAL,
+    "large": LARGE,
+}
 KINDS: dict[str, Callable[[Path], Path]] = {
     SUCCEEDED: succeeded,
     RESTARTED: restarted,

@@ -63,6 +63,12 @@ def test_loss_and_speed_are_drawn_over_epochs_and_the_last_point_is_the_last_epo
     assert len(steps) == 36 - 3 and 150 < min(steps) < max(steps) < 700  # the first step of an epoch has none before it
 
 
+def test_the_speed_is_that_of_steps_of_one_epoch_alone(project: Path) -> None:
+    run = documents.read(made_runs.large(files.runs_dir() / made_runs.LARGE, hosts=2, ranks=1, steps=3000))
+    assert run.metrics
+    assert [rate for _, rate in curves.rates(run.metrics)] == pytest.approx([16384.0] * 200)
+
+
 def test_a_run_that_was_continued_has_a_mark_where(runs: Path) -> None:
     metrics = documents.read(runs / RESTARTED).metrics
     assert metrics and curves.continued(metrics) == [15]
@@ -286,6 +292,12 @@ def test_a_page_that_cannot_be_written_is_one_line(runs: Path) -> None:
     said: list[str] = []
     assert ending.write(runs / SUCCEEDED, said.append) is None
     assert re.match(rf"no report: .*; `make report RUN={SUCCEEDED}` tries again", said[0])
+
+
+def test_what_nobody_thought_of_is_one_line_too(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "read", lambda folder: {"something": 1}["nothing"])
+    said: list[str] = []
+    assert ending.write(runs / SUCCEEDED, said.append) is None and said[0].startswith("no report: KeyError: 'nothing';")
 
 
 def test_many_steps_are_kept_and_drawn_in_little_memory(project: Path) -> None:
