@@ -84,6 +84,7 @@ def test_a_run_leaves_what_it_promises(trained: Run) -> None:
     events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [event["event"] for event in events] == ["start", *["step"] * 5, "epoch", "checkpoint", "end"]
     assert [event["images"] for event in events if event["event"] == "step"] == [120, 120, 120, 120, 35]
+    assert [len(event["computing"]) for event in events if "computing" in event] == [2] * 4  # by rank; step 1: no news
     assert {p.name for p in (folder / "checkpoints").iterdir()} == {"step-5.pt", "step-5.json"}
     result = json.loads((folder / "result.json").read_text())
     assert (result["steps"], result["world_size"], result["model"]) == (5, 2, "resnet18")
