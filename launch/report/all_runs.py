@@ -13,7 +13,7 @@ from launch.job.outcome import number
 from launch.page import render
 from launch.report import documents, run_page
 from launch.report.documents import Run
-from launch.report.timeline import duration
+from launch.report.words import duration
 
 TEMPLATE = Path(__file__).parent / "templates" / "runs.html"
 

@@ -11,7 +11,8 @@ from launch.job.outcome import Failure, number
 from launch.page import render
 from launch.report import about, advice, curves, documents, ranks, timeline
 from launch.report.documents import Run
-from launch.report.timeline import TimeLine, duration
+from launch.report.timeline import TimeLine
+from launch.report.words import cause_in_words, duration
 
 TEMPLATE = Path(__file__).parent / "templates" / "run.html"
 #: Events in the list; of more, those in the middle are left out.
@@ -158,7 +159,7 @@ def attempts(run: Run) -> list[list[str]]:
                 ", ".join(map(str, documents.listed(one, "hosts"))),
                 "" if step is None else f"{step:.0f}",
                 "" if seconds is None else duration(seconds),
-                timeline.cause_in_words(cause) if isinstance(cause, dict) else "",
+                cause_in_words(cause) if isinstance(cause, dict) else "",
             ]
         )
     return rows

@@ -8,16 +8,16 @@ the trainer wrote on the first host is placed by that host's clock.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 from launch.cli.units import size
 from launch.job.outcome import number
 from launch.page.colours import variable
 from launch.page.drawing import SHAPES, Figure, Key, Spec, digits, zoomed
-from launch.report.documents import HostPart, Metrics, Run, Words, listed
+from launch.report.documents import HostPart, Metrics, Run, Words
+from launch.report.words import duration, event_in_words
 
 TRAINING = "training"  # the row of what the trainer wrote
 ROW_PIXELS = 30
@@ -125,9 +125,8 @@ def _add_host(made: TimeLine, part: HostPart, over: bool) -> None:
     at = moments(part.events)
     kind, since = "starting", at[0]
     for moment, event in zip(at, part.events, strict=True):
-        name, what = str(event.get("event")), in_words(event)
-        if what:
-            made.lines.append(Line(moment, part.host, int(number(event.get("attempt")) or 1), what))
+        name, what = str(event.get("event")), event_in_words(event)
+        made.lines.append(Line(moment, part.host, int(number(event.get("attempt")) or 1), what))
         made.marks += _marks(part.host, moment, event)
         after = _BEGINS.get(name)
         if after is None or after == kind or (after == "ending" and not kind):
@@ -146,7 +145,7 @@ def _during(kind: str, event: Words) -> str:
 
 
 def _marks(host: str, moment: float, event: Words) -> Iterator[Mark]:
-    name, what = event.get("event"), in_words(event)
+    name, what = event.get("event"), event_in_words(event)
     if name == "failed":
         at = max(0.0, moment - (number(event.get("age")) or 0.0))
         named = [str(one) for one in (event.get("host"), event.get("other")) if one]
@@ -169,52 +168,6 @@ def _once(marks: Sequence[Mark], rows: Sequence[str]) -> list[Mark]:
         if mark.row in rows and not again:
             kept[same if mark.kind in ("failure", "notice", "stop") else (*same, str(mark.at))] = mark
     return list(kept.values())
-
-
-def in_words(event: Words) -> str:
-    """What an event says, in a line; empty for what says nothing to a reader."""
-    get = event.get
-    ranks = ", ".join(map(str, get("pids") or {})) if isinstance(get("pids"), Mapping) else ""
-    plain = {
-        "lease": "the host is this run's now",
-        "heard": f"first heartbeat of {get('host')}",
-        "started": f"started rank{'s' if ',' in ranks else ''} {ranks}",
-        "interface": f"{get('reason')}",
-        "waiting": f"waits for {get('for')}",
-        "killed": "ranks that had not ended in time were killed" if get("after_grace") else "ranks were killed",
-        "left": f"processes that do not end: {get('pids')}",
-        "rank_ended": f"rank {get('rank')} ended with status 0",
-        "ranks_ended": "all ranks of this host have ended",
-        "ended": f"torchrun ended with status {get('status')}",
-        "output_failed": f"{get('reason')}",
-        "exit": f"the run ended here: {get('status')}",
-    }
-    if get("event") == "failed":
-        return cause_in_words(event)
-    if get("event") == "stop":
-        grace = number(get("grace"))
-        return f"asked to stop: {get('by')}" + (f"; {grace:.0f} s for the ranks to save" if grace else "")
-    if get("event") == "attempt":
-        return _attempt_in_words(event)
-    return plain.get(str(get("event")), str(get("event")))
-
-
-def cause_in_words(cause: Words) -> str:
-    """A CAUSE of keeper/__init__.py in a line."""
-    rank, host = cause.get("rank"), cause.get("host")
-    where = f"{host} and {cause['other']}" if cause.get("other") else f"{host}"
-    who = where if rank is None else f"rank {rank} on {where}"
-    return f"{who}: {cause.get('reason')}" + (" (follows from another failure)" if cause.get("consequence") else "")
-
-
-def _attempt_in_words(event: Words) -> str:
-    parts = [f"attempt {event.get('attempt')} on {', '.join(map(str, listed(event, 'hosts')))}"]
-    left_out: Any = event.get("left_out")
-    if isinstance(left_out, Mapping) and left_out:
-        parts.append("without " + ", ".join(f"{host} ({why})" for host, why in left_out.items()))
-    if isinstance(event.get("because"), Mapping):
-        parts.append(f"because of {cause_in_words(event['because'])}")
-    return "; ".join(parts)
 
 
 def _add_training(made: TimeLine, run: Run) -> None:
@@ -365,12 +318,3 @@ def _choice(kinds: Sequence[str], values: Sequence[str]) -> Spec:
 def unit(seconds: float) -> tuple[str, float]:
     """The unit of an axis that is so long: its name, and its seconds."""
     return ("seconds", 1.0) if seconds <= 180 else ("minutes", 60.0) if seconds <= 3 * 3600 else ("hours", 3600.0)
-
-
-def duration(seconds: float) -> str:
-    """ "4.2 s", "3:05 min", "2:10:00 h" """
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02} h" if hours else f"{minutes}:{rest:02} min"

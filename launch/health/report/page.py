@@ -64,7 +64,6 @@ def write_html(path: Path, document: Document) -> list[Path]:
 def page(document: Document) -> str:
     """The whole page."""
     chart = forecast(document["forecast"]["rows"]) if document["forecast"] else None
-    wrong = contents.by_gravity(document)
     return render.page(
         TEMPLATE,
         {
@@ -72,7 +71,7 @@ def page(document: Document) -> str:
             "level": contents.level_of(document),
             "signs": {level: sign for level, (sign, _) in contents.SIGNS.items()},
             "about": contents.about(document, " · "),
-            "wrong": [{**entry, "places": entry["where"].split(", ")} for entry in wrong],
+            "wrong": contents.by_gravity(document),
             "right": _healthy(document),
             "bandwidth": _bandwidths(document),
             "round_trip": _round_trips(document),

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from launch.page import drawing
 from launch.report import documents, timeline
-from launch.report.timeline import TRAINING, Mark, TimeLine, duration, moments
+from launch.report.timeline import TRAINING, Mark, TimeLine, moments
+from launch.report.words import duration, event_in_words
 from tests.launch.report import made_runs
 from tests.launch.report.made_runs import FAILED, LOCAL, RESTARTED, SCRIPT, SUCCEEDED
 
@@ -101,7 +102,7 @@ def test_time_never_runs_back(listed: list[tuple[float, float]]) -> None:
 
 
 def test_an_event_of_another_version_is_shown_by_its_name() -> None:
-    assert timeline.in_words({"event": "rejoined", "host": "h2"}) == "rejoined"
+    assert event_in_words({"event": "rejoined", "host": "h2"}) == "rejoined"
 
 
 @pytest.mark.parametrize(
