@@ -55,7 +55,7 @@ def hosts(run: Run, cluster: Words) -> list[list[str]]:
 
 
 def _host(part: HostPart, facts: Words, run: Run) -> list[str]:
-    ranks = f"{part.ranks[0]}-{part.ranks[-1]}" if len(part.ranks) > 2 else ", ".join(map(str, part.ranks))
+    ranks = f"{part.ranks[0]}-{part.ranks[-1]}" if len(part.ranks) > 2 else ", ".join(map(str, part.ranks)) or "spare"
     ended = str(part.exit.get("status") or ("not gathered" if part.host in run.missing_hosts else "no word of its end"))
     return [part.host, ranks, f"{part.address} {part.interface}", hardware(facts), system(facts), ended]
 
@@ -121,6 +121,7 @@ def plan_facts(run: Run) -> Pairs:
         ("arguments", " ".join(map(str, plan.get("args") or ())) or "-"),
         ("continues run", str(plan.get("resume") or "-")),
         ("seconds to save when stopped", str(plan.get("grace"))),
+        ("restarts at most", str(plan.get("max_restarts", 0)).removeprefix("-")),
         ("SHA-256", str(plan.get("sha256"))[:12]),
     ]
     return found

@@ -32,7 +32,7 @@ class Metrics:
     steps: dict[str, array[float]] = field(default_factory=lambda: {name: array("d") for name in STEP_FIELDS})
     epochs: list[Words] = field(default_factory=list)
     checkpoints: list[Words] = field(default_factory=list)
-    timed: list[Words] = field(default_factory=list)  # the events of steps with the ranks' times
+    timed: list[Words] = field(default_factory=list)  # the events of steps with the ranks' times, of the last start
 
     def add(self, event: Words) -> None:
         """One event. One that lacks what every event of its name has is passed over."""
@@ -40,6 +40,7 @@ class Metrics:
             return
         if event.get("event") == "start":
             self.starts.append(event)
+            self.timed.clear()  # the ranks may be on other hosts now
         elif event.get("event") == "epoch" and _has(event, "epoch", "step"):
             self.epochs.append(event)
         elif event.get("event") == "checkpoint" and _has(event, "step"):
@@ -61,11 +62,13 @@ class HostPart:
     """What was gathered from one host."""
 
     host: str
-    ranks: Sequence[int]
+    ranks: Sequence[int]  # in the first attempt; none: it was a spare
+    nproc: int  # ranks that it has when it takes part
+    address: str
+    interface: str
     events: Sequence[Words]
     exit: Words  # {} where its keeper left none
-    address: str = ""
-    interface: str = ""
+    state: Words  # how things stood when its keeper last wrote so
 
 
 @dataclass(frozen=True)
@@ -107,14 +110,24 @@ class Run:
         return found if isinstance(found, dict) else {}
 
     @property
+    def attempts(self) -> list[Words]:
+        """How the attempts ended, as in exit.json (keeper/__init__.py) of the host that knows most of them."""
+        said = (self.summary, *(part.exit for part in self.hosts))
+        most = max((listed(one, "attempts") for one in said), key=len)
+        return [one for one in most if isinstance(one, dict)]
+
+    @property
     def missing_hosts(self) -> list[str]:
         """The hosts from which nothing was gathered."""
         return list(map(str, listed(self.summary, "missing_hosts")))
 
     @property
     def host_of(self) -> dict[int, str]:
-        """Each rank's host."""
-        return {rank: part.host for part in self.hosts for rank in part.ranks}
+        """Each rank's host in the last attempt."""
+        by_name = {part.host: part for part in self.hosts}
+        names = listed(self.attempts[-1], "hosts") if self.attempts else ()
+        members = [by_name[name] for name in names if name in by_name] or [one for one in self.hosts if one.ranks]
+        return dict(enumerate(part.host for part in members for _ in range(part.nproc)))
 
     @property
     def seconds(self) -> float | None:
@@ -181,8 +194,16 @@ def listed(document: Words, name: str) -> Sequence[Any]:
 def _host(folder: Path, host: Words, whole: bool) -> HostPart:
     logs = folder / "logs" / str(host["host"])
     events = [event for event in lines_of(logs / "events.jsonl") if _has(event, "time", "after")] if whole else []
-    place = {name: str(host.get(name, "")) for name in ("address", "interface")}
-    return HostPart(str(host["host"]), host.get("ranks") or (), events, read_json(logs / "exit.json"), **place)
+    return HostPart(
+        host=str(host["host"]),
+        ranks=listed(host, "ranks"),
+        nproc=int(number(host.get("nproc_per_node")) or 0),
+        address=str(host.get("address", "")),
+        interface=str(host.get("interface", "")),
+        events=events,
+        exit=read_json(logs / "exit.json"),
+        state=read_json(logs / "state.json"),
+    )
 
 
 def _metrics(path: Path) -> Metrics | None:

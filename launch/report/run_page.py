@@ -43,7 +43,8 @@ def content(run: Run) -> dict[str, Any]:
         "steps": advice.steps(run),
         "timeline": timeline.figure(line) if line.rows else None,
         "lines": shortened([[f"{one.at:.1f}", one.host, str(one.attempt), one.what] for one in line.lines]),
-        "attempts": attempts(run),
+        "attempts": attempts(run, line),
+        "given_up": str(run.summary.get("given_up") or ""),
         "curves": drawn,
         "by_rank": by_rank,
         "slowest": ranks.slowest(ranks.times(run)) if by_rank else "",
@@ -70,8 +71,12 @@ def what_ran(run: Run) -> str:
 
 def headline(run: Run) -> list[str]:
     """The facts below the page's title."""
-    hosts, world = len(run.hosts), number(run.summary.get("world_size")) or number(run.plan.get("world_size"))
-    where = f"{counted(hosts, 'host')}" if hosts else "this machine"
+    hosts, world = (
+        sum(bool(part.ranks) for part in run.hosts),
+        number(run.summary.get("world_size")) or number(run.plan.get("world_size")),
+    )
+    spares = len(run.hosts) - hosts
+    where = counted(hosts, "host") + (f" and {counted(spares, 'spare')}" if spares else "") if hosts else "this machine"
     return [
         str(run.plan.get("owner") or ""),
         moment(str(run.plan.get("created") or "")) or started(run),
@@ -118,7 +123,7 @@ def tiles(run: Run, line: TimeLine) -> list[tuple[str, str, str]]:
     if (speed := figures["images_per_second"]) is None and epochs:
         speed = number(epochs[-1].get("images_per_second"))
     if speed is not None:
-        world = number(run.summary.get("world_size"))
+        world = number(run.result.get("world_size")) or number(run.summary.get("world_size"))
         made.append(("images/s", f"{speed:.0f}", f"{speed / world:.0f} by rank" if world and world > 1 else ""))
     if metrics and metrics.steps["step"]:
         last, known = metrics.steps["step"][-1], number(run.settings.get("epochs"))
@@ -130,8 +135,8 @@ def tiles(run: Run, line: TimeLine) -> list[tuple[str, str, str]]:
         made.append(("duration", duration(seconds), f"training {duration(training)}" if training else ""))
     elif training := figures["train_seconds"]:
         made.append(("training time", duration(training), ""))
-    if count := len(attempts(run)):
-        made.append(("attempts", str(count), ""))
+    if len(run.attempts) > 1:
+        made.append(("attempts", str(len(run.attempts)), ""))
     for name, key in (("waiting for data", "data_wait"), ("communication", "comm")):
         if epochs and (share := number(epochs[-1].get(key))) is not None:
             made.append((name, f"{share:.0%}", "of the last epoch"))
@@ -146,13 +151,13 @@ def failure_of(run: Run) -> str:
     return str(reason or "")
 
 
-def attempts(run: Run) -> list[list[str]]:
-    """A row for each attempt, where there was more than one: number, hosts, last step, seconds, why it ended."""
-    most = max((documents.listed(part.exit, "attempts") for part in run.hosts), key=len, default=())
-    known = [one for one in most if isinstance(one, dict)]
+def attempts(run: Run, line: TimeLine) -> list[list[str]]:
+    """A row for each attempt, where there was more than one: number, hosts, last step, how long, why it ended."""
     rows = []
-    for one in known if len(known) > 1 else ():
-        cause, step, seconds = one.get("cause"), number(one.get("step")), number(one.get("seconds"))
+    for one in run.attempts if len(run.attempts) > 1 else ():
+        cause, step, count = one.get("cause"), number(one.get("reached")), number(one.get("number")) or 0
+        begun = line.attempts.get(int(count))
+        seconds = None if begun is None else line.attempts.get(int(count) + 1, line.seconds) - begun
         rows.append(
             [
                 str(one.get("number")),

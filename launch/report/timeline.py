@@ -2,7 +2,7 @@
 checkpoints. Pure, but that it names shapes and colours of launch.page.
 
 Hosts' clocks differ, so each host's events are placed by the time since its own first one: hosts start together. What
-the trainer wrote on the first host is placed by that host's clock.
+the trainer wrote on a host is placed by that host's clock.
 """
 
 from __future__ import annotations
@@ -88,6 +88,7 @@ class TimeLine:
     spans: list[Span] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
+    attempts: dict[int, float] = field(default_factory=dict)  # when each began, in seconds since the run's start
 
     @property
     def seconds(self) -> float:
@@ -123,25 +124,29 @@ def moments(events: Sequence[Words]) -> list[float]:
 def _add_host(made: TimeLine, part: HostPart, over: bool) -> None:
     """A host's row: what it did, and what it said."""
     at = moments(part.events)
-    kind, since = "starting", at[0]
+    kind, since, attempt = "starting", at[0], 1
     for moment, event in zip(at, part.events, strict=True):
-        name, what = str(event.get("event")), event_in_words(event)
-        made.lines.append(Line(moment, part.host, int(number(event.get("attempt")) or 1), what))
+        began, attempt = attempt, int(number(event.get("attempt")) or 1)
+        made.lines.append(Line(moment, part.host, attempt, event_in_words(event)))
         made.marks += _marks(part.host, moment, event)
-        after = _BEGINS.get(name)
+        made.attempts[attempt] = min(moment, made.attempts.get(attempt, moment))
+        after = _BEGINS.get(str(event.get("event")))
         if after is None or after == kind or (after == "ending" and not kind):
             continue
         if kind and moment > since:
-            made.spans.append(Span(part.host, since, moment, kind, _during(kind, event)))
+            made.spans.append(Span(part.host, since, moment, kind, f"{SPANS[kind][0]}, attempt {began}"))
         kind, since = after, moment
-    if kind and at[-1] > since:
-        made.spans.append(Span(part.host, since, at[-1], kind, SPANS[kind][0]))
+    last = at[-1] if part.exit else max(at[-1], _last_state(part))
+    if kind and last > since:
+        made.spans.append(Span(part.host, since, last, kind, f"{SPANS[kind][0]}, attempt {attempt}"))
     if over and not part.exit:
-        made.marks.append(Mark(part.host, at[-1], "notice", "nothing came from its keeper after this"))
+        made.marks.append(Mark(part.host, last, "notice", "nothing came from its keeper after this"))
 
 
-def _during(kind: str, event: Words) -> str:
-    return f"{SPANS[kind][0]}, attempt {event.get('attempt', 1)}"
+def _last_state(part: HostPart) -> float:
+    """When a host's keeper last wrote how things stood, in seconds since its first event."""
+    when = number(part.state.get("time"))
+    return 0.0 if when is None else when - part.events[0]["time"]
 
 
 def _marks(host: str, moment: float, event: Words) -> Iterator[Mark]:
@@ -153,7 +158,7 @@ def _marks(host: str, moment: float, event: Words) -> Iterator[Mark]:
         yield from (Mark(one, at, kind, what) for one in named or [host])
     elif name in ("stop", "attempt"):
         yield Mark(host, moment, str(name), what)
-    elif name in ("interface", "killed", "left", "output_failed"):
+    elif name in ("interface", "killed", "left", "output_failed", "given_up"):
         yield Mark(host, moment, "notice", what)
     elif name == "exit":
         yield Mark(host, moment, "end", what)
@@ -171,11 +176,14 @@ def _once(marks: Sequence[Mark], rows: Sequence[str]) -> list[Mark]:
 
 
 def _add_training(made: TimeLine, run: Run) -> None:
-    """The first row: epochs and checkpoints, as the trainer on the first host wrote them."""
-    metrics, first = run.metrics, next((part.events[0] for part in run.hosts if part.events), None)
+    """The first row: epochs and checkpoints, as the trainer wrote them on the last master."""
+    metrics = run.metrics
     if metrics is None or not metrics.starts:
         return
-    zero = first["time"] if first and run.hosts[0].events else metrics.starts[-1]["time"]
+    # Its clock is that of the host whose metrics were gathered, the last master; of older runs the first host's.
+    writer = metrics.starts[-1].get("host") or (run.hosts[0].host if run.hosts else None)
+    first = next((part.events[0] for part in run.hosts if part.events and part.host == writer), metrics.starts[-1])
+    zero = first["time"]
     begun = [event for event in (*metrics.starts, *metrics.epochs) if event["time"] >= zero]  # not the continued run's
     last = max(metrics.steps["time"], default=0.0)
     events = [*sorted(begun, key=lambda event: float(event["time"])), {"event": "last", "time": last}]

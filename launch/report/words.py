@@ -25,6 +25,7 @@ def event_in_words(event: Words) -> str:
         "ranks_ended": "all ranks of this host have ended",
         "ended": f"torchrun ended with status {get('status')}",
         "output_failed": f"{get('reason')}",
+        "given_up": f"not started again{' on this host' if get('alone') else ''}: {get('reason')}",
         "exit": f"the run ended here: {get('status')}",
     }
     if get("event") == "failed":

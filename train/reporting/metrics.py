@@ -23,7 +23,8 @@ class Metrics:
     line, and the same as TensorBoard's event files where asked.
 
     Events, the optional fields in brackets:
-    start {"world_size", "device", "resumed_from": step or null, "versions": {name: version}, "notes", all settings};
+    start {"world_size", "device", "host": whose clock "time" is of, or null, "resumed_from": step or null,
+    "versions": {name: version}, "notes", all settings};
     step {"epoch", "step", "loss", "lr", "images", "accuracy", "seconds": of this epoch so far, ["computing",
     "waiting": lists by rank, in seconds, of the step that this rank has timed since the last such event, null where
     it has timed none: what it computed, and what it then waited for the others and the network. DDP times each of its

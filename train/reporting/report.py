@@ -51,6 +51,7 @@ class Report:
                 "start",
                 world_size=session.place.world_size,
                 device=str(session.device),
+                host=os.environ.get("MUSTER_HOST"),
                 resumed_from=resumed,
                 versions=proof.versions(),
                 notes=self.notes,
@@ -140,7 +141,7 @@ class Report:
 
     def checkpoint(self, seconds: float) -> None:
         """After the state was copied; it is written beside the training. seconds: that the training waited for it."""
-        if self.reports:
+        if self.keeps:
             self.metrics.write("checkpoint", step=self.session.position.step, seconds=seconds)
 
     def stopped(self) -> None:

@@ -1,5 +1,5 @@
-"""Folders of runs as they come from hosts. data/ holds what two keepers and three ranks really wrote, on two hosts in
-three epochs of digits; the other runs are made from it.
+"""Folders of runs as they come from hosts. data/ holds what keepers and ranks really wrote in a few epochs of digits:
+on two hosts with three ranks, and on three hosts of which h2 was killed and the others went on. More is made of it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.launch.fake_hosts import cause, exit_words, ports
 from tests.launch.health.test_page import document as check_document
 
 DATA = Path(__file__).parent / "data"
-CREATED = datetime.fromtimestamp(1795408755, UTC)  # the hosts' clocks in data/
+TWO_HOSTS, RESTARTED_HOSTS = DATA / "two_hosts", DATA / "restarted"
 NASTY = "</td><script>alert('1')</script>\"&\x00 {{ 7 * 7 }} \ud800"
 
 Words = dict[str, Any]
@@ -36,11 +36,17 @@ def read_lines(path: Path) -> list[Words]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def write_plan(folder: Path, *nprocs: int, **options: Any) -> plan.Plan:
+def began(data: Path) -> datetime:
+    """When a run of data/ began, by the clock of its first host."""
+    return datetime.fromtimestamp(read_lines(data / "logs" / "h1" / "events.jsonl")[0]["time"], UTC)
+
+
+def write_plan(folder: Path, *nprocs: int, created: datetime | None = None, **options: Any) -> plan.Plan:
     """The plan of a run with so many ranks on each host."""
     given = {"args": ("--config", "digits", "--epochs", "3"), **options}
+    created = created or CREATED
     made = plan.make_plan(
-        samples.cluster(*nprocs), plan.Options(**given), folder.name, ports(len(nprocs)), "ada@lab", CREATED.isoformat()
+        samples.cluster(*nprocs), plan.Options(**given), folder.name, ports(len(nprocs)), "ada@lab", created.isoformat()
     )
     files.write_json(folder / "plan.json", plan.document(made))
     return made
@@ -54,7 +60,7 @@ def write_summary(folder: Path, made: plan.Plan, verdict: Verdict, missing: Iter
 
 def succeeded(folder: Path) -> Path:
     """The real one."""
-    shutil.copytree(DATA, folder)
+    shutil.copytree(TWO_HOSTS, folder)
     write_summary(folder, write_plan(folder, 1, 2), Verdict("succeeded"))
     return folder
 
@@ -83,63 +89,18 @@ def events_of(zero: float, *listed: tuple[float, int, str, Words]) -> list[Words
     ]
 
 
-LOST = cause("h2", "host_lost", reason="no word from it for 10 s", age=0.2)
-
-
 def restarted(folder: Path) -> Path:
-    """Three hosts; h2 dies after half of the steps, and the two others go on from the last checkpoint."""
-    shutil.copytree(DATA, folder)
-    shutil.rmtree(folder / "logs")
-    made = write_plan(folder, 1, 1, 1)
-    zero = CREATED.timestamp()
-    again = {"attempt": 2, "hosts": ["h1", "h3"], "master": "h1", "left_out": {"h2": "no word from it for 10 s"}}
-    again["because"] = LOST
-    for host, ahead in (("h1", 0.0), ("h3", 20.0)):  # the clock of h3 is ahead
-        course = events_of(
-            zero + ahead,
-            *((0.01, 1, "lease", {}), (0.3, 1, "heard", {"host": "h2"}), (2.1, 1, "started", {"pids": {"0": 71}})),
-            *(
-                (25.1, 1, "failed", LOST),
-                (25.4, 1, "killed", {"after_grace": True}),
-                (25.5, 1, "ended", {"status": 143}),
-            ),
-            *((26.0, 2, "attempt", again), (28.0, 2, "started", {"pids": {"0": 99}})),
-            *(
-                (48.0, 2, "ranks_ended", {}),
-                (48.1, 2, "ended", {"status": 0}),
-                (48.2, 2, "exit", {"status": "succeeded"}),
-            ),
-        )
-        attempts = [
-            {"number": 1, "hosts": ["h1", "h2", "h3"], "cause": LOST, "step": 22, "seconds": 26.0},
-            {"number": 2, "hosts": ["h1", "h3"], "cause": None, "step": 36, "seconds": 22.2},
-        ]
-        write_host(folder, host, course, exit_words(seconds=48.2, attempts=attempts))
-    started = (2.1, 1, "started", {"pids": {"1": 71}})
-    write_host(
-        folder, "h2", events_of(zero, (0.02, 1, "lease", {}), started, (14.9, 1, "waiting", {"for": "h1"})), None
-    )
-    metrics = read_lines(folder / "metrics.jsonl")
-    second = next(number for number, event in enumerate(metrics) if event.get("step") == 16)
-    start = {**metrics[0], "time": zero + 31.0, "resumed_from": 15, "world_size": 2}
-    later = [{**event, "time": event["time"] + 20.0} for event in metrics[second:]]
-    slow = [{**event, **slower(event)} for event in (*metrics[:second], start, *later)]
-    (folder / "metrics.jsonl").write_text(lines(slow), encoding="utf-8")
-    write_manifests(folder, (30, 38.0), (36, 40.0))
-    write_summary(folder, made, Verdict("succeeded"))
+    """The real one in which h2 was killed in the second epoch. The clock of h3 is 20 s ahead."""
+    shutil.copytree(RESTARTED_HOSTS, folder)
+    made = write_plan(folder, 1, 1, 1, created=began(RESTARTED_HOSTS), max_restarts=3)
+    attempts = files.read_json(folder / "logs" / "h1" / "exit.json")["attempts"]
+    write_summary(folder, made, Verdict("succeeded", attempts=attempts), ["h2"])
     return folder
-
-
-def slower(event: Words) -> Words:
-    """The times of the ranks as if that of h3 computed twice as long as the others."""
-    if "computing" not in event:
-        return {}
-    return {"computing": [0.21, 0.2, 0.45], "waiting": [0.26, 0.27, 0.02]}
 
 
 def failed(folder: Path, reason: str = "ValueError: the labels do not fit (exit 1)") -> Path:
     """Rank 2 fails in the second epoch; h1 could not be gathered whole."""
-    shutil.copytree(DATA, folder)
+    shutil.copytree(TWO_HOSTS, folder)
     made = write_plan(folder, 1, 2)
     zero = CREATED.timestamp()
     last = ["Traceback (most recent call last):", '  File "train.py", line 3, in <module>', reason]
@@ -149,14 +110,14 @@ def failed(folder: Path, reason: str = "ValueError: the labels do not fit (exit 
         pids = {"0": 71} if host == "h1" else {"1": 81, "2": 82}
         course = events_of(
             zero,
-            *((0.01, 1, "lease", {}), (2.1, 1, "started", {"pids": pids}), (13.1, 1, "failed", found)),
-            *((13.3, 1, "failed", follows), (13.9, 1, "ended", {"status": 1}), (14.0, 1, "exit", {"status": "failed"})),
+            *((0.01, 1, "lease", {}), (2.1, 1, "started", {"pids": pids}), (17.1, 1, "failed", found)),
+            *((17.3, 1, "failed", follows), (17.9, 1, "ended", {"status": 1}), (18.0, 1, "exit", {"status": "failed"})),
         )
-        write_host(folder, host, course, exit_words("failed", found, follows, seconds=14.0))
+        write_host(folder, host, course, exit_words("failed", found, follows, seconds=18.0))
     metrics = read_lines(folder / "metrics.jsonl")
-    (folder / "metrics.jsonl").write_text(lines(metrics[:20]), encoding="utf-8")
+    (folder / "metrics.jsonl").write_text(lines(metrics[:19]), encoding="utf-8")
     (folder / "result.json").unlink()
-    write_manifests(folder, (12, 11.0), (15, 12.6))
+    write_manifests(folder, (12, 13.1), (15, 15.1))
     write_summary(folder, made, Verdict("failed", Failure("h2", 2, reason), found, reason), ["h1"])
     return folder
 
@@ -182,7 +143,7 @@ def script(folder: Path) -> Path:
 
 def local(folder: Path) -> Path:
     """A run of `make local`, which has neither plan nor keepers."""
-    shutil.copytree(DATA, folder)
+    shutil.copytree(TWO_HOSTS, folder)
     shutil.rmtree(folder / "logs")
     (folder / "logs").mkdir()
     (folder / "logs" / "rank-0.out").write_text("epoch 1/3\n")
@@ -248,6 +209,8 @@ def large(folder: Path, hosts: int = 32, ranks: int = 8, steps: int = 20_000) ->
     write_summary(folder, made, Verdict("succeeded"))
     return folder
 
+
+CREATED = began(TWO_HOSTS)
 
 #: The names of the runs, the newest first.
 SUCCEEDED, RESTARTED, FAILED, SCRIPT, LOCAL, LARGE = (

@@ -41,7 +41,7 @@ def test_the_page_of_the_real_run_has_its_figures_in_their_places(runs: Path) ->
     shown = content(runs / SUCCEEDED)
     assert [tile[:2] for tile in shown["tiles"][:3]] == [
         ("test accuracy", "94.99%"),
-        ("images/s", "337"),
+        ("images/s", "280"),
         ("steps", "36"),
     ]
     assert [figure.title for figure in shown["curves"]] == ["Loss", "Accuracy", "Speed", "Learning rate", "Waiting"]
@@ -71,7 +71,7 @@ def test_the_speed_is_that_of_steps_of_one_epoch_alone(project: Path) -> None:
 
 def test_a_run_that_was_continued_has_a_mark_where(runs: Path) -> None:
     metrics = documents.read(runs / RESTARTED).metrics
-    assert metrics and curves.continued(metrics) == [15]
+    assert metrics and curves.continued(metrics) == [16]
     assert "continued from a checkpoint" in [entry.name for entry in curves.figures(metrics)[0].key]
 
 
@@ -89,10 +89,48 @@ def test_before_the_end_of_an_epoch_curves_are_over_steps() -> None:
 
 
 def test_the_rank_for_which_the_others_wait_is_named(runs: Path) -> None:
-    known = ranks.times(documents.read(runs / RESTARTED))
-    assert [one.name for one in known] == ["rank 0, h1", "rank 1, h2", "rank 2, h3"]
-    assert ranks.slowest(known) == "The others wait for rank 2, h3: it computes 2.2 times as long as they do."
     assert ranks.slowest(ranks.times(documents.read(runs / SUCCEEDED))) == ""
+    with_times(runs / SUCCEEDED, computing=[0.21, 0.2, 0.45], waiting=[0.26, 0.27, 0.02])
+    known = ranks.times(documents.read(runs / SUCCEEDED))
+    assert [one.name for one in known] == ["rank 0, h1", "rank 1, h2", "rank 2, h2"]
+    assert ranks.slowest(known) == "The others wait for rank 2, h2: it computes 2.2 times as long as they do."
+
+
+def with_times(folder: Path, **times: list[float | None]) -> None:
+    """Put these in the place of what ranks have timed."""
+    events = made_runs.read_lines(folder / "metrics.jsonl")
+    changed = ({**event, **(times if "computing" in event else {})} for event in events)
+    (folder / "metrics.jsonl").write_text(made_runs.lines(changed))
+
+
+def test_after_a_restart_the_ranks_are_those_of_the_last_attempt_on_its_hosts(runs: Path) -> None:
+    assert [one.name for one in ranks.times(documents.read(runs / RESTARTED))] == ["rank 0, h1", "rank 1, h3"]
+
+
+def test_a_spare_host_has_no_ranks_until_it_steps_in(project: Path) -> None:
+    folder = made_runs.restarted(files.runs_dir() / RESTARTED)
+    plan = files.read_json(folder / "plan.json")
+    plan["hosts"][2]["ranks"] = []
+    files.write_json(folder / "plan.json", plan)
+    shown = content(folder)
+    assert shown["hosts"][3][1] == "spare" and "3 ranks on 2 hosts and 1 spare" in shown["about"]
+    assert documents.read(folder).host_of == {0: "h1", 1: "h3"}
+
+
+def test_each_attempt_has_a_row_with_its_hosts_its_last_step_and_why_it_ended(runs: Path) -> None:
+    first, second = content(runs / RESTARTED)["attempts"]
+    assert first == [
+        "1",
+        "h1, h2, h3",
+        "22",
+        "27.8 s",
+        "h2: its keeper is gone: the container was ended, not by its run",
+    ]
+    assert second == ["2", "h1, h3", "60", "36.1 s", ""]
+    assert ("attempts", "2", "") in content(runs / RESTARTED)["tiles"]
+    summary = files.read_json(runs / FAILED / "summary.json")
+    files.write_json(runs / FAILED / "summary.json", summary | {"given_up": "three attempts made no new step"})
+    assert "It was not started again: three attempts made no new step" in page(runs / FAILED)
 
 
 def test_of_many_ranks_each_host_has_a_bar_and_the_slowest_and_fastest_a_line(project: Path) -> None:
@@ -104,11 +142,7 @@ def test_of_many_ranks_each_host_has_a_bar_and_the_slowest_and_fastest_a_line(pr
 
 def test_a_rank_that_timed_no_step_has_no_time(runs: Path) -> None:
     folder = runs / SUCCEEDED
-    events = made_runs.read_lines(folder / "metrics.jsonl")
-    for event in events:
-        if "computing" in event:
-            event["computing"][1] = event["waiting"][1] = None
-    (folder / "metrics.jsonl").write_text(made_runs.lines(events))
+    with_times(folder, computing=[0.2, None, 0.2], waiting=[0.1, None, 0.1])
     assert [one.rank for one in ranks.times(documents.read(folder))] == [0, 2]
 
 
