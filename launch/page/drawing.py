@@ -29,6 +29,7 @@ MOST_TICKS = 12  # of an axis on which each whole number has one
 TICKS = 5  # of y's axis, about
 LOG_MARGIN = 1.15  # times beyond the figures that a logarithmic axis goes
 DIGITS = 5  # significant, of a figure in a drawing
+FIGURE = ",.6~g"  # how d3-format writes one for the pointer
 VEGA_LITE = "https://vega.github.io/schema/vega-lite/v6.json"  # its name: nothing is fetched from there
 
 #: Shapes of marks as SVG paths within -1..1.
@@ -146,8 +147,7 @@ def lines(
     ]
     names = [one.name for one in drawn]
     colour = {"domain": names, "range": [variable(one.colour) for one in drawn]}
-    widths = {"domain": names, "range": [2 if one.wide else 1 for one in drawn]}
-    dashes = {"domain": names, "range": [[5, 4] if one.dashed else [1, 0] for one in drawn]}
+    narrow, dashed = [one.name for one in drawn if not one.wide], [one.name for one in drawn if one.dashed]
     heights = [digits(value) for one in drawn for _, value in one.points]
     scale: Spec = {"zero": zero, "nice": TICKS}
     if log:
@@ -165,8 +165,8 @@ def lines(
     }
     tooltip = [
         {"field": "line", "title": "line"},
-        {"field": "x", "title": x, "type": "quantitative", "format": ".4~g"},
-        {"field": "y", "title": y, "type": "quantitative", "format": axis.get("format", ".4~g")},
+        {"field": "x", "title": x, "type": "quantitative", "format": FIGURE},
+        {"field": "y", "title": y, "type": "quantitative", "format": axis.get("format", FIGURE)},
     ]
     shown = {"condition": {"param": "near", "empty": False, "value": 1}, "value": 0}
     near = {"name": "near", "select": {"type": "point", "nearest": True, "on": "pointerover", "clear": "pointerout"}}
@@ -179,8 +179,8 @@ def lines(
                 "mark": {"type": "line", "clip": True},
                 "params": [zoomed()],
                 "encoding": {
-                    "strokeWidth": {"field": "line", "type": "ordinal", "scale": widths, "legend": None},
-                    "strokeDash": {"field": "line", "type": "nominal", "scale": dashes, "legend": None},
+                    "strokeWidth": _for_lines(narrow, 1, 2),
+                    "strokeDash": _for_lines(dashed, [5, 4], [1, 0]),
                 },
             },
             *([_dots(dotted)] if dotted else []),
@@ -192,6 +192,11 @@ def lines(
             },
         ],
     }
+
+
+def _for_lines(names: Sequence[str], value: Any, other: Any) -> Spec:
+    """One value for these lines, and another for all others."""
+    return {"condition": {"test": {"field": "line", "oneOf": names}, "value": value}, "value": other}
 
 
 def _dots(names: Sequence[str]) -> Spec:

@@ -8,7 +8,7 @@ the trainer wrote on a host is placed by that host's clock.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -233,94 +233,90 @@ def _epoch_in_words(event: Words) -> str:
 def figure(made: TimeLine) -> Figure:
     """The time line as a drawing."""
     name, divisor = unit(made.seconds)
-    title = f"{name} since the start"
-    rows = made.rows
-    spans = [
-        {"row": one.row, "from": digits(one.start / divisor), "to": digits(one.end / divisor), "kind": one.kind}
-        | {"what": one.what, "lasted": duration(one.end - one.start)}
-        for one in made.spans
-    ]
-    marks = [{"row": one.row, "at": digits(one.at / divisor), "kind": one.kind, "what": one.what} for one in made.marks]
-    attempts = sorted({digits(one.at / divisor) for one in made.marks if one.kind == "attempt"})
-    span_kinds = [kind for kind in SPANS if any(one.kind == kind for one in made.spans)]
-    mark_kinds = [kind for kind in MARKS if any(one.kind == kind for one in made.marks)]
-    pixels = LEAST_ROW_PIXELS if len(rows) > DENSE_ROWS else ROW_PIXELS
-    key = [Key(SPANS[kind][0], SPANS[kind][1], "bar") for kind in span_kinds]
-    key += [Key(*MARKS[kind]) for kind in mark_kinds]
+    x = {
+        "type": "quantitative",
+        "title": f"{name} since the start",
+        "axis": {"tickCount": 10, "format": ",~r"},
+        "scale": {"domain": [0, digits(made.seconds / divisor)], "nice": False, "padding": 8},
+    }
     y = {
         "field": "row",
         "type": "nominal",
         "title": None,
         "sort": None,
-        "scale": {"domain": rows},
+        "scale": {"domain": made.rows},
         "axis": {"grid": True, "tickBand": "extent", "ticks": False, "labelColor": variable("ink")},
     }
-    x = {
-        "type": "quantitative",
-        "title": title,
-        "axis": {"tickCount": 10, "format": ",~r"},
-        "scale": {"domain": [0, digits(made.seconds / divisor)], "nice": False, "padding": 6},
+    attempts = sorted({digits(one.at / divisor) for one in made.marks if one.kind == "attempt"})
+    upright: Spec = {
+        "data": {"values": [{"at": at} for at in attempts]},
+        "mark": {"type": "rule", "strokeDash": [3, 3], "color": variable("quiet"), "clip": True},
+        "encoding": {"x": {"field": "at", **x}},
     }
     spec: Spec = {
-        "layer": [
-            {
-                "data": {"values": spans},
-                "mark": {
-                    "type": "bar",
-                    "height": {"band": 0.55},
-                    "clip": True,
-                    "stroke": variable("page"),
-                    "strokeWidth": 1,
-                },
-                "params": [zoomed()],
-                "encoding": {
-                    "x": {"field": "from", **x},
-                    "x2": {"field": "to"},
-                    "y": y,
-                    "color": _choice(span_kinds, [variable(SPANS[kind][1]) for kind in span_kinds]),
-                    "tooltip": [
-                        {"field": "what", "title": "what"},
-                        {"field": "from", "title": title},
-                        {"field": "lasted", "title": "lasted"},
-                    ],
-                },
-            },
-            {
-                "data": {"values": [{"at": at} for at in attempts]},
-                "mark": {"type": "rule", "strokeDash": [3, 3], "color": variable("quiet"), "clip": True},
-                "encoding": {"x": {"field": "at", **x}},
-            },
-            {
-                "data": {"values": marks},
-                "mark": {
-                    "type": "point",
-                    "filled": True,
-                    "opacity": 1,
-                    "size": 110,
-                    "stroke": variable("page"),
-                    "strokeWidth": 1,
-                    "clip": False,
-                },
-                "encoding": {
-                    "x": {"field": "at", **x},
-                    "y": y,
-                    "color": _choice(mark_kinds, [variable(MARKS[kind][1]) for kind in mark_kinds]),
-                    "shape": _choice(mark_kinds, [SHAPES[MARKS[kind][2]] for kind in mark_kinds]),
-                    "tooltip": [{"field": "what", "title": "what"}, {"field": "at", "title": title}],
-                },
-            },
-        ],
+        "layer": [_spans(made.spans, x, y, divisor), upright, _marks_layer(made.marks, x, y, divisor)],
         "resolve": {"scale": {"color": "independent", "shape": "independent"}},
     }
+    key = [Key(SPANS[kind][0], SPANS[kind][1], "bar") for kind in kinds(SPANS, made.spans)]
+    key += [Key(*MARKS[kind]) for kind in kinds(MARKS, made.marks)]
     how = (
         "Clocks differ, so each host's row begins with its own first event. Shift and the wheel look closer, dragging "
         "moves; a double click shows the whole again."
     )
-    return Figure("What happened when", spec, pixels * len(rows), key, how, is_headed=False)
+    pixels = LEAST_ROW_PIXELS if len(made.rows) > DENSE_ROWS else ROW_PIXELS
+    return Figure("What happened when", spec, pixels * len(made.rows), key, how, is_headed=False)
 
 
-def _choice(kinds: Sequence[str], values: Sequence[str]) -> Spec:
-    return {"field": "kind", "type": "nominal", "scale": {"domain": kinds, "range": values}, "legend": None}
+def kinds(known: Iterable[str], drawn: Sequence[Span] | Sequence[Mark]) -> list[str]:
+    """Those of the known kinds that there are."""
+    return [kind for kind in known if any(one.kind == kind for one in drawn)]
+
+
+def _spans(spans: Sequence[Span], x: Spec, y: Spec, divisor: float) -> Spec:
+    """A bar for each span. divisor: seconds of the unit of x."""
+    values = [
+        {"row": one.row, "from": digits(one.start / divisor), "to": digits(one.end / divisor), "kind": one.kind}
+        | {"what": one.what, "lasted": duration(one.end - one.start)}
+        for one in spans
+    ]
+    found, outline = kinds(SPANS, spans), {"stroke": variable("page"), "strokeWidth": 1}
+    return {
+        "data": {"values": values},
+        "mark": {"type": "bar", "height": {"band": 0.55}, "clip": True, **outline},
+        "params": [zoomed()],
+        "encoding": {
+            "x": {"field": "from", **x},
+            "x2": {"field": "to"},
+            "y": y,
+            "color": _choice(found, [variable(SPANS[kind][1]) for kind in found]),
+            "tooltip": [
+                {"field": "what", "title": "what"},
+                {"field": "from", "title": x["title"]},
+                {"field": "lasted", "title": "lasted"},
+            ],
+        },
+    }
+
+
+def _marks_layer(marks: Sequence[Mark], x: Spec, y: Spec, divisor: float) -> Spec:
+    """A mark for each moment. divisor: seconds of the unit of x."""
+    values = [{"row": one.row, "at": digits(one.at / divisor), "kind": one.kind, "what": one.what} for one in marks]
+    found, outline = kinds(MARKS, marks), {"stroke": variable("page"), "strokeWidth": 1}
+    return {
+        "data": {"values": values},
+        "mark": {"type": "point", "filled": True, "opacity": 1, "size": 110, "clip": True, **outline},
+        "encoding": {
+            "x": {"field": "at", **x},
+            "y": y,
+            "color": _choice(found, [variable(MARKS[kind][1]) for kind in found]),
+            "shape": _choice(found, [SHAPES[MARKS[kind][2]] for kind in found]),
+            "tooltip": [{"field": "what", "title": "what"}, {"field": "at", "title": x["title"]}],
+        },
+    }
+
+
+def _choice(found: Sequence[str], values: Sequence[str]) -> Spec:
+    return {"field": "kind", "type": "nominal", "scale": {"domain": found, "range": values}, "legend": None}
 
 
 def unit(seconds: float) -> tuple[str, float]:

@@ -62,11 +62,18 @@ def drawn(spec: dict[str, Any]) -> ElementTree.Element:
 @pytest.mark.parametrize("options", [{}, {"log": True}, {"zero": True, "format": ".0~%"}, {"marked": [1.5]}])
 def test_vega_lite_understands_every_way_of_drawing_lines(options: dict[str, Any]) -> None:
     root = drawn(
-        lines([Line("a line", "l0", POINTS), Line("ideal", "l1", POINTS, dashed=True)], "epoch", "y", **options)
+        lines(
+            [Line("a line", "l0", POINTS), Line("ideal", "l1", POINTS, wide=False, dashed=True)],
+            "epoch",
+            "y",
+            **options,
+        )
     )
     words = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
     assert {"epoch", "y"} <= set(words)
-    assert len([path for path in root.iter() if "mark-line" in (path.get("class") or "")]) == 2
+    groups = [group for group in root.iter() if "mark-line" in (group.get("class") or "")]
+    paths = [path for group in groups for path in group]
+    assert [(path.get("stroke-width"), path.get("stroke-dasharray")) for path in paths] == [("2", "1,0"), ("1", "5,4")]
 
 
 @pytest.fixture
