@@ -10,18 +10,19 @@ export INVENTORY
 # What was typed on the command line reaches the commands unchanged; make would expand each `$` in it.
 $(foreach name,$(.VARIABLES),$(if $(findstring command line,$(origin $(name))),$(eval override export $(name) := $$(value $(name)))))
 .DEFAULT_GOAL := help
-.PHONY: help local horovod demo lab lab-down lab-status trust deploy check train attach status logs stop gather teardown \
+.PHONY: help local horovod demo lab lab-down lab-status trust deploy check train attach status logs stop gather report \
+	tensorboard teardown \
 	test test-fast lint drill bench-deploy bench-launch bench-check bench-checkpoint bench-train bench-forecast \
 	bench-scale bench-stream bench-away bench-faults
 
 # Installed, and pyproject.toml has not changed since: make sees that by itself, without starting Python.
-.venv/.control .venv/.train: pyproject.toml
+.venv/.control .venv/.train .venv/.report: pyproject.toml
 	@$(PYTHON) -m launch.bootstrap $(@:.venv/.%=%)
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-local: .venv/.train  ## train on this machine alone: no root, no inventory, no containers  [NPROC=2 ARGS="--epochs 3"]
+local: .venv/.train .venv/.report  ## train on this machine alone: no root, no inventory, no containers  [NPROC=2 ARGS="--epochs 3"]
 	@$(BIN)/python -m launch.local
 
 horovod: .venv/.train  ## build Horovod for --parallel horovod, and install it into .venv (a compiler; 2.5 minutes, once)
@@ -69,6 +70,12 @@ stop: .venv/.control  ## stop a run on all its hosts; ranks save first  [RUN=<id
 gather: .venv/.control  ## fetch the results of runs that ended unseen; may be repeated  [RUN=<id> KEEP_RUNS=20]
 	@$(BIN)/fab gather
 
+report: .venv/.report  ## write the page of a run, runs/<id>/report.html; without RUN: of all runs, runs/report.html  [RUN=<id>]
+	@$(BIN)/python -m launch.report
+
+tensorboard: .venv/.train  ## show the curves of all runs, or of one, on this machine alone; Ctrl-C ends it  [RUN=<id>]
+	@$(BIN)/python -m launch.tensorboard
+
 teardown: .venv/.control  ## remove Muster's containers, images, runs and settings from the hosts (packages stay)  [YES=1]
 	@$(BIN)/fab teardown
 
@@ -76,9 +83,9 @@ test:  ## everything: the lab (real containers, sshd, Ansible, Fabric), which in
 	$(need) train control test lint
 	@$(BIN)/python -m pytest -m lab; lab=$$?; $(BIN)/python -m pytest -m "not lab" -n 2 --dist worksteal && exit $$lab
 
-test-fast:  ## the tests that need neither root nor containers, under a minute
+test-fast:  ## the tests that need neither root, containers nor a browser, under a minute
 	$(need) train control test
-	@$(BIN)/python -m pytest -m "not lab and not slow" -n 3 --dist worksteal
+	@$(BIN)/python -m pytest -m "not lab and not slow and not browser" -n 3 --dist worksteal
 
 lint:  ## ruff, mypy, ansible-lint
 	$(need) train control test lint

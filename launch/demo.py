@@ -16,6 +16,7 @@ from launch.cli.refusal import refuse
 from launch.deploy import control, deploy
 from launch.files import ROOT, read_json, runs_dir, shown
 from launch.hosts import clustermap, trust
+from launch.report.documents import PAGE
 from launch.run import train as run
 
 LAB = "lab"
@@ -65,6 +66,7 @@ def _closing(path: Path, plan: Path) -> Table:
     table.add_row("speed", f"{known['images_per_second']:.0f} images/s on {known['world_size']} ranks")
     table.add_row("network", f"{cluster.network.name}: {cluster.network.reason}")
     table.add_row("curves", shown(folder / "curves.png"))
+    table.add_row("report", shown(folder / PAGE))
     table.add_row("checkpoint", shown(folder / "checkpoints"))
     table.add_row("every rank's output", shown(folder / "logs"))
     table.add_row("the plan: what ran where", shown(plan))

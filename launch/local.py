@@ -25,6 +25,8 @@ from launch.cli.signals import undisturbed
 from launch.files import ROOT, read_json, runs_dir, shown, write_json
 from launch.job import outcome, plan, trainer_arguments
 from launch.job.outcome import Failure, Verdict
+from launch.report import ending
+from launch.report.documents import PAGE
 
 MASTER_ADDRESS = "127.0.0.1"
 WITHOUT_GPUS = 2  # ranks
@@ -49,6 +51,7 @@ def train(arguments: Sequence[str]) -> int:
     flatten(folder / "logs", nproc)
     summary = summarise(folder, nproc, status, stopped)
     write_json(folder / "summary.json", summary)
+    ending.write(folder, print)
     print(closing(summary, folder), flush=True)
     return int(summary["exit_status"])
 
@@ -201,17 +204,18 @@ def summarise(folder: Path, nproc: int, status: int, stopped: bool) -> dict[str,
 def closing(summary: Mapping[str, Any], folder: Path) -> str:
     """The last message."""
     path = Path(shown(folder))
+    page = f"\nreport: {path / PAGE}" if (folder / PAGE).exists() else ""
     if summary["status"] == "stopped":
-        return f"stopped; what there is of the run is in {path}"
+        return f"stopped; what there is of the run is in {path}{page}"
     if summary["status"] == "failed":
         who = "the run" if summary["failed_rank"] is None else f"rank {summary['failed_rank']}"
-        return f"run and logs of each rank: {path} and {path / 'logs'}\n{who} failed: {summary['reason']}"
+        return f"run and logs of each rank: {path} and {path / 'logs'}{page}\n{who} failed: {summary['reason']}"
     return (
         f"\n  test accuracy   {summary['test_accuracy']:.2%}\n"
         f"  speed           {summary['images_per_second']:.0f} images/s\n"
         f"  training time   {summary['train_seconds']:.1f} s\n"
         f"  run             {path}\n"
-        f"  curves          {path / 'curves.png'}"
+        f"  curves          {path / 'curves.png'}" + (f"\n  report          {path / PAGE}" if page else "")
     )
 
 

@@ -78,6 +78,7 @@ class Training:
             self.writer.guard(session.optimizer)
         self.reserved = session.settings.blocking_checkpoints
         self.due = self.stopping = False  # what all ranks have agreed on, not this rank's own state
+        self.computing: float | None = None  # seconds of the step that was timed last
 
     def train(self) -> Score | None:
         """Raises NonFiniteLoss, CheckpointError, DataError."""
@@ -130,14 +131,24 @@ class Training:
         position.seconds = time.monotonic() - begun
         record = self.stats.add(
             position.step, position.epoch + 1, sums.loss, sums.correct, sums.finite, step.global_count,
-            stop=bool(self.stop.by), due=self.clock.due_by_time(), lr=lr, seconds=position.seconds,
+            stop=bool(self.stop.by), due=self.clock.due_by_time(), times=self.new_times(), lr=lr,
+            seconds=position.seconds,
         )  # fmt: skip
         self.take(record)
         tell(
             "training", position.step, session.total_steps, epoch=position.epoch + 1, epochs=settings.epochs,
             loss=record.loss if record else None, rate=position.images / position.seconds or None,
-            computing=session.strategy.computing_seconds(),
+            computing=self.computing,
         )  # fmt: skip
+
+    def new_times(self) -> tuple[float, float] | None:
+        """Seconds that this rank computed and waited in the step that was timed last; None once they are known."""
+        computing = self.session.strategy.computing_seconds()
+        if computing is None or computing == self.computing:
+            return None
+        self.computing = computing
+        share = self.session.strategy.comm_share() or 0.0
+        return computing, computing * share / (1 - share)
 
     def reserve(self) -> None:
         """After the first step: memory for the copies of the state, prepared while the next steps run."""
@@ -165,11 +176,13 @@ class Training:
     def checkpoint(self, metric: float | None) -> None:
         """Raises NonFiniteLoss rather than keep weights that a step just spoilt."""
         self.take(self.stats.flush())
+        begun = time.monotonic()
         state = state_of(self.session, metric)
         if self.writer:
             tell("saving", self.session.position.step)
             self.writer.save(self.session.position.step, state, metric)
             tell("training", self.session.position.step, self.session.total_steps)
+        self.report.checkpoint(time.monotonic() - begun)
         self.clock.reset()
         self.due = False
 

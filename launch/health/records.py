@@ -91,6 +91,16 @@ def previous(folder: Path, network: str | None = None) -> dict[str, Any] | None:
     return newest
 
 
+def last_before(folder: Path, when: str) -> dict[str, Any] | None:
+    """The newest record that is not later than an ISO time with a time zone; None when there is none."""
+    moment = datetime.fromisoformat(when)
+    for path in sorted(folder.glob("*.json"), reverse=True):
+        record = read_json(path)
+        if _is_whole(record) and datetime.fromisoformat(record["when"]) <= moment:
+            return record
+    return None
+
+
 def _links_in_order(record: Mapping[str, Any]) -> bool:
     """Whether no verdict is against the links, and no run used them during the check."""
     return all(entry["level"] == HEALTHY for entry in record["verdicts"] if entry["check"] in OF_LINKS)

@@ -15,6 +15,7 @@ from launch.cli.make_variables import name_inventory
 from launch.job import outcome
 from launch.job.outcome import HostEnd, Verdict
 from launch.job.plan import Plan
+from launch.report import ending
 from launch.run.gather import CONTAINER, OURS
 
 
@@ -68,6 +69,8 @@ def close(plan: Plan, summary: Mapping[str, Any], say: Callable[[str], None]) ->
         say(f"test accuracy {accuracy:.2%}, {rate:.0f} images/s, {seconds:.1f} s of training")
     if (folder / "curves.png").exists():
         say(f"curves: {files.shown(folder / 'curves.png')}")
+    if page := ending.write(folder, say):
+        say(f"report: {files.shown(page)}")
     if plan.script is None:
         more = ", metrics and checkpoint" if (folder / "metrics.jsonl").exists() else ""
         say(f"logs{more}: {files.shown(folder)}")

@@ -57,7 +57,8 @@ def test_training_on_two_hosts_leaves_everything_here(lab: Lab) -> None:
     assert (summary["nodes"], summary["world_size"]) == (2, 3)
     assert summary["master_addr"] == lab.cluster["hosts"][0]["address"]
     assert summary["test_accuracy"] > 0.3 and summary["images_per_second"] > 0 and summary["train_seconds"] > 0
-    for name in ("plan.json", "metrics.jsonl", "result.json", "curves.png", "logs/h1/rank-0.log", "logs/h2/rank-2.log"):
+    written = ("plan.json", "metrics.jsonl", "result.json", "curves.png", "report.html")
+    for name in (*written, "logs/h1/rank-0.log", "logs/h2/rank-2.log"):
         assert (folder / name).is_file(), name
     assert list((folder / "checkpoints").glob("*.pt")) and list((folder / "checkpoints").glob("*.json"))
     assert "h1 rank 0 | " in done.stdout and done.stdout.strip().splitlines()[-1].endswith("succeeded")

@@ -74,7 +74,7 @@ def test_a_run_succeeds_and_says_so(trained: Run) -> None:
     assert 0 <= summary["test_accuracy"] <= 1
     assert summary["images_per_second"] > 0 and summary["train_seconds"] > 0
     assert "first optimizer step after" in output
-    assert "curves.png" in output.splitlines()[-1]
+    assert "curves.png" in output.splitlines()[-2] and "report.html" in output.splitlines()[-1]
 
 
 @pytest.mark.slow
@@ -82,12 +82,14 @@ def test_a_run_leaves_what_it_promises(trained: Run) -> None:
     folder = trained[2]
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [event["event"] for event in events] == ["start", *["step"] * 5, "epoch", "end"]
+    assert [event["event"] for event in events] == ["start", *["step"] * 5, "epoch", "checkpoint", "end"]
     assert [event["images"] for event in events if event["event"] == "step"] == [120, 120, 120, 120, 35]
+    assert [len(event["computing"]) for event in events if "computing" in event] == [2] * 4  # by rank; step 1: no news
     assert {p.name for p in (folder / "checkpoints").iterdir()} == {"step-5.pt", "step-5.json"}
     result = json.loads((folder / "result.json").read_text())
     assert (result["steps"], result["world_size"], result["model"]) == (5, 2, "resnet18")
     assert {p.name for p in (folder / "logs").iterdir()} == {"rank-0.out", "rank-0.err", "rank-1.out", "rank-1.err"}
+    assert "resnet18 on fake" in (folder / "report.html").read_text()
     assert not list(folder.glob(".*"))
 
 
@@ -97,7 +99,7 @@ def test_a_failure_names_rank_and_step(tmp_path: Path) -> None:
     assert status == exits.FAILED, output
     assert (summary["status"], summary["exit_status"], summary["failed_rank"]) == ("failed", 1, 0)
     assert "on rank 0 at epoch 1, step" in summary["reason"]
-    assert "rank 0 failed: " in output.splitlines()[-1]
+    assert "rank 0 failed: " in output.splitlines()[-1] and "Why it failed" in (folder / "report.html").read_text()
     assert not (folder / "result.json").exists()
 
 

@@ -197,10 +197,12 @@ def stats(rank: int, world_size: int) -> dict[str, Any]:
             bad = step == 3 and rank >= 1
             loss = torch.tensor(float("nan") if bad else float(rank + step))
             stop = step == 2 and rank == world_size - 1
+            times = (0.5 + rank, 0.25) if step == 2 and rank != 1 else None
             record = watch.add(
-                step, 1, loss, torch.tensor(rank), loss.isfinite(), world_size * 2, stop=stop, lr=step / 10
+                step, 1, loss, torch.tensor(rank), loss.isfinite(), world_size * 2, stop=stop, times=times, lr=step / 10
             )
-            seen.append(record and (record.step, record.loss, record.accuracy, record.stop, record.values))
+            figures = ("step", "loss", "accuracy", "stop", "values", "computing", "waiting")
+            seen.append(record and tuple(getattr(record, name) for name in figures))
     except NonFiniteLoss as nonfinite:
         error = str(nonfinite)
     other = StepStats(world_size, rank, CPU)

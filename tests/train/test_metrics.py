@@ -16,6 +16,8 @@ import torch
 
 from train.reporting import picture, progress
 from train.reporting.metrics import Metrics, kept, peak_memory, read_metrics
+from train.reporting.report import rank_times
+from train.reporting.step_stats import StepRecord
 from train.whole_files import write_json
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,6 +93,15 @@ def test_a_continued_run_in_a_folder_of_its_own_takes_over_the_curve(run: Path, 
     with Metrics(tmp_path / "other", after=6, earlier=tmp_path / "absent") as log:
         write(log, 7, 8)
     assert steps_of(read_metrics(tmp_path / "other" / "metrics.jsonl")) == [7, 8]
+
+
+def test_the_times_of_ranks_are_noted_where_any_has_news() -> None:
+    def record(*computing: float) -> StepRecord:
+        waiting = tuple(0.25 for _ in computing)
+        return StepRecord(1, 1, 10, 1.0, 1.0, (), False, {}, computing, waiting)
+
+    assert rank_times(record(0.1234567, 0.0)) == {"computing": [0.123457, None], "waiting": [0.25, None]}
+    assert rank_times(record()) == {}
 
 
 # -- TensorBoard -----------------------------------------------------------------------------------------------------

@@ -22,8 +22,16 @@ class Metrics:
     """Writes metrics.jsonl: one JSON object per line, {"event", "time": unix seconds, ...}, flushed line by
     line, and the same as TensorBoard's event files where asked.
 
-    Events: start; step {"epoch", "step", "loss", "lr", "images"}; epoch {"epoch", "train_loss",
-    "train_accuracy", "test_accuracy", "test_loss", "images_per_second", "seconds"}; end.
+    Events, the optional fields in brackets:
+    start {"world_size", "device", "host": whose clock "time" is of, or null, "resumed_from": step or null,
+    "versions": {name: version}, "notes", all settings};
+    step {"epoch", "step", "loss", "lr", "images", "accuracy", "seconds": of this epoch so far, ["computing",
+    "waiting": lists by rank, in seconds, of the step that this rank has timed since the last such event, null where
+    it has timed none: what it computed, and what it then waited for the others and the network. DDP times each of its
+    first ten steps, then each hundredth, Horovod each]};
+    epoch {"epoch", "step", "train_loss", "train_accuracy", "test_accuracy", "test_loss", "images_per_second",
+    "seconds": of training, "data_wait", "comm": parts of that time, 0 to 1, or null};
+    checkpoint {"step", "seconds": that the training waited for it}; end {as result.json}.
 
     A run that continues after optimizer step `after` keeps the events up to that step and drops the rest, so
     that a curve has each step once. These events are in `folder`, or in `earlier`, the folder of the run that

@@ -17,6 +17,7 @@ from train.reporting.progress import progress_for
 from train.reporting.step_stats import StepRecord
 from train.session import Session
 from train.settings import as_document
+from train.start import proof
 from train.start.devices import describe
 from train.whole_files import write_json
 
@@ -50,7 +51,9 @@ class Report:
                 "start",
                 world_size=session.place.world_size,
                 device=str(session.device),
+                host=os.environ.get("MUSTER_HOST"),
                 resumed_from=resumed,
+                versions=proof.versions(),
                 notes=self.notes,
                 **document,
             )
@@ -85,6 +88,7 @@ class Report:
             loss=record.loss,
             accuracy=record.accuracy,
             seconds=record.values["seconds"],
+            **rank_times(record),
         )
         if self.reports:
             self.show(record)
@@ -135,6 +139,11 @@ class Report:
     def begin_epoch(self) -> None:
         self.epoch_waited = self.session.loader.waited
 
+    def checkpoint(self, seconds: float) -> None:
+        """After the state was copied; it is written beside the training. seconds: that the training waited for it."""
+        if self.keeps:
+            self.metrics.write("checkpoint", step=self.session.position.step, seconds=seconds)
+
     def stopped(self) -> None:
         if self.reports:
             position = self.session.position
@@ -184,6 +193,16 @@ def result_of(session: Session, score: Score) -> dict[str, Any]:
         "dataset": settings.dataset,
         "comm": session.strategy.comm_share(),
         "resumed_from": str(session.resumed_from) if session.resumed_from else None,
+    }
+
+
+def rank_times(record: StepRecord) -> dict[str, list[float | None]]:
+    """The fields of a step's event for the ranks' times, in microseconds' precision: none where no rank has news."""
+    named = {"computing": record.computing, "waiting": record.waiting} if record.computing else {}
+    known = [bool(seconds) for seconds in record.computing]
+    return {
+        name: [round(seconds, 6) if is_known else None for seconds, is_known in zip(times, known, strict=True)]
+        for name, times in named.items()
     }
 
 

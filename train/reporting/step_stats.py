@@ -2,7 +2,7 @@
 
 One small all-reduce runs beside the next step and is read only when that step adds its own: the figures come one step
 later, and no step waits for a GPU, a network or its logging. The same sum carries what one rank knows and all must
-agree on: that it was asked to stop, and that a checkpoint is due.
+agree on: that it was asked to stop, and that a checkpoint is due; and how long each rank computed and waited.
 """
 
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 LOSS, CORRECT, FIRST_RANK = 0, 1, 2
+SLOTS = 3  # of each rank: its bits, and the seconds that it computed and waited
 NOT_FINITE, STOP, DUE = 1, 2, 4  # bits of a rank's own slot
 
 
@@ -32,6 +33,8 @@ class StepRecord:
     stop: tuple[int, ...]  # ranks that were asked to stop
     due: bool  # a rank's clock says that a checkpoint is due
     values: dict[str, Any]  # what `add` was given besides
+    computing: tuple[float, ...] = ()  # by rank: seconds of the step that it timed last, 0 without news; empty: of none
+    waiting: tuple[float, ...] = ()  # by rank: seconds that it waited for the others and the network in that step
 
     @property
     def loss(self) -> float:
@@ -63,18 +66,22 @@ class StepStats:
         images: int,
         stop: bool = False,
         due: bool = False,
+        times: tuple[float, float] | None = None,
         **values: Any,
     ) -> StepRecord | None:
         """Starts the sum of this step; returns the step before it, None at the first.
 
         loss_sum, correct: this rank's sums; losses_finite: bool; all three on the device, with no dimensions.
         images: of the global batch. stop: this rank was asked to stop; due: its
-        clock says that a checkpoint is due. Raises NonFiniteLoss where the step before was not finite.
+        clock says that a checkpoint is due. times: seconds that this rank computed and waited in a step, where it has
+        timed one since the last call. Raises NonFiniteLoss where the step before was not finite.
         """
-        mine = torch.zeros(FIRST_RANK + self.world_size, dtype=torch.float64, device=self.device)
+        mine = torch.zeros(FIRST_RANK + SLOTS * self.world_size, dtype=torch.float64, device=self.device)
         mine[LOSS] = loss_sum.detach()
         mine[CORRECT] = correct
         mine[FIRST_RANK + self.rank] = losses_finite.logical_not() * NOT_FINITE + STOP * stop + DUE * due
+        for number, seconds in enumerate(times or (), 1):
+            mine[FIRST_RANK + number * self.world_size + self.rank] = seconds
         work = dist.all_reduce(mine, async_op=True) if self.world_size > 1 else None
         before = self.pending
         self.pending = (*self._to_host(mine, work), {"step": step, "epoch": epoch, "images": images, "values": values})
@@ -106,12 +113,16 @@ class StepStats:
         host, _, ready, about = pending
         if ready is not None:
             ready.synchronize() if self.stream is not None else ready.wait()
-        loss_sum, correct, *slots = host.tolist()
+        loss_sum, correct, *rest = host.tolist()
+        slots, *times = (tuple(rest[n * self.world_size : (n + 1) * self.world_size]) for n in range(SLOTS))
         if wrong := [rank for rank, slot in enumerate(slots) if int(slot) & NOT_FINITE]:
             raise NonFiniteLoss(complaint(wrong, about["epoch"], about["step"]))
         stop = tuple(rank for rank, slot in enumerate(slots) if int(slot) & STOP)
         due = any(int(slot) & DUE for slot in slots)
-        return StepRecord(loss_sum=loss_sum, correct=correct, stop=stop, due=due, **about)
+        computing, waiting = times if any(times[0]) else ((), ())
+        return StepRecord(
+            loss_sum=loss_sum, correct=correct, stop=stop, due=due, computing=computing, waiting=waiting, **about
+        )
 
 
 def complaint(ranks: list[int], epoch: int, step: int) -> str:

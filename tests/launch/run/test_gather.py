@@ -425,3 +425,26 @@ def test_half_a_line_of_events_is_no_event(tmp_path: Path, monkeypatch: pytest.M
     path.write_text('{"event": "lease"}\n{"eve')
     assert [event["event"] for event in closing.end_of(plan(1), "h1", True).events] == ["lease"]
     assert os.path.exists(path)
+
+
+def test_the_last_lines_say_where_the_report_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "ROOT", tmp_path)
+    gathered("h1", "exit.json", exit_words())
+    summary, lines = closing.write_summary(plan(1), []), list[str]()
+    closing.close(plan(1), summary, lines.append)
+    page = files.runs_dir() / "some-run" / "report.html"
+    assert f"report: {files.shown(page)}" in lines and "some-run" in page.read_text()
+
+
+def test_a_report_that_cannot_be_written_is_said_and_changes_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "ROOT", tmp_path)
+    gathered("h1", "exit.json", exit_words())
+    (files.runs_dir() / "some-run" / "report.html").mkdir()
+    summary, lines = closing.write_summary(plan(1), []), list[str]()
+    closing.close(plan(1), summary, lines.append)
+    assert [line.split(":")[0] for line in lines[:1]] == ["no report"] and not any(
+        line.startswith("report") for line in lines
+    )
+    assert lines[-1] == "run some-run succeeded" and summary["exit_status"] == 0
