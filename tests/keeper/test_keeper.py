@@ -442,6 +442,8 @@ def test_a_spare_takes_the_place_of_a_host_whose_keeper_is_gone(run: Run, tmp_pa
     run.start(4, lambda node: ["-c", FAILS_ONCE, str(tmp_path / f"begun{node}")], restarts=3, spares=1)
     wait_for(lambda: all((tmp_path / f"begun{node}").exists() for node in range(3)))
     wait_for(lambda: run.document(3, "state.json").get("status") == "waiting")
+    # One that was never heard may still be starting: it is lost only after a minute.
+    wait_for(lambda: all("h1" in [event["host"] for event in run.events(node, "heard")] for node in (1, 2)))
     run.processes[0].kill()  # with its container go all of its processes
     os.kill(run.pids(0)["0"], signal.SIGKILL)
     assert run.statuses()[1:] == [0, 0, 0]
