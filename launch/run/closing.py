@@ -84,9 +84,9 @@ def close(plan: Plan, summary: Mapping[str, Any], say: Callable[[str], None]) ->
         say(f"it continues from its last checkpoint with {again}")
     if summary["status"] == "failed":
         failure = outcome.Failure(summary["failed_host"], summary["failed_rank"], summary["reason"])
-        say(f"run {plan.run} FAILED: {failure}")
         if summary.get("given_up"):
             say(f"it was not started again: {summary['given_up']}")
+        say(f"run {plan.run} FAILED: {failure}")
     else:
         why = f": {summary['reason']}" if summary["reason"] else ""
         restarts = summary.get("restarts")

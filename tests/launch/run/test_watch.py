@@ -522,4 +522,5 @@ def test_why_a_run_was_not_started_again_is_said(hosts: dict[str, Host], capsys:
     hosts["h1"].say(event("failed", **killed), end("failed", killed, given_up="it would end the same way again"))
     assert watched(hosts["h1"]) == exits.FAILED
     said = capsys.readouterr().out.splitlines()
-    assert said[-1] == "muster | it was not started again: it would end the same way again"
+    assert said[-2] == "muster | it was not started again: it would end the same way again"
+    assert said[-1].startswith("muster | run some-run FAILED: ")
