@@ -12,10 +12,12 @@ from launch.cli.output import nobody_reads, say
 from launch.cli.refusal import refuse
 from launch.cli.signals import undisturbed
 from launch.files import runs_dir, shown
-from launch.job.follow import Follower
+from launch.job import outcome
+from launch.job.follow import Follower, Heard
 from launch.run import ask_hosts, find
 from launch.run.display import Display
 from launch.run.train import display_of, parse_view
+from launch.run.watch import attempt_line
 
 TURN_SECONDS = 0.1  # between two looks whether there is still somebody who reads
 BLOCK_BYTES = 262144  # read at once
@@ -50,16 +52,28 @@ def logs(path: Path, run: str, view: str, console: Console) -> int:
 
 def _until_the_end(follower: Follower, display: Display) -> None:
     """Print until the run has ended on every host that answers, or nobody reads."""
+    attempt = 1
     while any(view.answers() or not view.lost for view in follower.waiting) and not nobody_reads():
         try:
-            heard = follower.heard.get(timeout=TURN_SECONDS)
+            attempt = _say(follower.heard.get(timeout=TURN_SECONDS), attempt, display)
         except queue.Empty:
             display.show_parts()
-            continue
-        if heard.what == "lost":
-            display.say(f"{heard.host}: no view ({heard.words['reason']}); trying again")
+    while not follower.heard.empty():
+        attempt = _say(follower.heard.get(), attempt, display)
     display.show_parts(0.0)
     display.release()
+
+
+def _say(heard: Heard, attempt: int, display: Display) -> int:
+    """Say what else happened than output. attempt: the number of the newest one that was said; returned as it is then."""
+    if heard.what == "lost":
+        display.say(f"{heard.host}: no view ({heard.words['reason']}); trying again")
+    if heard.words.get("event") != "attempt" or int(heard.words["attempt"]) <= attempt:
+        return attempt
+    if because := heard.words.get("because"):
+        display.say(str(outcome.agreed((), because)[0]))
+    display.say(attempt_line(heard.words))
+    return int(heard.words["attempt"])
 
 
 def _gathered(folder: Path, plain: bool) -> int:

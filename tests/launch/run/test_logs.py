@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -16,7 +17,7 @@ from launch.cli.refusal import Problem, Refusal
 from launch.hosts import ssh
 from launch.run import logs
 from tests.launch import fake_hosts
-from tests.launch.fake_hosts import Host, end, output
+from tests.launch.fake_hosts import Host, cause, end, output
 from tests.launch.run import listing_hosts
 from tests.launch.run.listing_hosts import INVENTORY, console, entry, has, lose, when
 
@@ -62,6 +63,21 @@ def test_a_live_view_that_is_watched_to_the_end_is_whole(
     assert sorted(lines) == [f"h{rank + 1} rank {rank} | {text}" for rank in (0, 1) for text in ("a step", "the end")]
 
 
+def test_a_live_view_says_why_and_where_a_run_goes_on(
+    hosts: dict[str, Host], capsys: pytest.CaptureFixture[str]
+) -> None:
+    because = cause("h2", rank=1)
+    begins = {"event": "attempt", "attempt": 2, "hosts": ["h1"], "left_out": {"h2": "gone"}, "because": because}
+    for name in ("h1", "h2"):
+        has(hosts[name], entry())
+        hosts[name].say(output("events", 0, json.dumps(begins).encode() + b"\n"), end())
+    assert logs.logs(INVENTORY, "some-run", "", console()) == exits.SUCCEEDED
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "muster | rank 1 on h2: killed by SIGKILL",
+        "muster | attempt 2 goes on from the newest checkpoint, on h1; h2 is left out: gone",
+    ]
+
+
 def test_a_view_ends_when_nobody_reads_it(hosts: dict[str, Host], monkeypatch: pytest.MonkeyPatch) -> None:
     has(hosts["h1"], entry())
     hosts["h1"].say(output("rank-0", 0, b"a step\n"))
@@ -101,6 +117,18 @@ def test_the_output_of_a_gathered_run_is_printed_from_here(capsys: pytest.Captur
     assert logs.logs(INVENTORY, "old-run", "", console()) == exits.SUCCEEDED
     said = ["h1 | t", "h1 rank 0 | a", "h1 rank 0 | b", "h2 rank 2 | two", "h2 rank 10 | ten"]
     assert capsys.readouterr().out.splitlines() == said
+
+
+def test_what_comes_after_a_traceback_is_printed_too(capsys: pytest.CaptureFixture[str]) -> None:
+    said = "before\nTraceback (most recent call last):\n  File x\nE: no\nanother attempt\nthe end\n"
+    for rank in (0, 1):
+        path = files.runs_dir() / "some-run" / "logs" / "h1" / f"rank-{rank}.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(said)
+    (files.runs_dir() / "some-run" / "summary.json").write_text("{}")
+    assert logs.logs(INVENTORY, "some-run", "", console()) == exits.SUCCEEDED
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f"h1 rank {rank} | {line}" for rank in (0, 1) for line in said.splitlines()]
 
 
 def test_the_output_of_a_run_on_this_machine_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
