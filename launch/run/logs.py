@@ -65,7 +65,7 @@ def _until_the_end(follower: Follower, display: Display) -> None:
 
 
 def _say(heard: Heard, attempt: int, display: Display) -> int:
-    """Say what else happened than output. attempt: the number of the newest one that was said; returned as it is then."""
+    """Say what else happened than output. attempt: the newest one that was said; returns which that is then."""
     if heard.what == "lost":
         display.say(f"{heard.host}: no view ({heard.words['reason']}); trying again")
     if heard.words.get("event") != "attempt" or int(heard.words["attempt"]) <= attempt:
