@@ -26,7 +26,7 @@ PEER_LOST = re.compile(
 OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError", re.IGNORECASE)
 
 # Exceptions of our trainer that the same data and settings bring about each time; its own refusal has an exit status.
-FINAL_ERRORS = re.compile(r"^(?:[\w.]+\.)?(DataError|NonFiniteLoss|SettingsError|ProofError)\b")
+FINAL_ERRORS = re.compile(r"^(?:[\w.]+\.)?(DataError|NonFiniteLoss)\b")
 EXIT_REFUSED = 2  # of ranks whose arguments are refused; as in train.settings
 
 # What keeps a host from taking part again, whatever is started there.

@@ -138,7 +138,6 @@ class Course:
     all_hosts: Tuple[str, ...]
     rules: Rules
     attempt: Attempt  # the newest one that was accepted, as far as is known here
-    began: float
     grace: float
     own: Optional[attempts.State] = None  # of this host in its last attempt; None: it was in none
     own_ballot: int = 0  # of that attempt
@@ -178,7 +177,7 @@ class Course:
 
 def begin(me: str, all_hosts: Sequence[str], rules: Rules, first: Attempt, now: float, grace: float) -> Course:
     """The course of a run that starts."""
-    course = Course(me, tuple(all_hosts), rules, first, now, grace)
+    course = Course(me, tuple(all_hosts), rules, first, grace)
     return _with_own(course, now) if me in first.hosts else course
 
 

@@ -65,12 +65,8 @@ class HostEnd:
         if self.exit:
             ended = float(self.exit.get("seconds", 0.0))
             return [{**cause, "at": ended - cause.get("age", 0.0)} for cause in self.exit.get("causes") or []]
-        return self.causes_of(self.attempt)
-
-    def causes_of(self, attempt: int) -> list[Words]:
-        """Why an attempt ended, from the events."""
         noted = [event for event in self.events if event.get("event") == "failed"]
-        ours = [event for event in noted if int(event.get("attempt") or 1) == attempt]
+        ours = [event for event in noted if int(event.get("attempt") or 1) == self.attempt]
         return [{**cause, "at": cause.get("after", 0.0) - cause.get("age", 0.0)} for cause in ours]
 
     @property
@@ -88,7 +84,8 @@ class Verdict:
     cause: Words | None = None  # CAUSE of keeper/__init__.py, where a keeper gave it
     reason: str | None = None  # why it stopped, or failed
     given_up: str = ""  # why it was not started again; may be empty
-    attempts: Sequence[Words] = ()  # how they ended, as in exit.json
+    attempts: Sequence[Words] = ()  # how they ended, as in exit.json: of many the first one, and the latest
+    restarts: int = 0
 
 
 def newest(ends: Sequence[HostEnd]) -> list[HostEnd]:
@@ -105,8 +102,8 @@ def results_host(first: str, documents: Iterable[Words | None]) -> str:
     first: that of the first attempt. documents: exit.json and state.json of the run's hosts, as far as they are there.
     """
     known = [one for one in documents if one and one.get("hosts")]
-    newest = max(known, key=lambda one: int(one.get("attempt") or 1), default=None)
-    return str(newest["hosts"][0]) if newest else first
+    last = max(known, key=lambda one: int(one.get("attempt") or 1), default=None)
+    return str(last["hosts"][0]) if last else first
 
 
 def first_cause(ends: Sequence[HostEnd]) -> Words | None:
@@ -205,7 +202,8 @@ def verdict(ends: Sequence[HostEnd]) -> Verdict:
     latest = max(ends, key=lambda end: (end.attempt, bool(end.exit)), default=None)
     known = latest.exit if latest and latest.exit else {}
     attempts, given_up = known.get("attempts") or (), str(known.get("given_up") or "")
-    return replace(_verdict(newest(ends)), attempts=attempts, given_up=given_up)
+    restarts = latest.attempt - 1 if latest else 0
+    return replace(_verdict(newest(ends)), attempts=attempts, given_up=given_up, restarts=restarts)
 
 
 def _verdict(ends: Sequence[HostEnd]) -> Verdict:
@@ -288,7 +286,7 @@ def summary(
         "failed_host": ended.failure.host if ended.failure else None,
         "reason": ended.reason,
         "cause": dict(ended.cause) if ended.cause else None,
-        "restarts": max(0, len(ended.attempts) - 1),
+        "restarts": ended.restarts,
         "attempts": [dict(attempt) for attempt in ended.attempts],
         "given_up": ended.given_up or None,
         "missing_hosts": list(missing),

@@ -164,9 +164,7 @@ def parse_grace(text: str) -> int:
     """GRACE as typed, in seconds; empty means GRACE_SECONDS. Raises Refusal when it is not a number from 1 to 3600."""
     if not text.strip():
         return GRACE_SECONDS
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 3600):
-        raise refuse("GRACE", f"GRACE={text} is not a whole number of seconds from 1 to 3600", "give one: GRACE=60")
-    return int(text)
+    return _number("GRACE", text, 1, 3600, 60)
 
 
 def parse_max_restarts(text: str, script: bool) -> int:

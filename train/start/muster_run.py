@@ -12,7 +12,7 @@ A script of your own needs none of this. With it, a rank that hangs is found and
             save()
             sys.exit(muster_run.EXIT_STOPPED)
 
-A run that failed goes on by itself where every rank has said that it can (`can_resume`): the script is started again,
+A run that failed goes on by itself once a rank has said that it can (`can_resume`): the script is started again,
 maybe on fewer hosts, and goes on from what it has saved.
 
 Outside of a run of Muster all of it does nothing. To use the same script there, put a copy of this file beside it.

@@ -219,7 +219,7 @@ def test_a_run_that_went_on_without_a_host_has_succeeded_whatever_became_of_that
         assert (verdict.status, len(verdict.attempts)) == ("succeeded", 1)
         verdict = outcome.verdict([again("h1"), second, HostEnd("h3", events=[attempt], answers=False, ended=False)])
         assert verdict.status == "succeeded"
-    assert outcome.summary("r", 3, 3, "10.0.0.1", verdict)["restarts"] == 0  # of one attempt the end is known
+    assert outcome.summary("r", 3, 3, "10.0.0.1", verdict)["restarts"] == 1
 
 
 def test_what_ended_the_newest_attempt_counts_and_why_there_was_no_other_is_kept() -> None:
