@@ -33,13 +33,14 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.common import FAB, close, environment, fab
 from benchmarks.common import lab as new_lab
 
+T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
 HOSTS = 3
 LIMIT_SECONDS = 150  # for a run to start, and to end after its fault
@@ -647,18 +648,11 @@ def median_of(found: Collection[Seen]) -> float | None:
     return None if median == float("inf") else round(median, 2)
 
 
-def repeat(lab: str, name: str, times: int) -> list[Seen]:
+def repeat(name: str, times: int, once: Callable[[], T]) -> list[T]:
+    """What came of a fault, each time; printed."""
     found = []
     for turn in range(times):
-        found.append(measure(lab, FAULTS[name]))
-        print(f"{name} {turn + 1} of {times}: {found[-1]}", flush=True)
-    return found
-
-
-def survive(lab: str, name: str, times: int) -> list[SeenOn]:
-    found = []
-    for turn in range(times):
-        found.append(measure_survival(lab, SURVIVED[name]))
+        found.append(once())
         print(f"{name} {turn + 1} of {times}: {found[-1]}", flush=True)
     return found
 
@@ -671,7 +665,7 @@ def bench(times: int) -> None:
     with deployed_lab() as lab:
         for name, fault in FAULTS.items():
             if fault.key:
-                found = repeat(lab, name, times)
+                found = repeat(name, times, partial(measure, lab, fault))
                 seen += found
                 key = f"{fault.key}_seconds"
                 median, before = median_of(found), seconds.get(key, 0.0)
@@ -680,7 +674,7 @@ def bench(times: int) -> None:
                 bars[key] = fault.bar
         survived = []
         for name, survival in SURVIVED.items():
-            found_on = survive(lab, name, times)
+            found_on = repeat(name, times, partial(measure_survival, lab, survival))
             survived += found_on
             seconds[f"{name}_seconds"] = round(statistics.median(one.seconds for one in found_on), 2)
             bars[f"{name}_seconds"] = survival.bar
@@ -700,7 +694,7 @@ def drill(name: str, times: int) -> int:
     """One fault, or their list; the exit status is 1 where something was not as it must be."""
     if name in SURVIVED:
         with deployed_lab() as lab:
-            lived = survive(lab, name, times)
+            lived = repeat(name, times, partial(measure_survival, lab, SURVIVED[name]))
         seconds, bar = statistics.median(one.seconds for one in lived), SURVIVED[name].bar
         wrong = [one for one in lived if one.orphans or one.problems]
         close({"fault": name, "seconds": round(seconds, 2), "bar": bar, "repeats": times, "bad": len(wrong)})
@@ -711,7 +705,7 @@ def drill(name: str, times: int) -> int:
             print(f"{one:20} {survival.what}: to the first step of the next attempt (<= {survival.bar:g} s)")
         return 2 if name else 0
     with deployed_lab() as lab:
-        found = repeat(lab, name, times)
+        found = repeat(name, times, partial(measure, lab, FAULTS[name]))
     bad = [one for one in found if one.wrong or one.orphans or one.problems or not one.line]
     median = median_of(found)
     close({"fault": name, "seconds": median, "bar": FAULTS[name].bar, "repeats": times, "bad": len(bad)})

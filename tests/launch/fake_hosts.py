@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import queue
+import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -199,3 +201,17 @@ def hosts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Host]:
     monkeypatch.setattr(ssh, "connect", lambda target, known_hosts: made[target.name])
     monkeypatch.setattr(follow, "Machine", lambda target, known_hosts, connection: connection)
     return made
+
+
+def when(condition: Callable[[], object], do: Callable[[], object]) -> threading.Thread:
+    """Do something, in another thread, once something is so."""
+
+    def wait() -> None:
+        deadline = time.monotonic() + 60
+        while not condition() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        do()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread

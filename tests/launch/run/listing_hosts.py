@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,18 +72,6 @@ def lose(host: Host) -> None:
 
 def named(said: str) -> bool:
     return f"no answer from 1 of 2 hosts:\n  host h2: {LOST}\n      fix: " in said
-
-
-def when(condition: Callable[[], object], do: Callable[[], object]) -> threading.Thread:
-    def wait() -> None:
-        deadline = time.monotonic() + 60
-        while not condition() and time.monotonic() < deadline:
-            time.sleep(0.005)
-        do()
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    return thread
 
 
 def ended(folder: Path, host: str, words: dict[str, Any]) -> None:

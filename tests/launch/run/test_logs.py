@@ -17,9 +17,9 @@ from launch.cli.refusal import Problem, Refusal
 from launch.hosts import ssh
 from launch.run import logs
 from tests.launch import fake_hosts
-from tests.launch.fake_hosts import Host, cause, end, output
+from tests.launch.fake_hosts import Host, cause, end, output, when
 from tests.launch.run import listing_hosts
-from tests.launch.run.listing_hosts import INVENTORY, console, entry, has, lose, when
+from tests.launch.run.listing_hosts import INVENTORY, console, entry, has, lose
 
 hosts, _here = fake_hosts.hosts, listing_hosts.here
 

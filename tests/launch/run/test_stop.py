@@ -13,9 +13,9 @@ from launch.hosts.door import Frame
 from launch.job import follow
 from launch.run import stop
 from tests.launch import fake_hosts
-from tests.launch.fake_hosts import Host, died, end, refusal, state
+from tests.launch.fake_hosts import Host, died, end, refusal, state, when
 from tests.launch.run import listing_hosts
-from tests.launch.run.listing_hosts import INVENTORY, LOST, console, entry, has, lose, named, when
+from tests.launch.run.listing_hosts import INVENTORY, LOST, console, entry, has, lose, named
 
 hosts, _here = fake_hosts.hosts, listing_hosts.here
 

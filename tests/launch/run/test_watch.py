@@ -26,7 +26,7 @@ from launch.run.gather import Gathered
 from launch.run.train import display_of
 from launch.run.watch import Watch
 from tests.launch import fake_hosts
-from tests.launch.fake_hosts import DROP, Host, cause, died, end, output, plan, refusal, state
+from tests.launch.fake_hosts import DROP, Host, cause, died, end, output, plan, refusal, state, when
 
 hosts = fake_hosts.hosts
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -56,20 +56,6 @@ def watched(*those: Host) -> int:
 def summary() -> dict[str, Any]:
     found: dict[str, Any] = json.loads(Path("runs/some-run/summary.json").read_text())
     return found
-
-
-def when(condition: Callable[[], object], do: Callable[[], object]) -> threading.Thread:
-    """Do something, in another thread, once something is so."""
-
-    def wait() -> None:
-        deadline = time.monotonic() + 60
-        while not condition() and time.monotonic() < deadline:
-            time.sleep(0.005)
-        do()
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    return thread
 
 
 def event(name: str, after: float = 1.0, **words: Any) -> Frame:
