@@ -21,6 +21,7 @@ from launch.hosts.connection import Machine
 from launch.hosts.door import Door, Frame
 from launch.hosts.inventory import Target
 from launch.job.outcome import HostEnd
+from launch.job.witness import Witness
 
 IDLE_SECONDS = 30.0  # without a frame, of which a run in progress gives one each second, a door is opened anew
 SILENT_SECONDS = 5.0  # without a frame a host counts as one that does not answer
@@ -96,13 +97,22 @@ class View:
 class Follower:
     """Follows every host of a run from `start` until its end or `leave`."""
 
-    def __init__(self, run: str, views: Sequence[View], show: Show | None, tail: int | None = None) -> None:
-        """show: takes output, in the host's thread; None: it is not wanted. tail: of earlier output so many lines."""
+    def __init__(
+        self,
+        run: str,
+        views: Sequence[View],
+        show: Show | None,
+        tail: int | None = None,
+        witness: Witness | None = None,
+    ) -> None:
+        """show: takes output, in the host's thread; None: it is not wanted. tail: of earlier output so many lines.
+        witness: votes with the run's keepers while they are followed."""
         self.run = run
         self.views = {view.host: view for view in views}
         self.heard: queue.SimpleQueue[Heard] = queue.SimpleQueue()
         self._show = show
         self._tail = tail
+        self._witness = witness
         self._left = threading.Event()
         self._threads = [
             threading.Thread(target=self._follow, args=(view,), daemon=True, name=f"follow-{view.host}")
@@ -158,6 +168,8 @@ class Follower:
         options = {"run": self.run, "offsets": view.offsets, "tail": tail}
         if self._show is None:
             options["streams"] = "events"
+        if self._witness:
+            options["witness"] = self._witness.id
         view.door = door = Door(view.machine, "follow", options)
         try:
             for frame in door.frames(IDLE_SECONDS):
@@ -184,6 +196,8 @@ class Follower:
             self._tell(view, "skipped", words)
         elif "state" in words:
             view.state = words["state"] or {}
+            if self._witness and view.door and (said := self._witness.answer(view.host, view.state)):
+                view.door.send(said)
         elif "end" in words:
             view.exit, view.container = words["end"], words.get("container") or {}
             view.ended = True

@@ -25,7 +25,8 @@ from launch.hosts import door, ssh
 from launch.hosts.connection import ANSWER_SECONDS, LINK_SECONDS
 from launch.job import outcome
 from launch.job.follow import SILENT_SECONDS, Follower, Heard, View
-from launch.job.plan import Plan
+from launch.job.plan import Plan, document
+from launch.job.witness import Witness
 from launch.run import closing, gather, keep
 from launch.run.display import Display, label
 from launch.run.progress import Progress
@@ -51,7 +52,7 @@ class Watch:
         self.display = display
         self.kept_runs = kept_runs
         self.views = {view.host: view for view in views}
-        self._follower: Follower = Follower(plan.run, views, self._show, tail)
+        self._follower = Follower(plan.run, views, self._show, tail, Witness(document(plan)))
         self._attempt = 1  # the newest one that was shown
         self._over: set[str] = set()  # hosts whose ranks have all ended well
         self._failed_at: float | None = None  # when the first word of a failure came

@@ -23,7 +23,7 @@ from typing import IO, Any
 
 import pytest
 
-from keeper import HOST_LEASE_DIR, HOST_PRIVATE_DIR, HOST_RUNS_DIR, lease
+from keeper import HOST_LEASE_DIR, HOST_PRIVATE_DIR, HOST_RUNS_DIR, WITNESSES, lease
 from keeper.output import Writer
 from launch.hosts import door
 from launch.job.start import pack
@@ -442,6 +442,23 @@ def test_a_run_that_is_starting_is_followed(host: Host) -> None:
 
     threading.Thread(target=begin_and_end).start()
     assert [words.get("stream", "end") for words, _ in frames if "alive" not in words] == ["events", "end"]
+
+
+def test_what_a_witness_says_while_it_follows_is_there_for_the_keeper(host: Host) -> None:
+    host.has_run("r1")
+    (host.private / "r1").mkdir(parents=True)
+    file = host.private / "r1" / WITNESSES / "c0ffee.json"
+    with host.taken_by("r1"):
+        call = host.call("follow", run="r1", offsets={}, tail=None, witness="c0ffee")
+        for said in (b'{"number": 1}\n{"number": 2}\n{"num', b'ber": 3}\n'):
+            call.stdin.write(said)
+            number, deadline = 2 + (b"3" in said), time.monotonic() + SECONDS
+            while not (file.exists() and json.loads(file.read_text()) == {"number": number}):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        call.hang_up()
+        assert call.process.wait(SECONDS) == 1
+    assert file.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("reads", [True, False])
