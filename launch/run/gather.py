@@ -25,6 +25,7 @@ from launch.hosts import door, openssh, ssh
 from launch.hosts.connection import ANSWER_SECONDS, LINK_ERRORS, LINK_SECONDS, Machine
 from launch.job.plan import HostPlan, Plan, document
 from launch.report.documents import PAGE
+from launch.run import origin
 
 SILENCE_SECONDS = 60  # of rsync, after which it has failed: a large checkpoint over a slow link takes its time
 OFFER_SECONDS = 300  # for the door to look through a script's folder
@@ -33,7 +34,7 @@ ATTEMPTS = 3  # over connections that could be made
 AGAIN_SECONDS = 2.0  # between two attempts over a broken connection
 
 #: Names in runs/<id>/ that are Muster's own. A script's file with such a name stays on its host, which is said.
-OURS = ("plan.json", "summary.json", PAGE, "logs", "hosts")
+OURS = ("plan.json", origin.NAME, "summary.json", PAGE, "logs", "hosts")
 #: The documents of each host: they are kept with its logs. The schemas: keeper/__init__.py.
 DOCUMENTS = ("events.jsonl", "state.json", "exit.json", "failure.json", "stacks")
 #: What is not copied from a host's folder as it is.

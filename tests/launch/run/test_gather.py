@@ -22,7 +22,8 @@ from launch import files
 from launch.cli.refusal import Problem
 from launch.hosts import openssh, ssh
 from launch.job.plan import Plan
-from launch.run import closing, gather
+from launch.run import closing, gather, origin
+from launch.run.origin import Origin
 from tests.conftest import cannot_run
 from tests.launch import fake_hosts
 from tests.launch.fake_hosts import Host, cause, exit_words, plan
@@ -378,6 +379,34 @@ def test_a_summary_made_later_is_that_of_a_watched_run(tmp_path: Path, monkeypat
     second = closing.write_summary(two, [])
     assert second == {**first, "missing_hosts": []}
     assert json.loads((files.runs_dir() / "some-run" / "summary.json").read_text()) == second
+
+
+def test_a_run_that_repeats_another_is_compared_with_it_once_it_is_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(files, "ROOT", tmp_path)
+    origin.write(files.runs_dir() / "some-run", Origin(reproduces="first-run"))
+    (files.runs_dir() / "first-run").mkdir()
+    for name in ("some-run", "first-run"):
+        step = {
+            "event": "step",
+            "time": 1.0,
+            "step": 1,
+            "epoch": 1,
+            "loss": 2.5,
+            "lr": 0.1,
+            "images": 8,
+            "seconds": 1.0,
+        }
+        (files.runs_dir() / name / "metrics.jsonl").write_text(json.dumps(step) + "\n")
+    gathered("h1", "exit.json", exit_words())
+    summary = closing.write_summary(plan(1), [])
+    said = "the same as run first-run to the bit: the loss of 1 step"
+    assert summary["reproduces"] == {"run": "first-run", "same": True, "said": [said]}
+    closing.close(plan(1), summary, print)
+    assert said in capsys.readouterr().out
+    origin.write(files.runs_dir() / "some-run", Origin())
+    assert "reproduces" not in closing.write_summary(plan(1), [])
 
 
 def test_a_verdict_that_lacked_a_host_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
