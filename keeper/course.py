@@ -455,9 +455,24 @@ def _propose(course: Course, now: float, actions: Actions) -> Course:
         return _over(course, "failed", reason, now, actions)
     proposal, missing = (None, _too_few(course, heard)) if alone else next_attempt(course, now)
     if proposal is None:
-        return _over(course, "failed", missing, now, actions, alone) if late else course
+        waits = not late and _may_suffice(course, heard)
+        return course if waits else _over(course, "failed", missing, now, actions, alone)
     actions.append(Tell())
     return replace(course, votes=(*course.votes, proposal), voted_at=now)
+
+
+def _may_suffice(course: Course, heard: Set[str]) -> bool:
+    """Whether there are enough hosts for another attempt, or would be, were those heard again that may be.
+
+    Not to be waited for: a host whose container has ended, as its keeper will not come back; one that says that for it
+    the run is over; one that is left out anyway.
+    """
+    peers = course.own.peers if course.own else {}
+    gone = {host for host, peer in peers.items() if peer.lost and peer.refused_since is not None}
+    gone |= {host for host, known in course.known.items() if known.words["over"]}
+    there = set(course.all_hosts) - gone
+    left_out = hosts_that_fail(course, ends_of(course)).keys() - heard  # they may vote, where they are heard again
+    return is_majority(there, course.attempt) and len(there - left_out) >= course.rules.min_nodes
 
 
 def _too_few(course: Course, heard: Set[str]) -> str:
