@@ -34,6 +34,7 @@ VOTE_SECONDS = 3.0  # for a proposal to be accepted; then another one is made
 READY_SECONDS = 5.0  # for a host that is not lost to be ready for the next attempt
 MINORITY_SECONDS = 30.0  # for hosts that are missing to be heard again, before a run gives up or a host leaves
 BETWEEN_SECONDS = 90.0  # from the end of a host's ranks to the next attempt, whatever happens
+BETWEEN = "to begin"  # what is said to be waited for between two attempts
 KNOWN_ENDS = 20  # of earlier attempts, in heartbeats and documents: the first one, and the latest
 
 
@@ -242,8 +243,23 @@ def waited_for(course: Course, now: float) -> str:
         if not course.takes_part:
             return "" if _heard_members(course, now) else f"a word of {', '.join(course.attempt.hosts)}"
         if _has_failed(course):
-            return f"attempt {course.attempt.number + 1} to begin"
+            return f"attempt {course.attempt.number + 1} {BETWEEN}: {_what_is_missing(course, now)}"
     return attempts.waited_for(course.own, now) if course.own else ""
+
+
+def _what_is_missing(course: Course, now: float) -> str:
+    """Why the next attempt has not begun, and for how long at most that is waited for."""
+    peers = course.own.peers if course.own else {}
+    working = sorted(host for host, peer in peers.items() if not (peer.ended or peer.lost))
+    heard = {course.me, *(host for host, known in course.known.items() if _is_fresh(known, now))}
+    if working:
+        what = f"the ranks of {', '.join(working)} have not ended"
+    elif not is_majority(heard, course.attempt):
+        what = _too_few(course, heard)
+    else:
+        what = next_attempt(course, now)[1]
+    most = MINORITY_SECONDS if what else BETWEEN_SECONDS
+    return f"{what or 'its hosts have not agreed yet'}; that may take {most:.0f} s at most"
 
 
 def ends_of(course: Course) -> List[Words]:

@@ -319,6 +319,24 @@ def test_a_host_that_was_cut_off_is_waited_for_where_it_is_needed() -> None:
     assert world.verdicts() == ["succeeded"] * 3 and world.steps[-1].attempt.hosts == HOSTS[:3]
 
 
+def test_what_the_next_attempt_waits_for_is_said_with_its_limit() -> None:
+    few = "2 of its hosts can go on, fewer than MIN_NODES=3"
+    half = "h2 cannot know whether h1 goes on: less than half of its hosts are left, or half without the master"
+    slow = "the ranks of h1 have not ended"
+    cases = ((3, 3, "power", "h3", few), (2, 1, "power", "h1", half), (2, 1, "rank dies", "h2", slow))
+    for count, min_nodes, fault, where, reason in cases:
+        world = World(count, 1, 10.0, replace(MANY, nodes=count, min_nodes=min_nodes), STEPS)
+        while world.now < 20.0:
+            world.step()
+        world.hosts["h1"].deaf_to_term = True  # its ranks are killed, after their grace
+        world.inject(fault, where, "")
+        said = set()
+        while world.now < 50.0:
+            world.step()
+            said.add(c.waited_for(world.hosts["h2"].course, world.now))
+        assert f"attempt 2 to begin: {reason}; that may take 30 s at most" in said
+
+
 def test_a_stop_between_two_attempts_stops_the_run() -> None:
     world = World(3, 1, 10.0, replace(MANY, nodes=3, min_nodes=3), STEPS)
     world.run([(20.0, "power", "h3", ""), (40.0, "stop", "h2", "")], LONGEST_WITH_RESTARTS)
