@@ -519,12 +519,13 @@ def test_a_view_that_begins_late_has_the_last_lines_of_an_earlier_attempt_whiche
     hosts["h3"].say(attempt_2(without))
 
     def others() -> None:
+        time.sleep(0.5)
         said = event("failed", attempt=1, **failed).data if known else b""
         hosts["h1"].say(output("events", 0, said + attempt_2(without).data), ends)
         for name in ("h2", "h3"):
             hosts[name].say(ends)
 
-    thread = when(hosts["h3"].frames.empty, lambda: (time.sleep(0.5), others()))
+    thread = when(hosts["h3"].frames.empty, others)
     assert watched(hosts["h1"], hosts["h2"], hosts["h3"]) == exits.SUCCEEDED
     thread.join()
     lines = ["; the last lines of its output:", "h1 rank 0 | > ValueError: no"] if known else [""]
@@ -554,7 +555,12 @@ def test_what_is_waited_for_between_two_attempts_is_said_once(
         said.append(capsys.readouterr().out)
         return "to begin" in "".join(said)
 
-    thread = when(waited, lambda: (time.sleep(0.3), [hosts[name].say(end("failed", killed)) for name in ("h1", "h2")]))
+    def end_both() -> None:
+        time.sleep(0.3)  # for thirty more looks
+        for name in ("h1", "h2"):
+            hosts[name].say(end("failed", killed))
+
+    thread = when(waited, end_both)
     assert watched(hosts["h1"], hosts["h2"]) == exits.FAILED
     thread.join()
     found = re.findall(r"muster \| waiting for (.*)", "".join(said) + capsys.readouterr().out)
