@@ -272,7 +272,7 @@ def _image(plan: Plan, then: Origin | None, cluster: ClusterMap, opened: Sequenc
     ]
     if not lacking:
         return _Image(plan.image)
-    gone = f"{', '.join(lacking)} {'has' if len(lacking) == 1 else 'have'} not the run's image, {plan.image[:12]}"
+    gone = f"{', '.join(lacking)} {'does' if len(lacking) == 1 else 'do'} not have the run's image, {plan.image[:12]}"
     folder = ROOT / _workload(then) if _workload(then) else None
     if not plan.script:
         what = f"{gone}, but {cluster.image.id[:12]}, which was deployed since"

@@ -39,7 +39,7 @@ SETTLE_SECONDS = 0.3  # after the first word of a failure, for the other hosts t
 SILENCE_SETTLES_SECONDS = 2.0  # the same where a host is silent, which one knows less surely
 CAUSE_SECONDS = 6.0  # the same where all that is known only follows from another failure
 HEARD_SECONDS = 2.0  # for the hosts to say what a rank of an earlier attempt printed last
-LAST_LINES = "; the last lines of its output:"  # they were shown before, most of them: each begins with `> ` now
+LINES_FOLLOW = "; the last lines of its output:"  # they were shown before, most of them: each begins with `> ` now
 END_SECONDS_BEYOND_GRACE = 20.0  # for the hosts of a stopped run to end
 
 
@@ -322,7 +322,7 @@ class Watch:
         self.display.show_parts(0.0)
         who = failure.host if failure.rank is None else f"rank {failure.rank} on {failure.host} failed"
         lines = (cause or {}).get("lines") or []
-        self.display.say(f"{who}: {failure.reason}{LAST_LINES if lines else ''}")
+        self.display.say(f"{who}: {failure.reason}{LINES_FOLLOW if lines else ''}")
         stream = "torchrun" if failure.rank is None else f"rank-{failure.rank}"
         for line in lines:
             self.display.line(str((cause or {})["host"]), stream, f"> {line}")

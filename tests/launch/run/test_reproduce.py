@@ -182,7 +182,7 @@ def test_every_difference_is_in_one_refusal_before_anything_starts(
         again()
     assert [problem.where for problem in refused.value.problems] == ["host h2", "SECRETS", "image", "host h1", "RUN"]
     text = str(refused.value)
-    assert "h1, h2 have not the run's image, cdcdcdcdcdcd, but abababababab" in text
+    assert "h1, h2 do not have the run's image, cdcdcdcdcdcd, but abababababab" in text
     assert "it was of commit c0ffee000000" in text and "`git checkout c0ffee000000`" in text
     assert "data: 2 files then, 3 files now" in text and "TOKEN then, none now" in text
     assert "4 differences" in text and "ANYWAY=1" in text
@@ -199,7 +199,7 @@ def test_anyway_starts_it_with_what_is_there_and_keeps_what_differs(
     sent = started(hosts)
     begun = origin.read(files.runs_dir() / sent["run"])
     assert sent["image"] == NOW and begun and len(begun.differences) == 1
-    assert f"muster | not as in run {RUN}: image: h1, h2 have not" in capsys.readouterr().out
+    assert f"muster | not as in run {RUN}: image: h1, h2 do not have" in capsys.readouterr().out
 
 
 def test_a_scripts_image_is_brought_to_its_hosts_where_its_folder_is_as_it_was(
@@ -213,7 +213,9 @@ def test_a_scripts_image_is_brought_to_its_hosts_where_its_folder_is_as_it_was(
     assert again() == exits.SUCCEEDED
     assert (started(hosts)["image"], started(hosts)["script"]) == (built.id, "main.py")
     found[0] = replace(built, id="ef" * 32)
-    with pytest.raises(Refusal, match=r"WORKLOAD: h1, h2 have not .*mine, or what its image is built on, has changed"):
+    with pytest.raises(
+        Refusal, match=r"WORKLOAD: h1, h2 do not have .*mine, or what its image is built on, has changed"
+    ):
         again()
     (tmp_path / "mine").rmdir()
     with pytest.raises(Refusal, match=r"its folder, mine, is gone"):
