@@ -274,6 +274,8 @@ def _image(plan: Plan, then: Origin | None, cluster: ClusterMap, opened: Sequenc
         return _Image(plan.image)
     gone = f"{', '.join(lacking)} {'does' if len(lacking) == 1 else 'do'} not have the run's image, {plan.image[:12]}"
     folder = ROOT / _workload(then) if _workload(then) else None
+    if plan.image == cluster.image.id:
+        raise refuse("image", f"{gone}, which is the deployed one", "run `make deploy`")
     if not plan.script:
         what = f"{gone}, but {cluster.image.id[:12]}, which was deployed since"
         code, fix = _code(then)
@@ -322,7 +324,8 @@ def _torch(plan: Plan) -> list[Problem]:
 def _host_differences(then: Origin | None, cluster: ClusterMap, opened: Sequence[Machine], skip: bool) -> list[Problem]:
     """What of hardware and data differs, where it is known of then."""
     if skip or not (then and then.hosts):
-        say("data, drivers and processors are not compared: what they were is not noted, or SKIP_CHECK=1")
+        why = "SKIP_CHECK=1" if skip else "what they were at its start is not noted here"
+        say(f"data, drivers and CPU features of the hosts are not compared: {why}")
         return []
     from launch.health import check  # here: its modules load while the hosts are asked
 

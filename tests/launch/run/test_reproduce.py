@@ -189,6 +189,25 @@ def test_every_difference_is_in_one_refusal_before_anything_starts(
     assert hosts["h1"].verbs() == hosts["h2"].verbs() == []
 
 
+def test_a_host_that_lost_the_deployed_image_is_to_be_deployed_again(
+    ran: Callable[..., dict[str, Host]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran()
+    monkeypatch.setattr(readiness, "ask", lambda machine, image: Readiness(machine.name == "h1", True, [], []))
+    with pytest.raises(Refusal, match=r"image: h2 does not have .*which is the deployed one\n.*run `make deploy`"):
+        again(anyway=True)
+
+
+def test_what_the_hosts_were_is_not_always_known(
+    ran: Callable[..., dict[str, Host]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran(Origin())
+    assert again(dry_run=True) == exits.SUCCEEDED
+    assert "are not compared: what they were at its start is not noted here" in capsys.readouterr().out
+    assert again(dry_run=True, skip_check=True) == exits.SUCCEEDED
+    assert "are not compared: SKIP_CHECK=1" in capsys.readouterr().out
+
+
 def test_anyway_starts_it_with_what_is_there_and_keeps_what_differs(
     ran: Callable[..., dict[str, Host]], capsys: pytest.CaptureFixture[str]
 ) -> None:
