@@ -58,7 +58,7 @@ class Watch:
         self.display = display
         self.kept_runs = kept_runs
         self.views = {view.host: view for view in views}
-        self._follower: Follower = Follower(plan.run, views, self._show, tail)
+        self._follower: Follower = Follower(plan.run, views, self._show, tail, display.show_earlier)
         self._attempt = 1  # the newest one that was shown
         self._over: set[str] = set()  # hosts whose ranks have all ended well
         self._failed_at: float | None = None  # when the first word of a failure came
@@ -324,8 +324,8 @@ class Watch:
         lines = (cause or {}).get("lines") or []
         self.display.say(f"{who}: {failure.reason}{LINES_FOLLOW if lines else ''}")
         stream = "torchrun" if failure.rank is None else f"rank-{failure.rank}"
-        for line in lines:
-            self.display.line(str((cause or {})["host"]), stream, f"> {line}")
+        if cause and lines:
+            self.display.lines(str(cause["host"]), stream, [f"> {line}" for line in lines])
         self.display.say("the ranks of the run are being ended, on every host")
 
 

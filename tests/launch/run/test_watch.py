@@ -537,6 +537,23 @@ def test_a_view_that_begins_late_has_the_last_lines_of_an_earlier_attempt_whiche
     ]
 
 
+def test_of_what_was_printed_before_a_view_began_nothing_is_held_back(
+    hosts: dict[str, Host], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A traceback of an earlier attempt, and what its rank has printed since then."""
+    failed = cause("h1", rank=0, reason="ValueError: no", lines=["ValueError: no"])
+    tail = b"Traceback (most recent call last):\nValueError: no\nthe second attempt\n"
+    ends = end(attempt=2, hosts=["h1"], attempts=[{"number": 1}, {"number": 2}])
+    events = output("events", 0, event("failed", attempt=1, **failed).data + attempt_2(failed).data)
+    hosts["h1"].say(output("rank-0", 70, b""), output("rank-0", 70, tail), events, ends)
+    made = plan(1)
+    with signals.interrupts_as_exceptions():
+        assert Watch(made, [hosts["h1"].view()], display_of(made), 20, 20).run() == exits.SUCCEEDED
+    said = capsys.readouterr().out.splitlines()
+    for line in ("Traceback (most recent call last):", "ValueError: no", "the second attempt", "> ValueError: no"):
+        assert said.count(f"h1 rank 0 | {line}") == 1, said
+
+
 def test_what_is_waited_for_between_two_attempts_is_said_once(
     hosts: dict[str, Host], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
