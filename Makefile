@@ -55,7 +55,7 @@ check: .venv/.control  ## measure links, hosts and sameness, forecast a run; rep
 train: .venv/.control  ## run on the first NODES hosts  [NODES=2 ARGS="..." WORKLOAD=dir SCRIPT=main.py LAUNCHER=horovod RESUME=last MAX_RESTARTS=3 MIN_NODES=1 GRACE=30 WAIT=1 DETACH=1 SECRETS=file VIEW=plain KEEP_RUNS=20 SKIP_CHECK=1 DRY_RUN=1]
 	@$(BIN)/fab train
 
-reproduce: .venv/.control  ## run RUN once more: same image, hosts and arguments; say what differs, compare the results  [RUN=<id> ANYWAY=1 DRY_RUN=1]
+reproduce: .venv/.control  ## run RUN once more: same image, hosts and arguments; say what differs, compare the results  [RUN=<id> ANYWAY=1 DRY_RUN=1 SECRETS=file WAIT=1 DETACH=1 VIEW=plain KEEP_RUNS=20 SKIP_CHECK=1]
 	@$(BIN)/fab reproduce
 
 attach: .venv/.control  ## watch a run that goes on on its hosts, whoever started it; Ctrl-C stops it  [RUN=<id> VIEW=plain KEEP_RUNS=20]

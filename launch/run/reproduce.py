@@ -85,7 +85,10 @@ def reproduce(request: Request, console: Console) -> int:
     options = options_of(plan, cluster)
     found = [*plan_differences(plan, again(plan, cluster, options)), *_secret_differences(begun_from, secrets)]
     with machines(cluster, cluster.hosts) as opened:
-        image = _image(plan, begun_from, cluster, opened)
+        try:
+            image = _image(plan, begun_from, cluster, opened)
+        except Refusal as refusal:  # whatever was asked for, it cannot start: what differs besides is said with it
+            raise Refusal([*found, *refusal.problems], refusal.status) from None
         found += [*image.differences, *_host_differences(begun_from, cluster, opened, request.skip_check)]
         if found and not request.anyway:
             raise refusal_of(plan.run, found)
