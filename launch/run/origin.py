@@ -72,7 +72,11 @@ def _git(*words: str) -> str:
     """What git says of this folder; nothing where it is no repository, or git is not there."""
     try:
         done = subprocess.run(
-            ["git", "-C", str(files.ROOT), *words], capture_output=True, text=True, check=False, timeout=GIT_SECONDS
+            ["git", "--no-optional-locks", "-C", str(files.ROOT), *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=GIT_SECONDS,
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -309,3 +310,29 @@ def test_the_image_of_a_map_is_no_difference_as_long_as_the_hosts_have_the_runs_
     monkeypatch.setattr(clustermap, "read", lambda path: since)
     assert again() == exits.SUCCEEDED
     assert started(hosts)["image"] == NOW
+
+
+def test_the_commit_and_what_changed_since_are_gits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "ROOT", tmp_path)
+    assert origin.commit_here() == "" and origin.changed_since("c0ffee") == []
+
+    def git(*words: str) -> str:
+        who = ("-c", "user.name=me", "-c", "user.email=me@here")
+        return subprocess.run(
+            ["git", *who, *words], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=60
+        ).stdout.strip()
+
+    git("init", "--quiet")
+    for name in ("train", "keeper", "containers", "docs"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file.py").write_text("then")
+    git("add", ".")
+    git("commit", "--quiet", "--message", "then")
+    commit = git("rev-parse", "HEAD")
+    assert origin.commit_here() == commit
+    (tmp_path / "docs" / "file.py").write_text("now")  # it computes nothing
+    assert origin.commit_here() == commit
+    (tmp_path / "train" / "file.py").write_text("now")
+    assert origin.commit_here() == commit + origin.CHANGED
+    git("commit", "--quiet", "--all", "--message", "now")
+    assert origin.changed_since(commit + origin.CHANGED) == ["train/file.py"]
