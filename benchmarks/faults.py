@@ -57,7 +57,7 @@ STEPPING = re.compile(r"10 steps|first optimizer step")
 #: Lines of the control machine that are no verdict.
 NO_VERDICT = re.compile(
     r"run \S+: |.*: (no view|in view again|left by the run|could not gather|the run stops|ranks that had not ended)"
-    "|stopping the run|waiting|its ranks are being ended"
+    "|stopping the run|waiting|the ranks of the run are being ended"
 )
 
 

@@ -39,6 +39,7 @@ VOTE_SECONDS = 3.0  # for a proposal to be accepted; then another one is made
 READY_SECONDS = 5.0  # for a host that is not lost to be ready for the next attempt
 MINORITY_SECONDS = 30.0  # for hosts that are missing to be heard again, before a run gives up or a host leaves
 BETWEEN_SECONDS = 90.0  # from the end of a host's ranks to the next attempt, whatever happens
+BETWEEN = "to begin"  # what is said to be waited for between two attempts
 KNOWN_ENDS = 20  # of earlier attempts, in heartbeats and documents: the first one, and the latest
 MOST_WAITS = 3  # a proposal that is not accepted gives the next one longer, up to so many times VOTE_SECONDS
 WITNESS = "control:"  # before the name of a witness; no host's name has a colon
@@ -273,8 +274,23 @@ def waited_for(course: Course, now: float) -> str:
         if not course.takes_part:
             return "" if _heard_members(course, now) else f"a word of {', '.join(course.attempt.hosts)}"
         if _has_failed(course):
-            return f"attempt {course.attempt.number + 1} to begin"
+            return f"attempt {course.attempt.number + 1} {BETWEEN}: {_what_is_missing(course, now)}"
     return attempts.waited_for(course.own, now) if course.own else ""
+
+
+def _what_is_missing(course: Course, now: float) -> str:
+    """Why the next attempt has not begun, and for how long at most that is waited for."""
+    peers = course.own.peers if course.own else {}
+    working = sorted(host for host, peer in peers.items() if not (peer.ended or peer.lost))
+    heard = {course.me, *(host for host, known in course.known.items() if _is_fresh(known, now))}
+    if working:
+        what = f"the ranks of {', '.join(working)} have not ended"
+    elif not is_majority(heard, course.attempt):
+        what = _too_few(course, heard)
+    else:
+        what = next_attempt(course, now)[1]
+    most = MINORITY_SECONDS if what else BETWEEN_SECONDS
+    return f"{what or 'its hosts have not agreed yet'}; that may take {most:.0f} s at most"
 
 
 def ends_of(course: Course) -> List[Words]:
@@ -502,7 +518,8 @@ def _propose(course: Course, now: float, actions: Actions) -> Course:
         return _over(course, "failed", reason, now, actions)
     proposal, missing = (None, _too_few(course, heard)) if alone else next_attempt(course, now)
     if proposal is None:
-        return _over(course, "failed", missing, now, actions, alone) if late else course
+        waits = not late and _may_suffice(course, heard)
+        return course if waits else _over(course, "failed", missing, now, actions, alone)
     actions.append(Tell())
     return replace(course, votes=(*course.votes, proposal), voted_at=now)
 
@@ -549,6 +566,21 @@ def _known_ballots(course: Course) -> List[int]:
     for known in course.known.values():
         ballots += [known.attempt.ballot, *(vote.ballot for vote in known.votes)]
     return ballots
+
+
+def _may_suffice(course: Course, heard: Set[str]) -> bool:
+    """Whether there are enough hosts for another attempt, or would be, were those heard again that may be.
+
+    Not to be waited for: a host whose container has ended, as its keeper will not come back; one that says that for it
+    the run is over; one that is left out anyway.
+    """
+    peers = course.own.peers if course.own else {}
+    gone = {host for host, peer in peers.items() if peer.lost and peer.refused_since is not None}
+    gone |= {host for host, known in course.known.items() if known.words["over"]}
+    there = set(course.all_hosts) - gone
+    voters = there | ({course.attempt.decider} - gone)  # a witness, too
+    left_out = hosts_that_fail(course, ends_of(course)).keys() - heard  # they may vote, where they are heard again
+    return is_majority(voters, course.attempt) and len(there - left_out) >= course.rules.min_nodes
 
 
 def _too_few(course: Course, heard: Set[str]) -> str:

@@ -16,6 +16,7 @@ import base64
 import contextlib
 import json
 import os
+import re
 import select
 import time
 import zlib
@@ -347,8 +348,8 @@ def offer(options: Words, caller: Caller) -> None:
     """Make the folder of a run that is over readable for the SSH user, and say what there is to gather.
 
     {run} -> {"exit", "container": Podman's State or null, "node_rank", "written": paths below workload/ that the script
-    has written, without __pycache__, "more": names in the run's folder that are not Muster's, "running": true: nothing
-    was done}
+    has written, without __pycache__, "more": names in the run's folder that are not Muster's, "checkpoints": the steps
+    of our trainer's that are there, ascending, "running": true: nothing was done}
     """
     run = Host(options).run(options["run"])
     running = not run.is_over
@@ -362,7 +363,15 @@ def offer(options: Words, caller: Caller) -> None:
             call(["chown", "-R", "-h", user, str(run.folder)])
         call(["chmod", "-R", "u+rX", str(run.folder)])
     said = {"exit": run.document("exit.json"), "container": state, "node_rank": run.node_rank}
-    caller.send({**said, "written": written, "more": more, "running": running})
+    caller.send({**said, "written": written, "more": more, "checkpoints": _checkpoints(run), "running": running})
+
+
+def _checkpoints(run: Run) -> List[int]:
+    """The steps of the checkpoints that are there with their manifests (train/checkpoints/files.py)."""
+    folder = run.folder / "checkpoints"
+    found = [re.fullmatch(r"step-([0-9]{1,18})\.json", path.name) for path in folder.glob("step-*.json")]
+    steps = sorted(int(match.group(1)) for match in found if match)
+    return [step for step in steps if (folder / f"step-{step}.pt").is_file()]
 
 
 def _written(run: Run) -> List[str]:

@@ -21,7 +21,7 @@ LONGEST_SECONDS = d.START_SECONDS + 4 * d.LOST_SECONDS + GRACE_SECONDS + d.DONE_
 LONGEST_WITH_RESTARTS = LONGEST_SECONDS + c.BETWEEN_SECONDS + 2 * c.MINORITY_SECONDS
 KEPT_STEPS = 5
 HOSTS = ("h1", "h2", "h3", "h4", "h5")
-FAULTS = ("rank dies", "launcher dies", "hang", "power", "cut", "alone", "heal", "disk", "store", "stop")
+FAULTS = ("rank dies", "launcher dies", "hang", "power", "container", "cut", "alone", "heal", "disk", "store", "stop")
 WITNESS_FAULTS = ("witness goes", "witness comes", "witness cut", "witness heals")
 
 
@@ -35,6 +35,7 @@ class Host:
     saved: int = 0
     store_lost: bool = False  # its torchrun does not learn of the end of the others' ranks
     powered: bool = True
+    refuses: bool = False  # its container has ended: its keeper's port is closed
     deaf_to_term: bool = False
     held_up_until: float = 0.0  # by its disk: it sees nothing, while its words of before are still sent
     words: dict[str, Any] | None = None  # what it told last
@@ -120,7 +121,9 @@ class World:
         if self.now >= host.held_up_until or host.words is None:
             host.words = c.beat(host.course, self.now)
         for name, other in {**self.hosts, **self.witnesses}.items():
-            if other is not host and self.reach(host.course.me, name) and not other.course.left:
+            if other.refuses and self.reach(host.course.me, name):
+                host.due.append((self.now, d.Refused(self.now, name)))
+            elif other is not host and self.reach(host.course.me, name) and not other.course.left:
                 slow = 2.0 if c.WITNESS in name + host.course.me else 0.5
                 other.due.append((self.now + self.chance.uniform(0, slow), ("beat", host.course.me, host.words)))
 
@@ -205,8 +208,8 @@ class World:
         elif fault == "hang" and host.ranks == "running":
             host.deaf_to_term, host.ranks = True, "waiting"
             self.happen(host, d.Failed(self.now, d.Cause("hang", name, 0, "no progress", self.now)))
-        elif fault == "power":
-            host.powered, host.ranks = False, "gone"
+        elif fault in ("power", "container"):
+            host.powered, host.ranks, host.refuses = False, "gone", fault == "container"
         elif fault == "cut" and other != name:
             self.cut.add(frozenset((name, other)))
         elif fault == "alone":

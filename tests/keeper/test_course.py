@@ -370,6 +370,54 @@ def test_too_few_hosts_end_the_run() -> None:
     assert over is not None and over.reason == "2 of its hosts can go on, fewer than MIN_NODES=3" and world.now < 90
 
 
+def test_only_hosts_that_may_be_heard_again_are_waited_for() -> None:
+    """A keeper does not come back when its container has ended; a host without power may only have been cut off."""
+    few = "2 of its hosts can go on, fewer than MIN_NODES=3"
+    half = "h2 cannot know whether h1 goes on: less than half of its hosts are left, or half without the master"
+    for count, min_nodes, lost, reason in ((3, 3, "h3", few), (2, 1, "h1", half)):
+        lasted = {}
+        for fault in ("power", "container"):
+            world = World(count, 1, 10.0, replace(MANY, nodes=count, min_nodes=min_nodes), STEPS)
+            world.run([(20.0, fault, lost, "")], LONGEST_WITH_RESTARTS)
+            over = world.hosts["h2"].course.over
+            assert over is not None and over.reason == reason
+            assert world.verdicts() == ["failed"] * (count - 1)
+            lasted[fault] = world.now - 20.0
+        assert lasted["container"] < d.REFUSED_SECONDS + d.LOST_SECONDS < c.MINORITY_SECONDS < lasted["power"]
+
+
+def test_a_host_that_is_left_out_anyway_is_not_waited_for() -> None:
+    for max_failures, waits in ((1, False), (2, True)):
+        rules = replace(MANY, nodes=3, min_nodes=3, max_host_failures=max_failures)
+        world = World(3, 1, 10.0, rules, STEPS)
+        world.run([(20.0, "power", "h3", "")], LONGEST_WITH_RESTARTS)
+        assert world.verdicts() == ["failed"] * 2 and (world.now > 20.0 + c.MINORITY_SECONDS) is waits
+
+
+def test_a_host_that_was_cut_off_is_waited_for_where_it_is_needed() -> None:
+    world = World(3, 1, 10.0, replace(MANY, nodes=3, min_nodes=3), STEPS)
+    world.run([(20.0, "alone", "h3", ""), (45.0, "heal", "h1", "")], LONGEST_WITH_RESTARTS)
+    assert world.verdicts() == ["succeeded"] * 3 and world.steps[-1].attempt.hosts == HOSTS[:3]
+
+
+def test_what_the_next_attempt_waits_for_is_said_with_its_limit() -> None:
+    few = "2 of its hosts can go on, fewer than MIN_NODES=3"
+    half = "h2 cannot know whether h1 goes on: less than half of its hosts are left, or half without the master"
+    slow = "the ranks of h1 have not ended"
+    cases = ((3, 3, "power", "h3", few), (2, 1, "power", "h1", half), (2, 1, "rank dies", "h2", slow))
+    for count, min_nodes, fault, where, reason in cases:
+        world = World(count, 1, 10.0, replace(MANY, nodes=count, min_nodes=min_nodes), STEPS)
+        while world.now < 20.0:
+            world.step()
+        world.hosts["h1"].deaf_to_term = True  # its ranks are killed, after their grace
+        world.inject(fault, where, "")
+        said = set()
+        while world.now < 50.0:
+            world.step()
+            said.add(c.waited_for(world.hosts["h2"].course, world.now))
+        assert f"attempt 2 to begin: {reason}; that may take 30 s at most" in said
+
+
 def test_a_stop_between_two_attempts_stops_the_run() -> None:
     world = World(3, 1, 10.0, replace(MANY, nodes=3, min_nodes=3), STEPS)
     world.run([(20.0, "power", "h3", ""), (40.0, "stop", "h2", "")], LONGEST_WITH_RESTARTS)

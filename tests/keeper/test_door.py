@@ -642,9 +642,17 @@ def test_what_the_script_wrote_is_offered_again_and_again(host: Host) -> None:
     said = {"exit": EXIT, "container": state, "node_rank": 1, "running": False}
     for more in ([], ["curves.png", "samples"]):
         for _ in range(2):
-            assert host.ask("offer", run="r1") == {**said, "written": wanted, "more": more}
+            assert host.ask("offer", run="r1") == {**said, "written": wanted, "more": more, "checkpoints": []}
         (host.runs / "r1/samples").mkdir(exist_ok=True)
         (host.runs / "r1/curves.png").touch()
+
+
+def test_the_trainers_checkpoints_are_offered_once_they_are_whole(host: Host) -> None:
+    folder = host.has_run("r1", exit=EXIT) / "checkpoints"
+    folder.mkdir()
+    for name in ("step-5.json", "step-5.pt", "step-40.json", "step-40.pt", "step-60.pt", "step-7.json", "step-x.json"):
+        (folder / name).touch()
+    assert host.ask("offer", run="r1")["checkpoints"] == [5, 40]
 
 
 def test_the_user_who_gathers_gets_the_files_and_nobody_else(host: Host) -> None:
