@@ -76,7 +76,8 @@ FRESH_SECONDS = 5.0  # for which state.json says how things stand
 NEXT_STEP_SECONDS = 180.0  # from a fault to a step, before a run counts as stuck
 END_SECONDS = 900.0  # from the last fault to the end of a run
 DRAFT_SECONDS = 30.0  # for a checkpoint to be written
-RESERVE_SECONDS = {False: 15.0, True: 90.0}  # of training that a fault must find left; of one that takes a host away
+PACE_SECONDS = 10.0  # of steps from which their pace is known; state.json comes once a second
+RESERVE_SECONDS = {False: 15.0, True: 60.0}  # of training that a fault must find left; of one that takes a host away
 ENDED_SECONDS = 20.0  # for the ranks of a host to end
 TRIES = 4  # runs in which a fault may find its place
 DISK_MEBIBYTES = 400  # of the host whose disk gets full
@@ -201,11 +202,12 @@ class Drill:
         return value
 
     def seconds_left(self, now: Now) -> float:
-        """Of training, by the pace of the latest steps; without any, as many as one likes."""
+        """Of training, by the pace of the latest steps; as many as one likes while that is not known."""
         self.heads = [*self.heads[-200:], (time.monotonic(), now.step)]
         (begun, first), (last, step) = self.heads[0], self.heads[-1]
-        pace = (step - first) / (last - begun) if last > begun else 0.0
-        return (now.steps - now.step) / pace if pace > 0 else float("inf")
+        if last - begun < PACE_SECONDS or step <= first:
+            return float("inf")
+        return (now.steps - now.step) * (last - begun) / (step - first)
 
     # -- the moments ---------------------------------------------------------------------------------------------------
 
