@@ -117,9 +117,9 @@ bench-faults:  ## seconds from a fault to the end of all ranks and the line that
 	$(need) --root control
 	@$(BIN)/python -m benchmarks.faults bench
 
-drill:  ## one fault in a run on three lab hosts, with its figure; without FAULT: their list  [FAULT=kill REPEATS=1]
-	$(need) $(if $(FAULT),--root) control
-	@$(BIN)/python -m benchmarks.faults drill
+drill:  ## one fault in a run on three lab hosts, with its figure, or many at random; alone: their list  [FAULT=kill REPEATS=1 | FAULTS=20 SEED=1]
+	$(need) $(if $(FAULT)$(FAULTS),--root) $(if $(FAULTS),train) control
+	@$(BIN)/python -m $(if $(FAULTS),benchmarks.drill,benchmarks.faults drill)
 
 bench-stream:  ## 10,000 lines a second from each of two hosts for a minute: lost lines, lag of the view, cost of watching
 	$(need) --root control
