@@ -505,7 +505,11 @@ SURVIVED = {
     "restart": Survived("a rank is killed (kill -9)", signal_rank("h2", signal.SIGKILL), ("h1", "h2", "h3"), 10.0),
     "shrink": Survived("a host loses its power", lose_power("h3"), ("h1", "h2"), 25.0, lost="h3"),
     "master_shrink": Survived("the host of rank 0 loses its power", lose_power("h1"), ("h2", "h3"), 30.0, lost="h1"),
-}
+    "master_of_two": Survived(
+        "the host of rank 0 of two hosts loses its power while the run is in view", lose_power("h1"), ("h2",), 30.0,
+        lost="h1", nodes=2,
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
