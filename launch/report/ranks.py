@@ -143,7 +143,7 @@ def _over_time(metrics: Metrics, known: Sequence[RankTimes]) -> Figure:
             Line(name, colour, [(step, way(of)) for step, of in sorted(steps.items())]) for name, colour, way in ways
         ]
     spec = lines(drawn, "step", "milliseconds of computing", zero=True)
-    note = "Of the last attempt. DDP times each of its first ten steps, which are slower, and then each hundredth."
+    note = "Of the last attempt: each of its first ten steps, which are slower, and then the mean of each hundred."
     return Figure(
         "Computing, over the run",
         spec,
