@@ -10,7 +10,7 @@ export INVENTORY
 # What was typed on the command line reaches the commands unchanged; make would expand each `$` in it.
 $(foreach name,$(.VARIABLES),$(if $(findstring command line,$(origin $(name))),$(eval override export $(name) := $$(value $(name)))))
 .DEFAULT_GOAL := help
-.PHONY: help local horovod demo lab lab-down lab-status trust deploy check train attach status logs stop gather report \
+.PHONY: help local horovod demo lab lab-down lab-status trust deploy check train reproduce attach status logs stop gather report \
 	tensorboard teardown \
 	test test-fast lint drill bench-deploy bench-launch bench-check bench-checkpoint bench-train bench-forecast \
 	bench-scale bench-stream bench-away bench-faults
@@ -54,6 +54,9 @@ check: .venv/.control  ## measure links, hosts and sameness, forecast a run; rep
 
 train: .venv/.control  ## run on the first NODES hosts  [NODES=2 ARGS="..." WORKLOAD=dir SCRIPT=main.py LAUNCHER=horovod RESUME=last MAX_RESTARTS=3 MIN_NODES=1 GRACE=30 WAIT=1 DETACH=1 SECRETS=file VIEW=plain KEEP_RUNS=20 SKIP_CHECK=1 DRY_RUN=1]
 	@$(BIN)/fab train
+
+reproduce: .venv/.control  ## run RUN once more: same image, hosts and arguments; say what differs, compare the results  [RUN=<id> ANYWAY=1 DRY_RUN=1 SECRETS=file WAIT=1 DETACH=1 VIEW=plain KEEP_RUNS=20 SKIP_CHECK=1]
+	@$(BIN)/fab reproduce
 
 attach: .venv/.control  ## watch a run that goes on on its hosts, whoever started it; Ctrl-C stops it  [RUN=<id> VIEW=plain KEEP_RUNS=20]
 	@$(BIN)/fab attach
@@ -114,9 +117,9 @@ bench-faults:  ## seconds from a fault to the end of all ranks and the line that
 	$(need) --root control
 	@$(BIN)/python -m benchmarks.faults bench
 
-drill:  ## one fault in a run on three lab hosts, with its figure; without FAULT: their list  [FAULT=kill REPEATS=1]
-	$(need) $(if $(FAULT),--root) control
-	@$(BIN)/python -m benchmarks.faults drill
+drill:  ## one fault in a run on three lab hosts, with its figure, or many at random; alone: their list  [FAULT=kill REPEATS=1 | FAULTS=20 SEED=1]
+	$(need) $(if $(FAULT)$(FAULTS),--root) $(if $(FAULTS),train) control
+	@$(BIN)/python -m $(if $(FAULTS),benchmarks.drill,benchmarks.faults drill)
 
 bench-stream:  ## 10,000 lines a second from each of two hosts for a minute: lost lines, lag of the view, cost of watching
 	$(need) --root control

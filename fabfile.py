@@ -142,6 +142,50 @@ def train(
 
 @task(
     help={
+        "anyway": "start it also where it would not be the same run, and list the differences",
+        "secrets": "as for train: their content is not kept with a run",
+        "wait": "as for train",
+        "detach": "as for train",
+        "keep-runs": "as for train",
+        "view": "plain: lines alone, also on a terminal",
+        "dry-run": "say what differs, start nothing",
+        "skip-check": "leave out the quick check before the start, and the comparison of data and hardware",
+    }
+)
+def reproduce(
+    context: Context,
+    inventory: str = "",
+    run: str = "",
+    anyway: bool = False,
+    secrets: str = "",
+    keep_runs: str = "",
+    view: str = "",
+    wait: bool = False,
+    detach: bool = False,
+    dry_run: bool = False,
+    skip_check: bool = False,
+) -> None:
+    """Run RUN=<id> once more: same image, hosts, arguments; say what differs, and compare the results."""
+    from launch.run import reproduce as reproducing
+
+    request = reproducing.Request(
+        inventory=_inventory(inventory),
+        run=_given(run, "RUN"),
+        given={name: os.environ.get(name, "") for name in reproducing.OF_THE_RUN},
+        anyway=_truth(anyway, "ANYWAY"),
+        secrets=_given(secrets, "SECRETS"),
+        keep_runs=_given(keep_runs, "KEEP_RUNS"),
+        view=_given(view, "VIEW"),
+        wait=_truth(wait, "WAIT"),
+        detach=_truth(detach, "DETACH"),
+        dry_run=_truth(dry_run, "DRY_RUN"),
+        skip_check=_truth(skip_check, "SKIP_CHECK"),
+    )
+    _end(lambda: reproducing.reproduce(request, CONSOLE), request.inventory, RUNS_GO_ON)
+
+
+@task(
+    help={
         "nodes": "check the first N hosts of the inventory; all when not given",
         "args": "arguments of the training to forecast, as for train",
         "forecast": "0: leave the forecast out",

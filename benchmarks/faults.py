@@ -8,6 +8,7 @@ containers of this machine, so ranks are watched in its /proc, past SSH and past
     make bench-faults REPEATS=5           medians against the bars, on a lab of three hosts of its own
     make drill                            lists the faults
     make drill FAULT=kill REPEATS=1       one of them
+    make drill FAULTS=20                  many, drawn at random: drill.py
 
     make drill FAULT=slow_host REPEATS=20 a host's CPU quota is halved: after how many steps it is named, and its end
     make drill FAULT=healthy REPEATS=20   nothing is done: who is named as slow all the same
@@ -52,6 +53,7 @@ LIMIT_SECONDS = 150  # for a run to start, and to end after its fault
 LOOK_SECONDS = 0.01  # between two looks at the ranks
 KNOWN_STEPS = 60  # before a silence: of the first ones it is not known how long they take
 HELD_STATE_SECONDS = 2.5  # for the keeper to write down what a held rank said last
+LEFT_BYTES = 2**26  # of memory for a container that has nearly none
 PTRACE_ATTACH, PTRACE_DETACH, WALL = 16, 17, 0x40000000  # of sys/ptrace.h and sys/wait.h
 SCRIPT = {"WORKLOAD": "tests/lab/test_jobs", "SCRIPT": "faults.py", "SKIP_CHECK": 1}
 STEPS = {**SCRIPT, "ARGS": "steps"}
@@ -70,7 +72,7 @@ STEPPING = re.compile(r"10 steps|first optimizer step")
 #: Lines of the control machine that are no verdict.
 NO_VERDICT = re.compile(
     r"run \S+: |.*: (no view|in view again|left by the run|could not gather|the run stops|ranks that had not ended)"
-    "|stopping the run|waiting|its ranks are being ended"
+    "|stopping the run|waiting|the ranks of the run are being ended"
 )
 
 
@@ -80,18 +82,26 @@ class Run:
     def __init__(self, lab: str, job: Mapping[str, object], nodes: int) -> None:
         self.lab = lab
         self.undo = ExitStack()  # what puts the hosts right again
-        self.lines: list[tuple[float, str]] = []  # (time.monotonic(), line) of make train's output
-        variables = {**job, "NODES": nodes, "WAIT": 1}
-        self.process = subprocess.Popen(
-            [FAB, "train"], env=environment(lab, **variables), cwd=ROOT, text=True, errors="replace",
+        self.lines: list[tuple[float, str]] = []  # (time.monotonic(), line) of what make train, then attach, printed
+        self.process, self._reader = self._show("train", **job, NODES=nodes, WAIT=1)
+
+    def attach(self) -> None:
+        """Show the run again, whose command has ended."""
+        self.process, self._reader = self._show("attach", RUN=self.id)
+
+    def _show(self, task: str, **variables: object) -> tuple[subprocess.Popen[str], threading.Thread]:
+        """A command that shows the run, and what reads it."""
+        process = subprocess.Popen(
+            [FAB, task], env=environment(self.lab, **variables), cwd=ROOT, text=True, errors="replace",
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        reader = threading.Thread(target=self._read, args=(process,), daemon=True)
+        reader.start()
+        return process, reader
 
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
             self.lines.append((time.monotonic(), line.rstrip("\n")))
 
     @property
@@ -160,16 +170,22 @@ class Run:
         return {int(rank): found for rank, found in self.wait_for(self._find_ranks, "ranks").items()}
 
     def _find_ranks(self) -> dict[int, tuple[str, int]]:
+        ranks = self.living_ranks()
+        return ranks if len(ranks) == self.plan["world_size"] else {}
+
+    def living_ranks(self) -> dict[int, tuple[str, int]]:
+        """The same of those ranks that are there now, of each host's newest attempt."""
         processes = {host: {inner: outer for outer, inner in found} for host, found in self.processes().items()}
         ranks = {}
         for host in self.hosts:
-            started = [event for event in self._events(host) if event["event"] == "started"]
+            started = [event for event in self.events(host) if event["event"] == "started"]
             for rank, pid in (started[-1]["pids"] if started else {}).items():
                 if pid in processes[host]:
                     ranks[int(rank)] = (host, processes[host][pid])
-        return ranks if len(ranks) == self.plan["world_size"] else {}
+        return ranks
 
-    def _events(self, host: str) -> list[dict[str, Any]]:
+    def events(self, host: str) -> list[dict[str, Any]]:
+        """What the keeper of a host has noted."""
         with contextlib.suppress(OSError, ValueError):
             return [json.loads(line) for line in self.file(host, "events.jsonl").read_text().splitlines()]
         return []
@@ -263,22 +279,26 @@ def hold_rank(host: str) -> Callable[[Run], float]:
 
     def inject(run: Run) -> float:
         rank = run.last_rank(host)
-        pid = run.ranks[rank][1]
         run.wait_for(lambda: run.state(host, rank).get("step", 0) > KNOWN_STEPS, "steps")
-        while True:
-            began, threads = time.monotonic(), sorted(map(int, os.listdir(f"/proc/{pid}/task")))
-            for thread in threads:
-                ptrace(PTRACE_ATTACH, thread)
-                run.undo.callback(reap, thread)  # else it stays, and nothing removes its host
-            time.sleep(HELD_STATE_SECONDS)
-            if run.state(host, rank).get("phase") == "training":
-                return began
-            for thread in threads:  # it was about to evaluate or save, which may take longer
-                reap(thread)
-                ptrace(PTRACE_DETACH, thread)
-            time.sleep(0.3)
+        return hold(run, host, rank, run.ranks[rank][1])
 
     return inject
+
+
+def hold(run: Run, host: str, rank: int, pid: int) -> float:
+    """Hold all threads of a rank while it trains; returns since when (time.monotonic())."""
+    while True:
+        began, threads = time.monotonic(), sorted(map(int, os.listdir(f"/proc/{pid}/task")))
+        for thread in threads:
+            ptrace(PTRACE_ATTACH, thread)
+            run.undo.callback(reap, thread)  # else it stays, and nothing removes its host
+        time.sleep(HELD_STATE_SECONDS)
+        if run.state(host, rank).get("phase") == "training":
+            return began
+        for thread in threads:  # it was about to evaluate or save, which may take longer
+            reap(thread)
+            ptrace(PTRACE_DETACH, thread)
+        time.sleep(0.3)
 
 
 def ptrace(request: int, pid: int) -> None:
@@ -356,17 +376,22 @@ def starve(host: str) -> Callable[[Run], float]:
 
     def inject(run: Run) -> float:
         pid = run.ranks[run.last_rank(host)][1]
-        groups = dict(line.split(":", 2)[1:] for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines())
-        if "memory" in groups:
-            folder = Path("/sys/fs/cgroup/memory" + groups["memory"])
-            used, limit = "memory.usage_in_bytes", "memory.limit_in_bytes"
-        else:
-            folder, used, limit = Path("/sys/fs/cgroup" + groups[""]), "memory.current", "memory.max"
-        (folder / limit).write_text(str(int((folder / used).read_text()) + 2**26))
+        used, limit = memory_of(pid)
+        limit.write_text(str(int(used.read_text()) + LEFT_BYTES))
         os.kill(pid, signal.SIGUSR2)
         return time.monotonic()
 
     return inject
+
+
+def memory_of(pid: int) -> tuple[Path, Path]:
+    """The files that say how many bytes the container of a process uses, and may use."""
+    groups = dict(line.split(":", 2)[1:] for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines())
+    if "memory" in groups:
+        folder = Path("/sys/fs/cgroup/memory" + groups["memory"])
+        return folder / "memory.usage_in_bytes", folder / "memory.limit_in_bytes"
+    folder = Path("/sys/fs/cgroup" + groups[""])
+    return folder / "memory.current", folder / "memory.max"
 
 
 def press_ctrl_c(run: Run) -> float:

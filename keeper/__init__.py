@@ -18,7 +18,7 @@ state.json      how things stand, about once a second while the run goes on: {"s
                 "step", "steps", "epoch", "epochs", "loss", "rate", "computing", "work": as in slow.py, "age": seconds
                 since its last progress}}, "slow": the event below, while this host or a rank of it is slow, or null,
                 "peers": {"<host>": seconds since its last heartbeat}, "waiting": what is waited for, or "",
-                "time": unix seconds}
+                "beat": what the other keepers hear of this one (course.py), "time": unix seconds}
 exit.json       how the run ended, as this host knows it; written by the keeper, last: {"status": "succeeded" |
                 "failed" | "stopped", "exit_status": torchrun's, 128 + n for signal n, "cause": CAUSE or null,
                 "causes": [CAUSE of all hosts], "stop": {"by", "killed": whether ranks outlived their grace} or null,
@@ -38,6 +38,8 @@ the heartbeats, the secrets, and
 
 hold            is there until all hosts have started and nothing speaks against the run: until then ranks wait
 stop.json       a request to end the run: {"by": who and how, "grace": seconds or null, "time"}; written by the door
+witnesses/      <id>.json: what a control machine that has the run in view says, as a keeper that only votes
+                (course.py): {"number": one more each time, "words": its heartbeat}; written by the door
 
 CAUSE           {"kind": see below, "host", "rank": number or null, "reason": one line, "other": the second host of a
                 cut pair or "", "consequence": whether it only follows from another failure, "lines": what that rank
@@ -52,7 +54,8 @@ host did not start in time), "lease" (it is another run's).
 Events: "lease" (it is held; ranks may start), "attempt" (another one begins: hosts, master, left_out: {host: why},
 because: CAUSE of the end of the one before), "given_up" (reason; alone: for this host, others may go on), "started"
 (pids: {rank: pid}), "heard" (host: its first heartbeat), "failed" (a CAUSE, of this host or of another one),
-"interface" (reason: this host's own network is down), "stop" (by, grace: seconds), "waiting" (for), "killed"
+"interface" (reason: this host's own network is down), "decider" (host: it decides from now on where half of the
+attempt's hosts are left; "control:..." is a control machine), "stop" (by, grace: seconds), "waiting" (for), "killed"
 (after_grace: whether ranks outlived theirs), "left" (pids that do not end), "slow" (host: this one, rank: number, or
 null for all ranks of it, step: the run's, times: as long as the others its steps take, seconds and others_seconds: of a
 step, reason: or "", over: whether it is no longer so; once for each change: slow.py), "rank_ended" (rank: it has ended
@@ -64,6 +67,7 @@ torchrun's), "output_failed" (reason), "exit" (what exit.json holds).
 RUN_DIR = "/muster/run"
 LEASE_DIR = "/muster/lease"
 PRIVATE_DIR = "/muster/private"
+WITNESSES = "witnesses"  # in the private folder
 PROJECT_DIR = "/muster/workload"  # a script's project as the image holds it
 WORKLOAD_DIR = "/workload"  # its copy in the run's folder, in which the script runs
 

@@ -22,6 +22,7 @@ from keeper import (
     PRIVATE_DIR,
     PROJECT_DIR,
     RUN_DIR,
+    WITNESSES,
     WORKLOAD_DIR,
     causes,
     lease,
@@ -29,7 +30,7 @@ from keeper import (
 from keeper import course as courses
 from keeper import decide as deciding
 from keeper.beats import Beats
-from keeper.course import Attempt, Ports, Rules, Start
+from keeper.course import Attempt, Ports, Start
 from keeper.decide import LOST_SECONDS, Cause, Ended, Failed, Heard, Refused, StopAsked, Tick
 from keeper.documents import Documents, read
 from keeper.placement import placed
@@ -38,6 +39,7 @@ from keeper.running import Running, free_ports
 PAUSE_SECONDS = 0.05  # between two looks at children and at what became due
 STATE_SECONDS = 1.0  # between two state.json
 SLOW_SECONDS = 0.25  # between two looks who is slow
+WITNESS_SECONDS = 0.2  # between two looks at what witnesses say
 KEPT_SECONDS = HELD_SECONDS + 30.0  # the door takes the start back before that
 WAITING_SECONDS = {"ending": 5.0, "ended": 60.0, "waiting": 60.0}  # between two events that say what is waited for
 UNSAID = "the script has not said that it can go on (muster_run.can_resume(), or MAX_RESTARTS=3)"
@@ -64,9 +66,7 @@ class Keeper:
         self.me = str(self.host["host"])
         self.began = time.monotonic()
         self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        names = [str(host["host"]) for host in plan["hosts"]]
-        first, rules = first_attempt(plan), rules_of(plan)
-        self.course = courses.begin(self.me, names, rules, first, self.began, float(plan["grace"]))
+        self.course = courses.of_plan(plan, self.me, self.began)
         self.addresses = {
             str(host["host"]): (str(host["address"]), int(host["keeper_port"]))
             for host in plan["hosts"]
@@ -75,6 +75,7 @@ class Keeper:
         self.beats: Optional[Beats] = None
         self.running: Optional[Running] = None  # in the newest attempt that this host takes part in
         self._looked: Dict[str, float] = {}  # when something was last due
+        self._heard: Dict[str, int] = {}  # of each witness the number of its last message
 
     # Documents
 
@@ -90,11 +91,11 @@ class Keeper:
         course = self.course
         running = self.running if course.takes_part else None
         ranks, slow = (running.state(now), running.stragglers.slow) if running else ({}, None)
-        peers = {host: round(now - known.at, 1) for host, known in course.known.items()}
+        known = ((host, course.known.get(host)) for host in course.all_hosts)
+        peers = {host: round(now - one.at, 1) for host, one in known if one}
         document = {"status": course.status, "attempt": course.attempt.number, "hosts": list(course.attempt.hosts)}
-        waiting = courses.waited_for(course, now)
-        known = {"ranks": ranks, "slow": slow, "peers": peers, "waiting": waiting}
-        self.documents.write("state.json", {**document, **known, "time": time.time()})
+        more = {"waiting": courses.waited_for(course, now), "beat": courses.beat(course, now), "time": time.time()}
+        self.documents.write("state.json", {**document, "ranks": ranks, "slow": slow, "peers": peers, **more})
 
     # From the start
 
@@ -161,7 +162,7 @@ class Keeper:
         place = next(one for one in where if one.host == self.me)
         self.running = Running(
             str(self.plan["run"]), place, self.run_dir, self.hold, self.note,
-            lambda words: self.events.put((attempt.ballot, words)), self._output_failed,
+            lambda words: self.events.put((attempt.identity, words)), self._output_failed,
         )  # fmt: skip
         self._tell()
 
@@ -208,7 +209,7 @@ class Keeper:
     def _take(self, event: Any) -> None:
         if not isinstance(event, tuple):
             self._handle(event)
-        elif self.running and event[0] == self.course.own_ballot:  # else it is of an attempt that is over
+        elif self.running and event[0] == self.course.own_attempt:  # else it is of an attempt that is over
             terminated = self.course.own is not None and self.course.own.terminated
             self._handle(self.running.reported(event[1], terminated))
 
@@ -220,7 +221,7 @@ class Keeper:
     def _handle(self, event: Any) -> None:
         if event is None:
             return
-        if isinstance(event, Heard) and self.running and event.words.get("ballot") == self.course.own_ballot:
+        if isinstance(event, Heard) and self.running and event.words.get("about") == self.course.own_attempt:
             self.running.hear(event)
         self.course, actions = courses.decide(self.course, event)
         for action in actions:
@@ -264,6 +265,8 @@ class Keeper:
         course = self.course
         if self._due("stop", 0.2, now) and course.stop is None and (asked := read(self.private_dir / "stop.json")):
             self._handle(StopAsked(now, str(asked["by"]), asked.get("grace")))
+        if self._due("witnesses", WITNESS_SECONDS, now):
+            self._hear_witnesses(now)
         waiting = course.status == "starting" and now - self.began > KEPT_SECONDS
         if waiting and self._due("hold", 1.0, now) and self.hold.exists():
             reason = f"the control machine did not let the run go within {HELD_SECONDS} s"
@@ -283,6 +286,13 @@ class Keeper:
         if often and self._due("waiting", often, now) and (waited := courses.waited_for(self.course, now)):
             self.note("waiting", {"for": waited})
 
+    def _hear_witnesses(self, now: float) -> None:
+        """What control machines that have the run in view have written here since the last look."""
+        for file in (self.private_dir / WITNESSES).glob("*.json"):
+            if (said := read(file)) and said["number"] != self._heard.get(file.stem):
+                self._heard[file.stem] = said["number"]
+                self._handle(Heard(now, courses.WITNESS + file.stem, said["words"]))
+
     def _due(self, what: str, seconds: float, now: float) -> bool:
         """Whether `what` was last due `seconds` ago or more; then it counts from now."""
         if now - self._looked.get(what, 0.0) < seconds:
@@ -297,6 +307,8 @@ class Keeper:
         now = time.monotonic()
         running = self.running if self.course.takes_part else None
         ranks, work = (running.progress(now), running.work()) if running else ({}, {})
+        if self.course.votes:  # a witness reads them there
+            self.write_state(now)
         self.beats.tell({**courses.beat(self.course, now), "ranks": ranks, "work": work})
 
     # The end
@@ -333,23 +345,6 @@ class Keeper:
         self.documents.release()
         self.note("exit", document)
         self.documents.write("exit.json", document)  # last: who follows the run has then seen all
-
-
-def rules_of(plan: Words) -> Rules:
-    """What a plan allows."""
-    return Rules(
-        nodes=sum(bool(host["ranks"]) for host in plan["hosts"]),
-        max_restarts=int(plan["max_restarts"]),
-        min_nodes=int(plan["min_nodes"]),
-        max_host_failures=int(plan["max_host_failures"]),
-        steps_are_known=plan["script"] is None,
-    )
-
-
-def first_attempt(plan: Words) -> Attempt:
-    """The attempt with which a run starts: on all hosts that have ranks."""
-    hosts = tuple(str(host["host"]) for host in plan["hosts"] if host["ranks"])
-    return Attempt(hosts, (int(plan["master_port"]), int(plan["free_port"])))
 
 
 def main() -> int:

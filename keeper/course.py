@@ -10,7 +10,12 @@ Two halves of a run that do not hear each other must never both go on. So:
   one afterwards, and only when its own ranks have ended.
 - A proposal is accepted when all of its hosts have voted for it, and a majority of the hosts of the last attempt that
   any voter knows, and of each one that any voter has voted for since: such a one may have been accepted unheard.
-- A majority is more than half, or exactly half with the attempt's decider, which is its master.
+- A majority is more than half, or exactly half with the attempt's decider. That is its master; but of an even number
+  of hosts one that only waits is better, as it does not fall with one half: a spare, or a witness. While an attempt
+  trains, its master proposes a change of the decider as a new ballot of the same attempt, and all of its hosts vote.
+
+A witness is a control machine that has the run in view: it hears, votes and remembers as a spare does, and is never
+chosen. Its memory is that of one view, so each view is another witness.
 
 Any two majorities share a keeper, and an attempt makes no step without all of its hosts: so there is one attempt that
 can make steps, and each knows of the one before it. What is not in the majority waits, and joins at the next attempt
@@ -34,7 +39,10 @@ VOTE_SECONDS = 3.0  # for a proposal to be accepted; then another one is made
 READY_SECONDS = 5.0  # for a host that is not lost to be ready for the next attempt
 MINORITY_SECONDS = 30.0  # for hosts that are missing to be heard again, before a run gives up or a host leaves
 BETWEEN_SECONDS = 90.0  # from the end of a host's ranks to the next attempt, whatever happens
+BETWEEN = "to begin"  # what is said to be waited for between two attempts
 KNOWN_ENDS = 20  # of earlier attempts, in heartbeats and documents: the first one, and the latest
+MOST_WAITS = 3  # a proposal that is not accepted gives the next one longer, up to so many times VOTE_SECONDS
+WITNESS = "control:"  # before the name of a witness; no host's name has a colon
 
 
 @dataclass(frozen=True)
@@ -58,17 +66,25 @@ class Attempt:
     ballot: int = 1
     ends: Tuple[Words, ...] = ()  # of the attempts before: {"number", "hosts", "cause": CAUSE, "reached": step or null}
     left_out: Tuple[Tuple[str, str], ...] = ()  # hosts of the run that are not in it, and why not
+    decided_by: str = ""  # who decides where exactly half of the hosts vote; empty: the master
+    first_ballot: Optional[int] = None  # with which it began, where a later one has changed the decider
 
     @property
     def decider(self) -> str:
         """Who decides where exactly half of the hosts vote."""
-        return self.hosts[0]
+        return self.decided_by or self.hosts[0]
+
+    @property
+    def identity(self) -> int:
+        """What it keeps while only its decider changes: the ballot with which it began."""
+        return self.ballot if self.first_ballot is None else self.first_ballot
 
     def words(self) -> Words:
         """As it travels."""
         return {
             "hosts": list(self.hosts), "ports": list(self.ports), "number": self.number, "ballot": self.ballot,
             "ends": list(self.ends), "left_out": [list(one) for one in self.left_out],
+            "decider": self.decided_by, "first_ballot": self.first_ballot,
         }  # fmt: skip
 
 
@@ -77,7 +93,9 @@ def attempt_of(words: Words) -> Attempt:
     master, free = (int(port) for port in words["ports"])
     left_out = tuple((str(host), str(why)) for host, why in words["left_out"])
     hosts = tuple(str(host) for host in words["hosts"])
-    return Attempt(hosts, (master, free), int(words["number"]), int(words["ballot"]), tuple(words["ends"]), left_out)
+    ballot, first = int(words["ballot"]), words["first_ballot"]
+    decider = str(words["decider"])
+    return Attempt(hosts, (master, free), int(words["number"]), ballot, tuple(words["ends"]), left_out, decider, first)
 
 
 @dataclass(frozen=True)
@@ -140,7 +158,7 @@ class Course:
     attempt: Attempt  # the newest one that was accepted, as far as is known here
     grace: float
     own: Optional[attempts.State] = None  # of this host in its last attempt; None: it was in none
-    own_ballot: int = 0  # of that attempt
+    own_attempt: int = 0  # the identity of that attempt
     known: Mapping[str, Known] = field(default_factory=dict)
     votes: Tuple[Attempt, ...] = ()  # this keeper's, since the last attempt that was accepted
     voted_at: Optional[float] = None
@@ -155,7 +173,7 @@ class Course:
     @property
     def takes_part(self) -> bool:
         """Whether this host's ranks are, or were, in the newest attempt."""
-        return self.own is not None and self.own_ballot == self.attempt.ballot
+        return self.own is not None and self.own_attempt == self.attempt.identity
 
     @property
     def has_ended(self) -> bool:
@@ -179,6 +197,20 @@ def begin(me: str, all_hosts: Sequence[str], rules: Rules, first: Attempt, now: 
     """The course of a run that starts."""
     course = Course(me, tuple(all_hosts), rules, first, grace)
     return _with_own(course, now) if me in first.hosts else course
+
+
+def of_plan(plan: Mapping[str, Any], me: str, now: float) -> Course:
+    """The course of a run that starts as its plan (plan.json) says, for a host of it or a witness."""
+    members = [str(host["host"]) for host in plan["hosts"] if host["ranks"]]
+    rules = Rules(
+        nodes=len(members),
+        max_restarts=int(plan["max_restarts"]),
+        min_nodes=int(plan["min_nodes"]),
+        max_host_failures=int(plan["max_host_failures"]),
+        steps_are_known=plan["script"] is None,
+    )
+    first = Attempt(tuple(members), (int(plan["master_port"]), int(plan["free_port"])))
+    return begin(me, [str(host["host"]) for host in plan["hosts"]], rules, first, now, float(plan["grace"]))
 
 
 def decide(course: Course, event: Any) -> Tuple[Course, Actions]:
@@ -215,7 +247,7 @@ def beat(course: Course, now: float) -> Words:
     return {
         **within,
         "status": course.status,
-        "ballot": course.own_ballot,  # of the attempt that status, causes and progress are about
+        "about": course.own_attempt,  # the attempt that status, causes and progress are about
         "attempt": course.attempt.words(),
         "votes": [vote.words() for vote in course.votes],
         "hears": hears,
@@ -242,8 +274,23 @@ def waited_for(course: Course, now: float) -> str:
         if not course.takes_part:
             return "" if _heard_members(course, now) else f"a word of {', '.join(course.attempt.hosts)}"
         if _has_failed(course):
-            return f"attempt {course.attempt.number + 1} to begin"
+            return f"attempt {course.attempt.number + 1} {BETWEEN}: {_what_is_missing(course, now)}"
     return attempts.waited_for(course.own, now) if course.own else ""
+
+
+def _what_is_missing(course: Course, now: float) -> str:
+    """Why the next attempt has not begun, and for how long at most that is waited for."""
+    peers = course.own.peers if course.own else {}
+    working = sorted(host for host, peer in peers.items() if not (peer.ended or peer.lost))
+    heard = {course.me, *(host for host, known in course.known.items() if _is_fresh(known, now))}
+    if working:
+        what = f"the ranks of {', '.join(working)} have not ended"
+    elif not is_majority(heard, course.attempt):
+        what = _too_few(course, heard)
+    else:
+        what = next_attempt(course, now)[1]
+    most = MINORITY_SECONDS if what else BETWEEN_SECONDS
+    return f"{what or 'its hosts have not agreed yet'}; that may take {most:.0f} s at most"
 
 
 def ends_of(course: Course) -> List[Words]:
@@ -263,21 +310,22 @@ def resumable(rules: Rules) -> Rules:
 
 
 def _hear(course: Course, event: Heard, actions: Actions) -> Course:
-    if event.host not in course.all_hosts or event.host == course.me:
+    if event.host == course.me or not (event.host in course.all_hosts or event.host.startswith(WITNESS)):
         return course
     votes = tuple(attempt_of(vote) for vote in event.words["votes"])
     known = Known(event.now, event.words, attempt_of(event.words["attempt"]), votes)
-    if event.host not in course.known and not (course.own and event.host in course.own.peers):
+    is_new = event.host in course.all_hosts and event.host not in course.known
+    if is_new and not (course.own and event.host in course.own.peers):
         actions.append(Note("heard", {"host": event.host}))
     course = replace(course, known={**course.known, event.host: known})
     if known.words["restarts"] > 0:
         course = replace(course, rules=resumable(course.rules))
     if course.restarts:
         course = _adopt(course, known.attempt, event.now, actions)
-    if known.words["ballot"] == course.attempt.ballot and known.words["reached"] is not None:
+    if known.words["about"] == course.attempt.identity and known.words["reached"] is not None:
         course = replace(course, reached=max(int(known.words["reached"]), course.reached or 0))
     over = known.words["over"]
-    if over and not over["alone"] and course.over is None and known.attempt.ballot >= course.attempt.ballot:
+    if over and not over["alone"] and course.over is None and known.attempt.identity >= course.attempt.identity:
         course = replace(course, over=Over(str(over["status"]), str(over["reason"]), event.now))
         actions.append(Tell())
     if (asked := known.words["stop"]) and course.stop is None:
@@ -286,7 +334,7 @@ def _hear(course: Course, event: Heard, actions: Actions) -> Course:
         course = _within(course, StopAsked(event.now, stop.by, stop.grace), actions)
     if course.own and event.host in course.own.peers:
         # What it says of another attempt is a sign of life, no more.
-        same = known.words["ballot"] == course.own_ballot
+        same = known.words["about"] == course.own_attempt
         words = event.words if same else {"status": "starting", "hears": event.words["hears"]}
         course = _within(course, replace(event, words=words), actions)
     return course
@@ -297,6 +345,9 @@ def _adopt(course: Course, attempt: Attempt, now: float, actions: Actions) -> Co
     newest_vote = max((vote.ballot for vote in course.votes), default=0)
     if attempt.ballot <= course.attempt.ballot or attempt.ballot < newest_vote:
         return course  # who has voted since has promised to begin nothing older
+    if attempt.identity == course.attempt.identity:
+        actions.extend([Note("decider", {"host": attempt.decider}), Tell()])
+        return replace(course, attempt=attempt, votes=())
     course = replace(course, attempt=attempt, votes=(), reached=None, ended_at=None, alone_since=None)
     because = attempt.ends[-1]["cause"] if attempt.ends else None
     words = {"hosts": list(attempt.hosts), "master": attempt.hosts[0], "left_out": dict(attempt.left_out)}
@@ -317,7 +368,7 @@ def _with_own(course: Course, now: float) -> Course:
     others = [host for host in course.attempt.hosts if host != course.me]
     peers = {host: attempts.Peer(last=course.known[host].at if host in course.known else None) for host in others}
     own = attempts.State(course.me, peers, now, course.grace, attempt=course.attempt.number)
-    return replace(course, own=own, own_ballot=course.attempt.ballot)
+    return replace(course, own=own, own_attempt=course.attempt.identity)
 
 
 def _within(course: Course, event: Any, actions: Actions) -> Course:
@@ -355,11 +406,11 @@ def _go_on(course: Course, event: Any, actions: Actions) -> Course:
     if course.has_ended and course.ended_at is None:
         course = replace(course, ended_at=now)
     course = _conclude(course, now, actions)
-    if course.over is None and course.has_ended:
+    if course.over is None:
         course = _vote(course, now, actions)
         course = _accept(course, now, actions)
         if isinstance(event, Tick):  # not before: words that came earlier may be waiting to be heard
-            course = _propose(course, now, actions)
+            course = (_propose if course.has_ended else _propose_decider)(course, now, actions)
             course = _accept(course, now, actions)
             course = _give_up_late(course, now, actions)
     return _leave(course, now, actions)
@@ -395,11 +446,23 @@ def _vote(course: Course, now: float, actions: Actions) -> Course:
     """Vote for the newest proposal that is heard, if this keeper may."""
     newest = max((vote.ballot for vote in course.votes), default=course.attempt.ballot)
     heard = [vote for known in course.known.values() if _is_fresh(known, now) for vote in known.votes]
-    better = [vote for vote in heard if vote.ballot > newest and vote.number > course.attempt.number]
-    if not better or course.stop or (course.takes_part and not _has_failed(course)):
+    better = [vote for vote in heard if vote.ballot > newest and _may_vote_for(course, vote)]
+    if not better or course.stop:
         return course
     actions.append(Tell())
     return replace(course, votes=(*course.votes, max(better, key=lambda vote: vote.ballot)), voted_at=now)
+
+
+def _may_vote_for(course: Course, proposal: Attempt) -> bool:
+    if proposal.identity == course.attempt.identity:
+        return _trains(course)
+    is_next = proposal.number > course.attempt.number and course.has_ended
+    return is_next and (not course.takes_part or _has_failed(course))
+
+
+def _trains(course: Course) -> bool:
+    """Whether this host is in an attempt that nothing has ended, as far as is known."""
+    return course.takes_part and course.own is not None and course.own.status in ("starting", "running")
 
 
 def _accept(course: Course, now: float, actions: Actions) -> Course:
@@ -444,7 +507,7 @@ def _propose(course: Course, now: float, actions: Actions) -> Course:
     before = course.attempt.hosts[: course.attempt.hosts.index(course.me)]
     if set(_heard_members(course, now)) & set(before):
         return course
-    if course.voted_at is not None and now - course.voted_at < VOTE_SECONDS:
+    if _is_voting(course, now):
         return course
     late = course.ended_at is not None and now - course.ended_at > MINORITY_SECONDS
     if not late and not all(peer.ended or peer.lost for peer in course.own.peers.values()):
@@ -455,9 +518,69 @@ def _propose(course: Course, now: float, actions: Actions) -> Course:
         return _over(course, "failed", reason, now, actions)
     proposal, missing = (None, _too_few(course, heard)) if alone else next_attempt(course, now)
     if proposal is None:
-        return _over(course, "failed", missing, now, actions, alone) if late else course
+        waits = not late and _may_suffice(course, heard)
+        return course if waits else _over(course, "failed", missing, now, actions, alone)
     actions.append(Tell())
     return replace(course, votes=(*course.votes, proposal), voted_at=now)
+
+
+def _is_voting(course: Course, now: float) -> bool:
+    """Whether the latest proposal may still be accepted. Each one has longer, as a witness answers less quickly."""
+    patience = VOTE_SECONDS * min(len(course.votes), MOST_WAITS)
+    return course.voted_at is not None and now - course.voted_at < patience
+
+
+def _propose_decider(course: Course, now: float, actions: Actions) -> Course:
+    """As the master of an attempt that trains: propose another decider, where there is a better one."""
+    attempt = course.attempt
+    if attempt.hosts[0] != course.me or not _trains(course) or course.stop or _is_voting(course, now):
+        return course
+    if len(_heard_members(course, now)) < len(attempt.hosts) - 1:
+        return course
+    decider = course.known.get(attempt.decider)
+    if decider and not decider.words["over"] and now - decider.at < attempts.LOST_SECONDS:
+        return course
+    better = chosen_decider(course, attempt.hosts, now)
+    if better == attempt.decider:
+        return course
+    ballot = 1 + max(_known_ballots(course))
+    proposal = replace(attempt, decided_by=better, ballot=ballot, first_ballot=attempt.identity)
+    actions.append(Tell())
+    return replace(course, votes=(*course.votes, proposal), voted_at=now)
+
+
+def chosen_decider(course: Course, hosts: Sequence[str], now: float) -> str:
+    """Who decides best where exactly half of these hosts vote: a spare or a witness that all of them hear."""
+    if len(hosts) % 2:
+        return hosts[0]
+    idle = [host for host in course.all_hosts if host not in hosts and host != course.me]
+    idle += sorted(name for name in course.known if name.startswith(WITNESS))
+    known = ((name, course.known.get(name)) for name in idle)
+    waiting = [name for name, one in known if one and _is_fresh(one, now) and not one.words["over"]]
+    return next((name for name in waiting if all(_hears(course, host, name, now) for host in hosts)), hosts[0])
+
+
+def _known_ballots(course: Course) -> List[int]:
+    """Of all that was proposed, as far as this keeper knows."""
+    ballots = [course.attempt.ballot, *(vote.ballot for vote in course.votes)]
+    for known in course.known.values():
+        ballots += [known.attempt.ballot, *(vote.ballot for vote in known.votes)]
+    return ballots
+
+
+def _may_suffice(course: Course, heard: Set[str]) -> bool:
+    """Whether there are enough hosts for another attempt, or would be, were those heard again that may be.
+
+    Not to be waited for: a host whose container has ended, as its keeper will not come back; one that says that for it
+    the run is over; one that is left out anyway.
+    """
+    peers = course.own.peers if course.own else {}
+    gone = {host for host, peer in peers.items() if peer.lost and peer.refused_since is not None}
+    gone |= {host for host, known in course.known.items() if known.words["over"]}
+    there = set(course.all_hosts) - gone
+    voters = there | ({course.attempt.decider} - gone)  # a witness, too
+    left_out = hosts_that_fail(course, ends_of(course)).keys() - heard  # they may vote, where they are heard again
+    return is_majority(voters, course.attempt) and len(there - left_out) >= course.rules.min_nodes
 
 
 def _too_few(course: Course, heard: Set[str]) -> str:
@@ -465,7 +588,10 @@ def _too_few(course: Course, heard: Set[str]) -> str:
     there = [host for host in attempt.hosts if host in heard]
     rest = [host for host in attempt.hosts if host not in heard]
     go = plural(len(rest), "goes", "go")
-    few = "less than half of its hosts are left, or half without the master"
+    decider = "the master" if attempt.decider == attempt.hosts[0] else attempt.decider
+    if decider.startswith(WITNESS):
+        decider = "the control machine that had the run in view"
+    few = f"less than half of its hosts are left, or half without {decider}"
     return f"{', '.join(there)} cannot know whether {', '.join(rest)} {go} on: {few}"
 
 
@@ -496,7 +622,7 @@ def why_not_again(course: Course) -> str:
 
 def _others_suffice(course: Course, ends: Sequence[Words]) -> bool:
     """Whether there are enough hosts beside those that can take no part any more."""
-    there = {course.me, *course.known}
+    there = {course.me, *course.known} & set(course.all_hosts)
     return len(there - hosts_that_fail(course, ends).keys()) >= max(1, course.rules.min_nodes)
 
 
@@ -527,13 +653,11 @@ def next_attempt(course: Course, now: float) -> Tuple[Optional[Attempt], str]:
     ports = course.ports if hosts[0] == course.me else course.known[hosts[0]].words["ports"]
     if ports is None:
         return None, f"{hosts[0]} has no free port for the rendezvous"
-    ballots = [attempt.ballot, *(vote.ballot for vote in course.votes)]
-    for known in course.known.values():
-        ballots += [known.attempt.ballot, *(vote.ballot for vote in known.votes)]
     left_out = tuple((host, why[host]) for host in course.all_hosts if host in why)
     known_ends = (*ends[:1], *ends[1:][1 - KNOWN_ENDS :])
     master, free = ports
-    return Attempt(hosts, (master, free), attempt.number + 1, 1 + max(ballots), known_ends, left_out), ""
+    ballot, decider = 1 + max(_known_ballots(course)), chosen_decider(course, hosts, now)
+    return Attempt(hosts, (master, free), attempt.number + 1, ballot, known_ends, left_out, decider), ""
 
 
 def _may_be_ready_soon(course: Course, host: str, now: float) -> bool:
@@ -573,7 +697,7 @@ def _is_ready(course: Course, host: str, now: float) -> bool:
     if known is None or not _is_fresh(known, now) or known.words["over"]:
         return False
     return known.words["status"] == "waiting" or (
-        known.words["status"] == "ended" and known.words["ballot"] == course.attempt.ballot
+        known.words["status"] == "ended" and known.words["about"] == course.attempt.identity
     )
 
 
@@ -626,7 +750,9 @@ def _end_of(course: Course) -> Words:
 
 def _give_up_late(course: Course, now: float, actions: Actions) -> Course:
     """Nobody waits for ever: not for a majority, nor for hosts that do not agree."""
-    if course.over or (course.takes_part and not _has_failed(course)):
+    if course.over or not course.has_ended or (course.takes_part and not _has_failed(course)):
+        return course
+    if course.me not in course.all_hosts:  # a witness has nothing to give up
         return course
     if _heard_members(course, now):
         course = replace(course, alone_since=None)
@@ -636,7 +762,7 @@ def _give_up_late(course: Course, now: float, actions: Actions) -> Course:
     since = now if course.alone_since is None else course.alone_since
     course = replace(course, alone_since=since)
     # Before the first word the others may take as long to start as this one; who heard them give up need not wait.
-    patience = MINORITY_SECONDS if course.known else attempts.START_SECONDS
+    patience = MINORITY_SECONDS if course.known.keys() & set(course.all_hosts) else attempts.START_SECONDS
     if any(course.known[host].words["over"] for host in course.attempt.hosts if host in course.known):
         patience = attempts.LINGER_SECONDS
     if now - since <= patience:
@@ -649,7 +775,8 @@ def _leave(course: Course, now: float, actions: Actions) -> Course:
     """Leave when the run is over, and all who can be heard know it."""
     if course.over is None or not course.has_ended:
         return course
-    unaware = [known for known in course.known.values() if _is_fresh(known, now) and not known.words["over"]]
+    hosts = (course.known[host] for host in course.all_hosts if host in course.known)
+    unaware = [known for known in hosts if _is_fresh(known, now) and not known.words["over"]]
     if unaware and now - course.over.at <= attempts.LINGER_SECONDS:
         return course
     actions.append(Leave())

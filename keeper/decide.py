@@ -471,9 +471,9 @@ def _maybe_leave(state: State, now: float, actions: Actions) -> State:
     """Leave when every host's end is known, and known to be known, or nobody is left to be told."""
     if state.status != "ended":
         return state
-    if not all(peer.ended or peer.lost for peer in state.peers.values()):
-        return state
-    if state.all_ended_at is None:
+    if state.all_ended_at is None:  # once it is known it stays so, though an older beat may come after
+        if not all(peer.ended or peer.lost for peer in state.peers.values()):
+            return state
         state = replace(state, all_ended_at=now)
         actions.append(Tell())
     ours_known = all(state.me in peer.beat.get("ended", ()) for peer in state.peers.values() if not peer.lost)

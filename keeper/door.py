@@ -16,13 +16,14 @@ import base64
 import contextlib
 import json
 import os
+import re
 import select
 import time
 import zlib
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
-from keeper import HELD_SECONDS, OWN_NAMES
+from keeper import HELD_SECONDS, OWN_NAMES, WITNESSES
 from keeper.host import (
     ENGINE_SECONDS,
     KEEPER_SECONDS,
@@ -58,6 +59,7 @@ class Caller:
     def __init__(self, speaks: bool) -> None:
         """speaks: what comes on standard input is for the verb; else only its end means something."""
         self._in, self._out, self._speaks = 0, 1, speaks
+        self._said = b""  # while nothing was asked
         self.sent = time.monotonic()  # when the last frame went
         os.set_blocking(self._out, False)
         self._write(b"\n")  # ends what a shell's profile has printed
@@ -85,8 +87,15 @@ class Caller:
         """Wait. Raises EOFError as soon as the caller has gone."""
         deadline = time.monotonic() + seconds
         while select.select([self._in], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            if not os.read(self._in, 4096):
+            if not (more := os.read(self._in, 1 << 16)):
                 raise EOFError
+            self._said += more
+
+    def last_said(self) -> Optional[Words]:
+        """The last message that came whole while this waited, once; None: there is no new one."""
+        whole, _, self._said = self._said.rpartition(b"\n")
+        last: Optional[Words] = json.loads(whole.rpartition(b"\n")[2]) if whole else None
+        return last
 
     def _write(self, data: bytes) -> None:
         rest = memoryview(data)
@@ -203,8 +212,9 @@ def drop(options: Words, caller: Caller) -> None:
 def follow(options: Words, caller: Caller) -> None:
     """Send what a run prints and what happens to it, until its end.
 
-    {run, offsets: {stream: n}, tail: lines or null, streams: "events" or absent}: output from these offsets; of a
-    stream without one the last `tail` lines (null: all). "events" (events.jsonl) is a stream too, never tailed.
+    {run, offsets: {stream: n}, tail: lines or null, streams: "events" or absent, witness: id or absent}: output from
+    these offsets; of a stream without one the last `tail` lines (null: all). "events" (events.jsonl) is a stream too,
+    never tailed. What the caller says meanwhile (one JSON object a line) is for the keeper: its `witnesses/<id>.json`.
     Frames: {"stream", "offset", "bytes"} with data, which begins and ends anywhere in a line; no bytes: only where it
     will begin. {"skipped": stream, "offset", "to"}: dropped for the size limit. {"state"}: state.json, when it has
     changed. {"alive": true}: nothing else for LOOK_SECONDS. Last {"end": exit.json, "container": null}; {"end": null,
@@ -212,6 +222,9 @@ def follow(options: Words, caller: Caller) -> None:
     """
     run = Host(options).run(options["run"])
     sender = _Sender(run, options, caller)
+    witness = options.get("witness")
+    if witness is not None and not is_name(witness):
+        raise Refused(f"{witness!r} is no name for a witness")
     looked = -LOOK_SECONDS
     while True:
         # Looked at before the output is read: what there is then is all there is.
@@ -227,6 +240,9 @@ def follow(options: Words, caller: Caller) -> None:
         if over and not sent:
             break
         caller.wait(0 if over or sent >= CHUNK_BYTES else POLL_SECONDS)
+        if witness and (said := caller.last_said()) and run.private.is_dir():
+            (run.private / WITNESSES).mkdir(mode=0o700, exist_ok=True)
+            write_document(run.private / WITNESSES / f"{witness}.json", said)
     sender.send_state()
     state = None
     if end is None:
@@ -332,8 +348,8 @@ def offer(options: Words, caller: Caller) -> None:
     """Make the folder of a run that is over readable for the SSH user, and say what there is to gather.
 
     {run} -> {"exit", "container": Podman's State or null, "node_rank", "written": paths below workload/ that the script
-    has written, without __pycache__, "more": names in the run's folder that are not Muster's, "running": true: nothing
-    was done}
+    has written, without __pycache__, "more": names in the run's folder that are not Muster's, "checkpoints": the steps
+    of our trainer's that are there, ascending, "running": true: nothing was done}
     """
     run = Host(options).run(options["run"])
     running = not run.is_over
@@ -347,7 +363,15 @@ def offer(options: Words, caller: Caller) -> None:
             call(["chown", "-R", "-h", user, str(run.folder)])
         call(["chmod", "-R", "u+rX", str(run.folder)])
     said = {"exit": run.document("exit.json"), "container": state, "node_rank": run.node_rank}
-    caller.send({**said, "written": written, "more": more, "running": running})
+    caller.send({**said, "written": written, "more": more, "checkpoints": _checkpoints(run), "running": running})
+
+
+def _checkpoints(run: Run) -> List[int]:
+    """The steps of the checkpoints that are there with their manifests (train/checkpoints/files.py)."""
+    folder = run.folder / "checkpoints"
+    found = [re.fullmatch(r"step-([0-9]{1,18})\.json", path.name) for path in folder.glob("step-*.json")]
+    steps = sorted(int(match.group(1)) for match in found if match)
+    return [step for step in steps if (folder / f"step-{step}.pt").is_file()]
 
 
 def _written(run: Run) -> List[str]:

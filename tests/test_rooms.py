@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.faults import FAULTS, SURVIVED
 from containers.wheels import group_requirements
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -161,12 +162,21 @@ def test_a_wrong_import_is_seen() -> None:
         TopologicalSorter(edges | {"launch.cli.c": {"launch.hosts.a"}}).prepare()
 
 
-@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "README.md"])
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "README.md", "docs/faults.md"])
 def test_every_file_that_the_documents_name_exists(page: str) -> None:
     tracked = {file.name for folder in (*ROWS, "playbooks", "tests") for file in (ROOT / folder).rglob("*.py")}
     for name in re.findall(r"`([\w/.-]+\.(?:py|yml))`", (ROOT / page).read_text(encoding="utf-8")):
         if name not in ("main.py", "my.yaml"):  # a user's own
             assert (ROOT / name).exists() if "/" in name else name in tracked | {"fabfile.py"}, name
+
+
+def test_every_drill_has_a_row_and_every_row_that_names_one_has_it() -> None:
+    page = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
+    named = {
+        name for row in re.findall(r"^\|.*FAULT=.*$", page, re.M) for name in re.findall(r"`(?:[^`]*=)?(\w+)`", row)
+    }
+    assert named - {"progress()"} >= {*FAULTS, *SURVIVED}
+    assert set(re.findall(r"FAULT=(\w+)", page)) <= {*FAULTS, *SURVIVED}
 
 
 def test_a_number_with_a_name_has_one_value_everywhere() -> None:

@@ -14,7 +14,7 @@ KNOWN = (
     *("INVENTORY", "NODES", "ARGS", "WORKLOAD", "SCRIPT", "DRY_RUN", "RUN", "YES", "RESUME", "GRACE"),
     *("MEASURE", "SKIP_CHECK", "JSON", "FORECAST", "WAIT", "DETACH"),
     *("KEEP_RUNS", "SECRETS", "VIEW", "LAUNCHER", "MAX_RESTARTS", "MIN_NODES", "MAX_HOST_FAILURES"),
-    *("LAB", "HOSTS", "LINK", "CPUS", "NPROC", "HOROVOD", "PYTHON", "FAULT", "REPEATS"),
+    *("LAB", "HOSTS", "LINK", "CPUS", "NPROC", "HOROVOD", "PYTHON", "FAULT", "FAULTS", "SEED", "REPEATS", "ANYWAY"),
 )
 DEFAULT_INVENTORY = Path("inventory/hosts.yml")
 
@@ -45,9 +45,8 @@ def name_inventory(message: str, inventory: Path | None) -> str:
     """A message whose `make` commands name the inventory, where it is not the default one."""
     if inventory is None or inventory == DEFAULT_INVENTORY:
         return message
-    command = re.compile(
-        r"`make (trust|deploy|check|train|attach|status|logs|stop|gather|teardown)((?: (?!INVENTORY=)[^`\s]+)*)`"
-    )
+    targets = "trust|deploy|check|train|reproduce|attach|status|logs|stop|gather|teardown"
+    command = re.compile(rf"`make ({targets})((?: (?!INVENTORY=)[^`\s]+)*)`")
     return command.sub(lambda found: f"`make {found[1]}{found[2]} {naming(inventory)}`", message)
 
 

@@ -7,7 +7,7 @@ The full form then measures a short all-reduce and what a forecast needs, in the
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ from launch.job import plan as plans
 from launch.job import trainer_arguments
 from launch.network import measure
 from launch.network.links import Link
+
+OwnFacts = Mapping[str, Mapping[str, str]]  # host -> sameness.own
 
 FACTS_EXPECTED_SECONDS = 2.0  # of the survey without its links
 
@@ -142,19 +144,33 @@ def examine(
 
 
 def quick(
-    cluster: ClusterMap, hosts: Sequence[MapHost], machines: Sequence[Machine], podman: bool = True
+    cluster: ClusterMap,
+    hosts: Sequence[MapHost],
+    machines: Sequence[Machine],
+    podman: bool = True,
+    note: Callable[[OwnFacts], object] = lambda found: None,
 ) -> list[Verdict]:
     """What can be known within a second or two: facts, whether every pair connects and carries data, and sameness.
 
-    `podman`: images and runs too; false where the caller asks for these itself.
+    `podman`: images and runs too; false where the caller asks for these itself. `note` is given the hosts' own facts.
     """
     survey = ask_hosts(hosts, machines, 0, False, say, podman)
+    note(_own_facts(hosts, survey))
     verdicts = [
         *host_verdicts(hosts, survey, None),
         *compare_hosts(hosts, survey, images_of(cluster, survey))[1],
         *link_verdicts(hosts, survey, usable_links(hosts, survey)),
     ]
     return with_inventory(verdicts, cluster)
+
+
+def own_facts(hosts: Sequence[MapHost], machines: Sequence[Machine]) -> OwnFacts:
+    """What of each host itself changes what a run computes (sameness.own); {} for one that does not answer."""
+    return _own_facts(hosts, ask_hosts(hosts, machines, 0, False, say, podman=False))
+
+
+def _own_facts(hosts: Sequence[MapHost], survey: Survey) -> OwnFacts:
+    return {host.name: sameness.own(survey.facts(host.name), host.gpus) for host in hosts}
 
 
 def with_inventory(verdicts: Sequence[Verdict], cluster: ClusterMap) -> list[Verdict]:

@@ -138,6 +138,17 @@ def compare(
     return rows
 
 
+def own(facts: Facts, wanted: Sequence[int] | None = None) -> dict[str, str]:
+    """What of a host itself, not of its image, changes what a run computes: label -> value, where it is known.
+
+    facts, wanted: as `compare`, of this host.
+    """
+    chosen = _chosen(facts, wanted)
+    counted = [entry for entry in PROPERTIES if not entry.inside and entry.level != HEALTHY]
+    found = {entry.label: _value_of(entry, chosen) for entry in counted}
+    return {label: value for label, value in found.items() if value is not None}
+
+
 def _chosen(facts: Facts, wanted: Sequence[int] | None) -> Facts:
     if wanted is None or not facts.get("gpus"):
         return facts

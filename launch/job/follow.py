@@ -21,6 +21,7 @@ from launch.hosts.connection import Machine
 from launch.hosts.door import Door, Frame
 from launch.hosts.inventory import Target
 from launch.job.outcome import HostEnd
+from launch.job.witness import Witness
 
 IDLE_SECONDS = 30.0  # without a frame, of which a run in progress gives one each second, a door is opened anew
 SILENT_SECONDS = 5.0  # without a frame a host counts as one that does not answer
@@ -54,6 +55,7 @@ class View:
         self.container: dict[str, Any] = {}
         self.ended = False
         self.lost = False  # whether it was said that there is no view of it
+        self.earlier: set[str] = set()  # streams whose next piece was printed before there was a view
         self.showing = False  # whether its output waits to be shown
         self.heard_at: float | None = None  # time.monotonic() of its last word
         self.news_at: float | None = None  # of its keeper's last word, which gives one each second
@@ -96,13 +98,26 @@ class View:
 class Follower:
     """Follows every host of a run from `start` until its end or `leave`."""
 
-    def __init__(self, run: str, views: Sequence[View], show: Show | None, tail: int | None = None) -> None:
-        """show: takes output, in the host's thread; None: it is not wanted. tail: of earlier output so many lines."""
+    def __init__(
+        self,
+        run: str,
+        views: Sequence[View],
+        show: Show | None,
+        tail: int | None = None,
+        show_earlier: Show | None = None,
+        witness: Witness | None = None,
+    ) -> None:
+        """show: takes output, in the host's thread; None: it is not wanted. tail: of earlier output so many lines.
+
+        show_earlier: takes these; None: `show` does. witness: votes with the run's keepers while they are followed.
+        """
         self.run = run
         self.views = {view.host: view for view in views}
         self.heard: queue.SimpleQueue[Heard] = queue.SimpleQueue()
         self._show = show
+        self._show_earlier = show_earlier or show
         self._tail = tail
+        self._witness = witness
         self._left = threading.Event()
         self._threads = [
             threading.Thread(target=self._follow, args=(view,), daemon=True, name=f"follow-{view.host}")
@@ -158,6 +173,8 @@ class Follower:
         options = {"run": self.run, "offsets": view.offsets, "tail": tail}
         if self._show is None:
             options["streams"] = "events"
+        if self._witness:
+            options["witness"] = self._witness.id
         view.door = door = Door(view.machine, "follow", options)
         try:
             for frame in door.frames(IDLE_SECONDS):
@@ -184,21 +201,28 @@ class Follower:
             self._tell(view, "skipped", words)
         elif "state" in words:
             view.state = words["state"] or {}
+            if self._witness and view.door and (said := self._witness.answer(view.host, view.state)):
+                view.door.send(said)
         elif "end" in words:
             view.exit, view.container = words["end"], words.get("container") or {}
             view.ended = True
             self._tell(view, "end")
 
     def _take_data(self, view: View, stream: str, offset: int, data: bytes) -> None:
+        if not data and stream not in view.offsets:  # a tail begins there
+            view.earlier.add(stream)
         known, end = view.offsets.get(stream, offset), offset + len(data)
         data = data[max(0, known - offset) :]  # without what an earlier connection has brought
         if stream == "events":
             for event in view.new_events(data):
                 self._tell(view, "event", event)
-        elif self._show:
+        elif self._show and self._show_earlier:
+            show = self._show_earlier if stream in view.earlier else self._show
+            if data:
+                view.earlier.discard(stream)
             view.showing = True
             try:
-                self._show(view.host, stream, data)
+                show(view.host, stream, data)
             finally:
                 view.showing = False
                 view.heard_at = time.monotonic()

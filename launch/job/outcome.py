@@ -89,6 +89,8 @@ class Verdict:
     slow: Sequence[Words] = ()  # the hosts and ranks that were slow, as in summary.json
     attempts: Sequence[Words] = ()  # how they ended, as in exit.json: of many the first one, and the latest
     restarts: int = 0
+    #: From the start of the first keeper to the end of the last one, as far as is known.
+    seconds: float | None = field(default=None, compare=False)
 
 
 def newest(ends: Sequence[HostEnd]) -> list[HostEnd]:
@@ -206,9 +208,9 @@ def verdict(ends: Sequence[HostEnd]) -> Verdict:
     known = latest.exit if latest and latest.exit else {}
     attempts, given_up = known.get("attempts") or (), str(known.get("given_up") or "")
     restarts = latest.attempt - 1 if latest else 0
-    return replace(
-        _verdict(newest(ends)), attempts=attempts, given_up=given_up, restarts=restarts, slow=slow_times(ends)
-    )
+    lasted = [seconds for end in ends if end.exit and (seconds := number(end.exit.get("seconds"))) is not None]
+    found = replace(_verdict(newest(ends)), seconds=max(lasted, default=None), slow=slow_times(ends))
+    return replace(found, attempts=attempts, given_up=given_up, restarts=restarts)
 
 
 def _verdict(ends: Sequence[HostEnd]) -> Verdict:
@@ -316,6 +318,7 @@ def summary(
         "world_size": world_size,
         "master_addr": master_addr,
         **{key: number((result or {}).get(key)) for key in FIGURES},
+        "run_seconds": ended.seconds,
         "failed_rank": ended.failure.rank if ended.failure else None,
         "failed_host": ended.failure.host if ended.failure else None,
         "reason": ended.reason,

@@ -80,12 +80,13 @@ def figures(run: Run) -> list[Figure]:
     known = times(run)
     if run.metrics is None or len(known) < 2:
         return []
-    return [_bars(known), _over_time(run.metrics, known)]
+    several = "Of the last attempt alone. " if len(run.attempts) > 1 else ""
+    return [_bars(known, several), _over_time(run.metrics, known, several)]
 
 
-def _bars(known: Sequence[RankTimes]) -> Figure:
+def _bars(known: Sequence[RankTimes], several: str) -> Figure:
     shown = known
-    note = "The median of the later half of the timed steps."
+    note = f"{several}The median of the later half of the timed steps."
     if len(known) > BARRED_RANKS:
         by_host = {one.host: one for one in sorted(known, key=lambda one: one.computing)}
         shown = sorted(by_host.values(), key=lambda one: one.rank)
@@ -127,7 +128,7 @@ def _bars(known: Sequence[RankTimes]) -> Figure:
     return Figure("A step, by rank", spec, BAR_PIXELS * len(shown), key, note)
 
 
-def _over_time(metrics: Metrics, known: Sequence[RankTimes]) -> Figure:
+def _over_time(metrics: Metrics, known: Sequence[RankTimes], several: str) -> Figure:
     points: dict[int, list[Point]] = {
         one.rank: [(step, computing * MILLISECONDS) for step, computing, _ in _pairs(metrics, one.rank)]
         for one in known
@@ -143,7 +144,7 @@ def _over_time(metrics: Metrics, known: Sequence[RankTimes]) -> Figure:
             Line(name, colour, [(step, way(of)) for step, of in sorted(steps.items())]) for name, colour, way in ways
         ]
     spec = lines(drawn, "step", "milliseconds of computing", zero=True)
-    note = "Of the last attempt: each of its first ten steps, which are slower, and then the mean of each hundred."
+    note = f"{several}Each of its first ten steps, which are slower, and then the mean of each hundred."
     return Figure(
         "Computing, over the run",
         spec,

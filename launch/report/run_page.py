@@ -132,7 +132,8 @@ def tiles(run: Run, line: TimeLine) -> list[tuple[str, str, str]]:
         made.append(("steps", f"{last:.0f}", f"{of}, epoch {metrics.steps['epoch'][-1]:.0f}".removeprefix(", ")))
     if (seconds := run.seconds or line.seconds) and run.hosts:
         training = figures["train_seconds"]
-        made.append(("duration", duration(seconds), f"training {duration(training)}" if training else ""))
+        of = " in the last attempt" if len(run.attempts) > 1 else ""
+        made.append(("duration", duration(seconds), f"training {duration(training)}{of}" if training else ""))
     elif training := figures["train_seconds"]:
         made.append(("training time", duration(training), ""))
     if len(run.attempts) > 1:

@@ -30,6 +30,7 @@ def attach(path: Path, run: str, keep_runs: str, view: str, console: Console) ->
         ask_hosts.report_failed(answers, path)
         say(find.described(plan))
         say("Ctrl-C stops the run; closing the terminal, or `kill`, only leaves the view")
+        say(f"first, the last {EARLIER_LINES} lines that each rank has printed, in whatever attempt")
         views = find.views_of(plan, known, hosts)
         having = ask_hosts.listed(answers)[run]
         for one in views:

@@ -6,8 +6,8 @@ import shlex
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,8 @@ from launch.job import queue, readiness, trainer_arguments
 from launch.job import resume as resuming
 from launch.job.plan import Plan, Ports, document
 from launch.job.start import doors_of, start
+from launch.run import origin
+from launch.run.origin import Origin
 
 if TYPE_CHECKING:
     from containers.image import Image
@@ -46,6 +48,7 @@ class Asked:
     wait: bool = False
     skip_check: bool = False
     earlier: resuming.Earlier | None = None
+    origin: Origin = field(default_factory=Origin)
 
 
 def begin(
@@ -67,7 +70,7 @@ def begin(
             plan = plans.make_plan(asked.cluster, asked.options, asked.run, ports, asked.owner, asked.created)
             _announce(plan)
             # A container that is just being created cannot be stopped: a signal waits until all exist.
-            with undisturbed(), _kept(plan):
+            with undisturbed(), _kept(plan, asked.origin):
                 start(machines, plan, secrets, lambda: quick_check(asked, machines), doors)
                 started.append(plan)
 
@@ -143,7 +146,11 @@ def quick_check(asked: Asked, machines: Sequence[Machine]) -> None:
     from launch.health import check  # here: its modules load while the hosts answer
 
     # readiness.check asks for the image, which is this run's own; runs in progress are the queue's.
-    verdicts = check.quick(asked.cluster, asked.hosts, machines, podman=False)
+    def note(found: check.OwnFacts) -> None:
+        with suppress(OSError):  # a run does not depend on it
+            origin.note_hosts(runs_dir() / asked.run, found)
+
+    verdicts = check.quick(asked.cluster, asked.hosts, machines, podman=False, note=note)
     for line in check.refuse_errors(verdicts, leave_out=("image", "runs")):
         say(f"check: {line}")
 
@@ -191,11 +198,12 @@ def has_horovod(cluster: ClusterMap) -> bool:
 
 
 @contextmanager
-def _kept(plan: Plan) -> Iterator[None]:
-    """The plan is in runs/<id>/ before anything starts, and not there when nothing has started."""
+def _kept(plan: Plan, begun_from: Origin) -> Iterator[None]:
+    """Plan and origin are in runs/<id>/ before anything starts, and not there when nothing has started."""
     folder = runs_dir() / plan.run
     try:
         write_json(folder / "plan.json", document(plan))
+        origin.write(folder, begun_from)
     except OSError as error:
         raise refuse(shown(folder), f"cannot be written: {error.strerror}", "make room, or let it be written") from None
     try:

@@ -16,6 +16,8 @@ from launch.job import outcome
 from launch.job.outcome import HostEnd, Verdict
 from launch.job.plan import Plan
 from launch.report import ending
+from launch.run import origin
+from launch.run.compare import compare
 from launch.run.gather import CONTAINER, OURS
 
 
@@ -57,8 +59,13 @@ def summary_of(plan: Plan, verdict: Verdict, ends: Sequence[HostEnd], missing: S
     refused = verdict.status == "failed" and plan.script is None and outcome.refused_its_settings(failures, folder)
     ours = verdict.status == "succeeded" and plan.script is None  # a script may write anything under that name
     result = files.read_json(folder / "result.json") if ours else {}
+    begun = origin.read(folder)
+    compared = compare(files.runs_dir() / begun.reproduces, folder) if begun and begun.reproduces else None
     where = (plan.run, sum(bool(one.ranks) for one in plan.hosts), plan.world_size, plan.master_addr)
-    return outcome.summary(*where, verdict, result, refused, missing)
+    summary = outcome.summary(*where, verdict, result, refused, missing)
+    if begun and compared:
+        summary["reproduces"] = {"run": begun.reproduces, "same": compared.same, "said": list(compared.lines)}
+    return summary
 
 
 def close(plan: Plan, summary: Mapping[str, Any], say: Callable[[str], None]) -> None:
@@ -66,7 +73,10 @@ def close(plan: Plan, summary: Mapping[str, Any], say: Callable[[str], None]) ->
     folder = files.runs_dir() / plan.run
     accuracy, rate, seconds = (outcome.number(summary[key]) for key in outcome.FIGURES)
     if accuracy is not None and rate is not None and seconds is not None:
-        say(f"test accuracy {accuracy:.2%}, {rate:.0f} images/s, {seconds:.1f} s of training")
+        of, whole = "", outcome.number(summary.get("run_seconds"))
+        if summary.get("restarts") and whole is not None:
+            of = f" in the last attempt, {whole:.1f} s from the run's start to its end"
+        say(f"test accuracy {accuracy:.2%}, {rate:.0f} images/s, {seconds:.1f} s of training{of}")
     if (folder / "curves.png").exists():
         say(f"curves: {files.shown(folder / 'curves.png')}")
     if page := ending.write(folder, say):
@@ -79,6 +89,8 @@ def close(plan: Plan, summary: Mapping[str, Any], say: Callable[[str], None]) ->
         written = folder / "workload" if names == {"workload"} else folder
         wrote = f"; what the script wrote: {files.shown(written)}" if names else ""
         say(f"logs: {files.shown(folder / 'logs')}{wrote}")
+    for line in (summary.get("reproduces") or {}).get("said") or ():
+        say(line)
     if summary["status"] != "succeeded" and any((folder / "checkpoints").glob("step-*.json")):
         again = name_inventory(f"`make train RESUME={plan.run}`", Path(plan.inventory))
         say(f"it continues from its last checkpoint with {again}")

@@ -147,6 +147,12 @@ class Display:
             if lines := self._without_held((host, stream), lines, now):
                 self._print_lines(host, stream, lines)
 
+    def show_earlier(self, host: str, stream: str, data: bytes) -> None:
+        """Print output of before there was a view: tracebacks in it do not wait for a cause, which may be long past."""
+        with self._lock:
+            if lines := whole_lines(self._parts.setdefault((host, stream), Part()), data, time.monotonic()):
+                self._print_lines(host, stream, lines)
+
     def show_parts(self, age_seconds: float = PART_SECONDS) -> None:
         """Print the lines whose end has not come for so long, and those that have waited for equal ones."""
         now = time.monotonic()
@@ -192,11 +198,11 @@ class Display:
             self._unfold()
             self._write(f"muster | {text}\n")
 
-    def line(self, host: str, stream: str, text: str) -> None:
-        """Print a line of a stream as it is."""
+    def lines(self, host: str, stream: str, texts: Sequence[str]) -> None:
+        """Print lines of a stream as they are, with nothing between them."""
         with self._lock:
             self._unfold()
-            self._write(f"{self.prefix(host, stream)}{text}\n")
+            self._write("".join(f"{self.prefix(host, stream)}{text}\n" for text in texts))
 
     def status(self, text: str) -> None:
         """How the run stands, in the last line of a terminal; elsewhere nothing."""

@@ -25,6 +25,7 @@ from launch.hosts import door, openssh, ssh
 from launch.hosts.connection import ANSWER_SECONDS, LINK_ERRORS, LINK_SECONDS, Machine
 from launch.job.plan import HostPlan, Plan, document
 from launch.report.documents import PAGE
+from launch.run import origin
 
 SILENCE_SECONDS = 60  # of rsync, after which it has failed: a large checkpoint over a slow link takes its time
 OFFER_SECONDS = 300  # for the door to look through a script's folder
@@ -33,7 +34,7 @@ ATTEMPTS = 3  # over connections that could be made
 AGAIN_SECONDS = 2.0  # between two attempts over a broken connection
 
 #: Names in runs/<id>/ that are Muster's own. A script's file with such a name stays on its host, which is said.
-OURS = ("plan.json", "summary.json", PAGE, "logs", "hosts")
+OURS = ("plan.json", origin.NAME, "summary.json", PAGE, "logs", "hosts")
 #: The documents of each host: they are kept with its logs. The schemas: keeper/__init__.py.
 DOCUMENTS = ("events.jsonl", "state.json", "exit.json", "failure.json", "stacks")
 #: What is not copied from a host's folder as it is.
@@ -62,6 +63,7 @@ class Gathered:
     cleared: bool = True  # whether all that it left is gone
     elsewhere: str = ""  # who has fetched what the script wrote, where it is not to be had here any more
     kept: Sequence[str] = ()  # files of the script that stay there, as their names are Muster's here
+    checkpoint: int = -1  # the step of the newest one of our trainer's there; below 0: there is none
 
 
 def gather_host(
@@ -91,7 +93,10 @@ def gather_host(
     sealed = _through_drops(machine, lambda: door.ask(machine, "seal", asked, SEAL_SECONDS))
     _remove_parts(logs)
     kept = tuple(name for name in OURS if name in offer.get("more", ()))
-    return Gathered(sealed.get("left") or {}, sealed.get("removed") or (), bool(sealed.get("cleared")), elsewhere, kept)
+    newest = -1 if plan.script else max((int(step) for step in offer.get("checkpoints", ())), default=-1)
+    return Gathered(
+        sealed.get("left") or {}, sealed.get("removed") or (), bool(sealed.get("cleared")), elsewhere, kept, newest
+    )
 
 
 def _fetch_logs(machine: Machine, host_plan: HostPlan, offer: Mapping[str, Any], logs: Path) -> None:
@@ -153,6 +158,29 @@ def _fetch_written(
         are_here = all((into / path).exists() for path in written)
         return "" if are_here else elsewhere
     return ""
+
+
+def _fetch_newest_checkpoint(
+    plan: Plan, machines: Mapping[str, Any], newest: Sequence[tuple[HostPlan, int]], say: Callable[[str], None]
+) -> None:
+    """Copy the newest checkpoint from a host that has a newer one than came with the results.
+
+    newest: the step of each host's. The master of the last attempt may not have written one before the run was stopped.
+    """
+    folder = files.runs_dir() / plan.run / "checkpoints"
+    host_plan, step = max(newest, key=lambda one: one[1], default=(None, -1))
+    here = [int(name) for path in folder.glob("step-*.json") if (name := path.stem.removeprefix("step-")).isdigit()]
+    if host_plan is None or step <= max(here, default=-1):
+        return
+    names = [f"step-{step}.pt", f"step-{step}.json"]  # in this order: without its manifest there is no checkpoint
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            _copy(machines[host_plan.host], f"{host_plan.run_dir}/checkpoints/{name}", folder, ["-t"])
+    except (RuntimeError, OSError) as error:
+        say(f"{host_plan.host}: its checkpoint of step {step} could not be gathered: {error}")
+        return
+    say(f"the newest checkpoint, of step {step}, came from {host_plan.host}")
 
 
 def _remove_empty(above: Path, folder: Path) -> None:
@@ -282,6 +310,9 @@ def gather_run(
         if left := [f"{kind} {', '.join(map(str, found))}" for kind, found in result.left.items() if found]:
             done = ", and cleared" if result.cleared else ""
             say(f"{host_plan.host}: left by the run{done}: {'; '.join(left)}")
+    pairs = zip(reached, results, strict=True)
+    newest = [(host_plan, result.checkpoint) for host_plan, result in pairs if isinstance(result, Gathered)]
+    _fetch_newest_checkpoint(plan, machines, newest, say)
     if removed:
         runs = sorted(set(removed))
         say(f"removed from the hosts, as KEEP_RUNS={kept_runs}: {', '.join(runs)}")

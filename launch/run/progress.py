@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from keeper.course import BETWEEN
 from launch.cli import units
 
 WINDOW_SECONDS = 60.0  # over which the speed of the steps is taken
@@ -23,7 +24,11 @@ def position(states: Sequence[State]) -> str:
                 parts.append(f"{name} {slowest[name]}" + (f"/{slowest[many]}" if slowest.get(many) else ""))
     attempt = max((int(state.get("attempt") or 1) for state in states), default=1)
     parts += [f"attempt {attempt}"] if attempt > 1 else []
-    phases = list(dict.fromkeys(str(rank["phase"]) for rank in _ranks(states) if rank.get("phase")))
+    at_work = [rank for rank in _ranks(states) if rank.get("state") not in ("ended", "failed")]
+    between = any(BETWEEN in str(state.get("waiting") or "") for state in states)
+    if between and not at_work:
+        return ", ".join([*parts, "ended; the next attempt has not begun"])
+    phases = list(dict.fromkeys(str(rank["phase"]) for rank in at_work if rank.get("phase")))
     standing = {str(state["status"]) for state in states if state.get("status")}
     parts += phases or sorted(standing)
     if "ending" in standing and phases:

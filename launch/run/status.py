@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from launch.run.find import goes_on
 from launch.run.progress import position
 
 SHOWN_RUNS = 10
+MOMENT_SECONDS = 30.0  # after its end a run may be in the hands of whoever watched it
 
 Entries = Mapping[str, Mapping[str, Any]]  # host -> how a run is there (keeper/door.py, runs)
 
@@ -36,8 +38,10 @@ def status(path: Path, console: Console) -> int:
     table = Table(title=f"Runs on {known.inventory}")
     for column in ("run", "hosts", "state", "owner", "age"):
         table.add_column(column)
+    # The hosts' own clock: they may be apart from this machine's.
+    now = max((number(answer.get("time")) or 0.0 for answer in answers.values() if isinstance(answer, dict)), default=0)
     for run, entries in ask_hosts.listed(answers).items():
-        if what := state_of(run, entries):
+        if what := state_of(run, entries, now):
             one = next(iter(entries.values()))
             age = _age(str(one.get("created") or ""))
             owner = escape(str(one.get("owner") or "?"))
@@ -53,8 +57,11 @@ def status(path: Path, console: Console) -> int:
     return failed
 
 
-def state_of(run: str, entries: Entries) -> str:
-    """How a run stands, in words; nothing where it has ended and is gathered. Pure."""
+def state_of(run: str, entries: Entries, now: float = math.inf) -> str:
+    """How a run stands, in words; nothing where it has ended and is gathered. Pure.
+
+    now: Unix time, by which one that ended a moment ago is known: whoever watches it fetches it just then.
+    """
     going = [host for host, entry in entries.items() if goes_on(dict(entry))]
     if going:
         states = {host: entries[host].get("state") or {} for host in going}
@@ -67,9 +74,21 @@ def state_of(run: str, entries: Entries) -> str:
         return "; ".join([f"{where} on {', '.join(at_work)}", *others]) if others else where
     if all(entry.get("gathered") for entry in entries.values()):
         return ""
-    statuses = {str(entry["status"]) for entry in entries.values()}
+    statuses = _last_statuses(entries)
     worst = next(one for one in ("died", "failed", "stopped", "succeeded", *statuses) if one in statuses)
+    ended = max((number((entry.get("exit") or {}).get("time")) or 0.0 for entry in entries.values()), default=0.0)
+    if now - ended < MOMENT_SECONDS:
+        return f"{worst} a moment ago: who watches it gathers it, else `make gather RUN={run}`"
     return f"{worst}, ended unseen: `make gather RUN={run}`"
+
+
+def _last_statuses(entries: Entries) -> set[str]:
+    """How it ended on the hosts of its newest attempt: one that was lost before says nothing of the run's end."""
+    exits_known = [found for entry in entries.values() if isinstance(found := entry.get("exit"), dict)]
+    newest = max(exits_known, key=lambda one: int(one.get("attempt") or 1), default={})
+    again = int(newest.get("attempt") or 1) > 1
+    members = [host for host in newest.get("hosts") or () if host in entries] if again else []
+    return {str(entries[host]["status"]) for host in members or entries}
 
 
 def waiting(answers: Mapping[str, Any], only: str = "") -> list[str]:

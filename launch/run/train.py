@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -13,8 +15,9 @@ from keeper import MASTER_PORTS
 from launch.cli import exits, signals
 from launch.cli.output import say
 from launch.cli.refusal import refuse
+from launch.files import stored
 from launch.hosts import clustermap, ssh
-from launch.hosts.connection import machines
+from launch.hosts.connection import Machine, machines
 from launch.job import placeholders, trainer_arguments
 from launch.job import plan as plans
 from launch.job import resume as resuming
@@ -23,7 +26,11 @@ from launch.job.plan import Plan, Ports
 from launch.run import keep, private
 from launch.run.begin import Asked, begin, built_before, check_settings, has_horovod
 from launch.run.display import Display
+from launch.run.origin import Origin, commit_here
 from launch.run.watch import Watch
+
+if TYPE_CHECKING:
+    from containers.image import Image
 
 
 @dataclass(frozen=True)
@@ -76,20 +83,43 @@ def train(request: Request, console: Console) -> int:
         chosen = "from {} to {} on {}, and from {} to {} on each host".format(*first, hosts[0].name, *reach)
         print(f"\nDry run: nothing was started. The start picks free ports {chosen}.")
         return exits.SUCCEEDED
+    begun_from = Origin(commit_here(), stored(Path(request.workload)) if request.workload else "", sorted(secrets))
     asked = Asked(
         run, owner, created, cluster, hosts, options, request.inventory, request.workload, request.wait,
-        request.skip_check, earlier,
+        request.skip_check, earlier, begun_from,
     )  # fmt: skip
+    shown = Shown(plain, kept_runs, request.detach)
     with ThreadPoolExecutor(1) as pool:
         built = pool.submit(built_before, asked) if request.workload else None
         with machines(cluster, hosts) as opened:
-            plan = begin(asked, opened, built, secrets, console)
-            views = [View(machine.target, machine.known_hosts, machine) for machine in opened]
-            watch = Watch(plan, views, display_of(plan, plain), kept_runs)
-            if request.detach and not signals.first_signal():
-                say(watch.goes_on())
-                return exits.SUCCEEDED
-            return watch.run()
+            return begin_and_watch(asked, opened, built, secrets, shown, console)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """How a run that starts is shown, and what is kept of it."""
+
+    plain: bool  # as `parse_view`
+    kept_runs: int  # KEEP_RUNS
+    detach: bool  # not at all
+
+
+def begin_and_watch(
+    asked: Asked,
+    opened: Sequence[Machine],
+    built: Future[Image | None] | None,
+    secrets: dict[str, bytes],
+    shown: Shown,
+    console: Console,
+) -> int:
+    """Start a run on its hosts, over these connections, and watch it; returns the exit status. Raises as `begin`."""
+    plan = begin(asked, opened, built, secrets, console)
+    views = [View(machine.target, machine.known_hosts, machine) for machine in opened]
+    watch = Watch(plan, views, display_of(plan, shown.plain), shown.kept_runs)
+    if shown.detach and not signals.first_signal():
+        say(watch.goes_on())
+        return exits.SUCCEEDED
+    return watch.run()
 
 
 def parse_view(text: str) -> bool:

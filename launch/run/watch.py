@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from keeper.course import BETWEEN
 from keeper.ranks import LAUNCHER
 from launch import files
 from launch.cli import exits, signals, units
@@ -25,7 +26,8 @@ from launch.hosts import door, ssh
 from launch.hosts.connection import ANSWER_SECONDS, LINK_SECONDS
 from launch.job import outcome
 from launch.job.follow import SILENT_SECONDS, Follower, Heard, View
-from launch.job.plan import Plan
+from launch.job.plan import Plan, document
+from launch.job.witness import Witness
 from launch.run import closing, gather, keep
 from launch.run.display import Display, label
 from launch.run.progress import Progress
@@ -37,7 +39,13 @@ REPEAT_SECONDS = 60.0  # the same where the run goes on meanwhile, and nothing b
 SETTLE_SECONDS = 0.3  # after the first word of a failure, for the other hosts to say what they know
 SILENCE_SETTLES_SECONDS = 2.0  # the same where a host is silent, which one knows less surely
 CAUSE_SECONDS = 6.0  # the same where all that is known only follows from another failure
+HEARD_SECONDS = 2.0  # for the hosts to say what a rank of an earlier attempt printed last
+LINES_FOLLOW = "; the last lines of its output:"  # they were shown before, most of them: each begins with `> ` now
 END_SECONDS_BEYOND_GRACE = 20.0  # for the hosts of a stopped run to end
+
+
+#: Kinds of causes that come with the last lines of a rank, or of torchrun.
+WITH_LINES = ("rank", "launcher", "hang")
 
 
 class Watch:
@@ -51,11 +59,14 @@ class Watch:
         self.display = display
         self.kept_runs = kept_runs
         self.views = {view.host: view for view in views}
-        self._follower: Follower = Follower(plan.run, views, self._show, tail)
+        witness = Witness(document(plan))
+        self._follower = Follower(plan.run, views, self._show, tail, display.show_earlier, witness)
         self._attempt = 1  # the newest one that was shown
         self._over: set[str] = set()  # hosts whose ranks have all ended well
         self._failed_at: float | None = None  # when the first word of a failure came
         self._told = False  # whether the cause was
+        self._later: list[tuple[str, Mapping[str, Any]]] = []  # events of attempts that are shown in a moment
+        self._later_since = 0.0
         self._progress = Progress()
         self._live_due = 0.0
         self._stopping: float | None = None  # when the run was asked to stop
@@ -98,6 +109,9 @@ class Watch:
             self._look()
         while not self._follower.heard.empty():
             self._take(self._follower.heard.get())
+        while self._later:
+            self._later_since = float("-inf")  # there is nothing more to be heard
+            self._take_later()
         self.display.show_parts(0.0)
         return True
 
@@ -120,7 +134,10 @@ class Watch:
 
     def _take_event(self, host: str, event: Mapping[str, Any]) -> None:
         name, attempt = event.get("event"), int(event.get("attempt") or 1)
-        if name == "attempt" and attempt > self._attempt:
+        if attempt > self._attempt and (self._later or (name == "attempt" and not self._has_heard_why(event))):
+            self._later_since = self._later_since if self._later else time.monotonic()
+            self._later.append((host, event))
+        elif name == "attempt" and attempt > self._attempt:
             self._go_on(event)
         elif attempt < self._attempt:
             return  # of one that is over
@@ -139,6 +156,31 @@ class Watch:
         elif name == "output_failed":
             self.display.say(f"{host}: {event.get('reason')}")
 
+    def _has_heard_why(self, event: Mapping[str, Any]) -> bool:
+        """Whether the end of the attempt before this one was told, or can be with what its rank printed last.
+
+        Of a run that is attached to late, the hosts' events come one host after the other, also from those that had no
+        part in an attempt and know no more of it than its cause.
+        """
+        because = event.get("because")
+        if self._told or not because:
+            return True
+        _, cause = outcome.agreed([view.end() for view in self.views.values()], because)
+        return cause is not because or because["kind"] not in WITH_LINES
+
+    def _take_later(self) -> None:
+        """Show the attempts that were held back, once it is known why they began, or not to be known."""
+        if not self._later:
+            return
+        late = time.monotonic() - self._later_since > HEARD_SECONDS
+        if not (late or self._has_heard_why(self._later[0][1])):
+            return
+        held, self._later = self._later, []
+        if late:
+            self._go_on(held[0][1])
+        for host, event in held:
+            self._take_event(host, event)
+
     def _go_on(self, event: Mapping[str, Any]) -> None:
         """Another attempt begins."""
         if not self._told and event.get("because"):
@@ -151,6 +193,7 @@ class Watch:
     def _look(self) -> None:
         now = time.monotonic()
         self.display.show_parts()
+        self._take_later()
         if self.display.is_live and now >= self._live_due:
             self._live_due = now + LIVE_SECONDS
             self.display.status(self._progress.line({host: view.state for host, view in self.views.items()}, now))
@@ -166,8 +209,9 @@ class Watch:
 
     def _say_waiting(self, line: str, now: float) -> None:
         """Say what is waited for, but not again and again where nothing ends."""
-        words = re.sub(r"\d+ s", "", line)
-        ends = self._stopping is not None or self._failed_at is not None
+        words = _without_seconds(line)
+        # Between two attempts there is a limit, but no rank whose end is counted down.
+        ends = self._stopping is not None or (self._failed_at is not None and BETWEEN not in line)
         if line and (ends or words != self._waiting or now >= self._repeat_at):
             self.display.say(line)
             self._repeat_at = now + REPEAT_SECONDS
@@ -182,7 +226,8 @@ class Watch:
             return f"waiting for {left}: {now - self._stopping:.0f} s of {self._grace:.0f} s" if left else ""
         stuck = [view for view in waiting if view.is_stuck()]
         heard = [view for view in waiting if view.answers() and view not in stuck]
-        said = sorted({str(view.state.get("waiting") or "") for view in heard} - {""})
+        by_words = {_without_seconds(text): text for view in heard if (text := str(view.state.get("waiting") or ""))}
+        said = sorted(by_words.values())
         lines = [f"waiting for {'; '.join(said)}"] if said else []
         for view in stuck:
             silence = f"the keeper of {view.host} has written nothing for {view.stuck_seconds():.0f} s"
@@ -280,11 +325,17 @@ class Watch:
         failure, cause = found
         self.display.show_parts(0.0)
         who = failure.host if failure.rank is None else f"rank {failure.rank} on {failure.host} failed"
-        self.display.say(f"{who}: {failure.reason}")
+        lines = (cause or {}).get("lines") or []
+        self.display.say(f"{who}: {failure.reason}{LINES_FOLLOW if lines else ''}")
         stream = "torchrun" if failure.rank is None else f"rank-{failure.rank}"
-        for line in (cause or {}).get("lines") or []:
-            self.display.line(str((cause or {})["host"]), stream, str(line))
-        self.display.say("all its ranks are being ended, on every host")
+        if cause and lines:
+            self.display.lines(str(cause["host"]), stream, [f"> {line}" for line in lines])
+        self.display.say("the ranks of the run are being ended, on every host")
+
+
+def _without_seconds(text: str) -> str:
+    """A text without its times, by which it is the same as a moment ago."""
+    return re.sub(r"\d+ s\b", "", text)
 
 
 def attempt_line(event: Mapping[str, Any]) -> str:

@@ -21,7 +21,8 @@ LONGEST_SECONDS = d.START_SECONDS + 4 * d.LOST_SECONDS + GRACE_SECONDS + d.DONE_
 LONGEST_WITH_RESTARTS = LONGEST_SECONDS + c.BETWEEN_SECONDS + 2 * c.MINORITY_SECONDS
 KEPT_STEPS = 5
 HOSTS = ("h1", "h2", "h3", "h4", "h5")
-FAULTS = ("rank dies", "launcher dies", "hang", "power", "cut", "alone", "heal", "disk", "store", "stop")
+FAULTS = ("rank dies", "launcher dies", "hang", "power", "container", "cut", "alone", "heal", "disk", "store", "stop")
+WITNESS_FAULTS = ("witness goes", "witness comes", "witness cut", "witness heals")
 
 
 @dataclass
@@ -34,6 +35,7 @@ class Host:
     saved: int = 0
     store_lost: bool = False  # its torchrun does not learn of the end of the others' ranks
     powered: bool = True
+    refuses: bool = False  # its container has ended: its keeper's port is closed
     deaf_to_term: bool = False
     held_up_until: float = 0.0  # by its disk: it sees nothing, while its words of before are still sent
     words: dict[str, Any] | None = None  # what it told last
@@ -69,13 +71,21 @@ class World:
         names = HOSTS[:count]
         first = c.Attempt(names[: rules.nodes], (1, 2))
         self.hosts = {name: Host(c.begin(name, names, rules, first, 0.0, GRACE_SECONDS)) for name in names}
+        self.witnesses: dict[str, Host] = {}
+        self.first, self.rules = first, rules
         self.cut: set[frozenset[str]] = set()
         self.steps: list[Step] = []
-        self.at_step: dict[int, int] = {}  # ballot -> the last step of that attempt
+        self.at_step: dict[int, int] = {}  # an attempt's identity -> its last step
         for name, host in self.hosts.items():
             self.happen(host, c.Ports(0.0, (self.chance.randrange(10), self.chance.randrange(10))))
             if name in first.hosts:
                 self.start(host, first)
+
+    def begin_witness(self) -> None:
+        """A control machine has the run in view from now on."""
+        name = f"{c.WITNESS}{len(self.witnesses)}"
+        course = c.begin(name, list(self.hosts), self.rules, self.first, self.now, GRACE_SECONDS)
+        self.witnesses[name] = Host(course)
 
     def happen(self, host: Host, event: Any) -> None:
         if host.course.left or not host.powered:
@@ -110,16 +120,19 @@ class World:
         host.said = self.now
         if self.now >= host.held_up_until or host.words is None:
             host.words = c.beat(host.course, self.now)
-        for name, other in self.hosts.items():
-            if other is not host and self.reach(host.course.me, name) and not other.course.left:
-                other.due.append((self.now + self.chance.uniform(0, 0.5), ("beat", host.course.me, host.words)))
+        for name, other in {**self.hosts, **self.witnesses}.items():
+            if other.refuses and self.reach(host.course.me, name):
+                host.due.append((self.now, d.Refused(self.now, name)))
+            elif other is not host and self.reach(host.course.me, name) and not other.course.left:
+                slow = 2.0 if c.WITNESS in name + host.course.me else 0.5
+                other.due.append((self.now + self.chance.uniform(0, slow), ("beat", host.course.me, host.words)))
 
     def reach(self, one: str, other: str) -> bool:
-        return frozenset((one, other)) not in self.cut
+        return frozenset((one, other)) not in self.cut and not {one, other} <= self.witnesses.keys()
 
     def step(self) -> None:
         self.now += STEP_SECONDS
-        for host in self.hosts.values():
+        for host in [*self.hosts.values(), *self.witnesses.values()]:
             if not host.powered or host.course.left:
                 continue
             if self.now - host.said >= 1.0:
@@ -136,14 +149,14 @@ class World:
 
     def train(self) -> None:
         """Let each attempt whose hosts are all at work take a step."""
-        for attempt in {host.course.attempt.ballot: host.course.attempt for host in self.hosts.values()}.values():
+        for attempt in {host.course.attempt.identity: host.course.attempt for host in self.hosts.values()}.values():
             at_work = [self.hosts[name] for name in attempt.hosts]
             if self.apart(attempt) or not all(one.powered and self.works_in(one, attempt) for one in at_work):
                 continue
-            before = self.at_step.setdefault(attempt.ballot, max(one.saved for one in at_work))
+            before = self.at_step.setdefault(attempt.identity, max(one.saved for one in at_work))
             if self.total and before >= self.total:
                 continue
-            step = self.at_step[attempt.ballot] = before + 1
+            step = self.at_step[attempt.identity] = before + 1
             self.steps.append(Step(self.now, attempt, step))
             for one in at_work:
                 one.saved = step if step % KEPT_STEPS == 0 else one.saved
@@ -155,7 +168,7 @@ class World:
 
     @staticmethod
     def works_in(host: Host, attempt: c.Attempt) -> bool:
-        return host.ranks == "running" and host.course.attempt.ballot == attempt.ballot
+        return host.ranks == "running" and host.course.attempt.identity == attempt.identity
 
     def finish_ranks(self, host: Host) -> None:
         """Let ranks end well when the work is done, and torchrun when all ranks have."""
@@ -164,7 +177,7 @@ class World:
         whole = not self.apart(attempt) and all(
             one.powered and one.ranks in ("running", "done", "gone") for one in others
         )
-        trained = self.at_step.get(attempt.ballot, 0) >= self.total
+        trained = self.at_step.get(attempt.identity, 0) >= self.total
         if self.now >= self.finish and trained and whole and host.ranks == "running":
             host.ranks = "done"
             self.happen(host, d.Done(self.now))
@@ -195,14 +208,23 @@ class World:
         elif fault == "hang" and host.ranks == "running":
             host.deaf_to_term, host.ranks = True, "waiting"
             self.happen(host, d.Failed(self.now, d.Cause("hang", name, 0, "no progress", self.now)))
-        elif fault == "power":
-            host.powered, host.ranks = False, "gone"
+        elif fault in ("power", "container"):
+            host.powered, host.ranks, host.refuses = False, "gone", fault == "container"
         elif fault == "cut" and other != name:
             self.cut.add(frozenset((name, other)))
         elif fault == "alone":
             self.cut.update(frozenset((name, peer)) for peer in self.hosts if peer != name)
         elif fault == "heal":
-            self.cut.clear()
+            self.cut = {pair for pair in self.cut if pair & self.witnesses.keys()}
+        elif fault == "witness comes":
+            self.begin_witness()
+        elif fault == "witness goes":
+            for witness in self.witnesses.values():
+                witness.powered = False
+        elif fault == "witness cut":
+            self.cut.update(frozenset((name, witness)) for witness in self.witnesses)
+        elif fault == "witness heals":
+            self.cut = {pair for pair in self.cut if not pair & self.witnesses.keys()}
         elif fault == "disk":
             host.held_up_until = self.now + self.chance.uniform(d.LOST_SECONDS, 3 * d.LOST_SECONDS)
         elif fault == "store":

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from keeper import course as c
 from keeper import decide as d
-from tests.keeper.simulation import FAULTS, GRACE_SECONDS, HOSTS, LONGEST_WITH_RESTARTS, World
+from tests.keeper.simulation import FAULTS, GRACE_SECONDS, HOSTS, LONGEST_WITH_RESTARTS, WITNESS_FAULTS, World
 
 STEPS = 400  # 100 seconds of training
 MANY = c.Rules(nodes=5, max_restarts=1000, max_host_failures=1000)
 PHASES = (Phase.explicit, Phase.generate)  # a failing case is small enough, and to shrink one takes minutes
 fault_lists = st.lists(
-    st.tuples(st.floats(0, 200), st.sampled_from(FAULTS), st.integers(0, 4), st.integers(0, 4)), max_size=12
+    st.tuples(st.floats(0, 200), st.sampled_from(FAULTS + WITNESS_FAULTS), st.integers(0, 4), st.integers(0, 4)),
+    max_size=12,
 )
 
 
@@ -30,22 +31,24 @@ def run(world: World, faults: list[tuple[float, str, int, int]]) -> None:
 
 def check_that_one_attempt_trained_at_a_time(world: World) -> None:
     """Once an attempt has taken a step, none that was accepted before it takes one; and steps go on where they were."""
-    ballots = [step.attempt.ballot for step in world.steps]
-    assert ballots == sorted(ballots)
+    begun = [step.attempt.identity for step in world.steps]
+    assert begun == sorted(begun)
     numbers = {step.attempt.number: step.attempt for step in world.steps}
-    assert all(step.attempt == numbers[step.attempt.number] for step in world.steps)
+    assert all(step.attempt.identity == numbers[step.attempt.number].identity for step in world.steps)
     for before, after in zip(world.steps, world.steps[1:], strict=False):
-        assert after.step == before.step + 1 or after.attempt.ballot > before.attempt.ballot
+        assert after.step == before.step + 1 or after.attempt.identity > before.attempt.identity
 
 
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None, phases=PHASES)
-@given(st.integers(1, 5), st.integers(0, 2), st.integers(), fault_lists)
+@given(st.integers(1, 5), st.integers(0, 2), st.booleans(), st.integers(), fault_lists)
 def test_never_two_halves_and_always_an_end(
-    nodes: int, spares: int, seed: int, faults: list[tuple[float, str, int, int]]
+    nodes: int, spares: int, witnessed: bool, seed: int, faults: list[tuple[float, str, int, int]]
 ) -> None:
     count = min(5, nodes + spares)
     world = World(count, seed, 10.0, replace(MANY, nodes=nodes), STEPS)
+    if witnessed:
+        world.begin_witness()
     run(world, faults)
     check_that_one_attempt_trained_at_a_time(world)
     for host in world.survivors():
@@ -62,10 +65,13 @@ class Council:
         self.chance = random.Random(seed)
         names = HOSTS[:count]
         first = c.Attempt(names, (1, 2))
+        self.hosts = names
         self.courses = {
-            name: c.begin(name, names, replace(MANY, nodes=count), first, 0.0, GRACE_SECONDS) for name in names
+            name: c.begin(name, names, replace(MANY, nodes=count), first, 0.0, GRACE_SECONDS)
+            for name in (*names, f"{c.WITNESS}1", f"{c.WITNESS}2")
         }
         self.stepped = first  # the newest attempt that could take a step
+        self.changes: set[str] = set()  # deciders that there were
         for name in names:
             self.fail(name)
 
@@ -75,8 +81,10 @@ class Council:
             what = self.chance.random()
             if what < 0.75 and one != other:
                 self.happen(one, d.Heard(1.0, other, c.beat(self.courses[other], 1.0)))
-            elif what < 0.9:
+            elif what < 0.85:
                 self.propose(one)
+            elif what < 0.9:
+                self.propose_decider(one)
             else:
                 self.fail(one)
             self.check()
@@ -95,22 +103,36 @@ class Council:
     def propose(self, name: str) -> None:
         """Any hosts, as an attempt after the newest one that it knows."""
         course = self.courses[name]
-        if not course.has_ended:
+        if not course.has_ended or name not in self.hosts:
             return
-        hosts = tuple(host for host in self.courses if self.chance.random() < 0.5) or (name,)
+        hosts = tuple(host for host in self.hosts if self.chance.random() < 0.5) or (name,)
+        decider = self.chance.choice(list(self.courses))
+        self.vote_for(name, c.Attempt(hosts, (1, 2), course.attempt.number + 1, decided_by=decider))
+
+    def propose_decider(self, name: str) -> None:
+        """Anybody, by a host whose ranks train."""
+        course = self.courses[name]
+        if course.has_ended or not course.takes_part:
+            return
+        decider = self.chance.choice(list(self.courses))
+        self.vote_for(name, replace(course.attempt, decided_by=decider, first_ballot=course.attempt.identity))
+
+    def vote_for(self, name: str, proposal: c.Attempt) -> None:
+        course = self.courses[name]
         votes = [*course.votes, *(vote for known in course.known.values() for vote in known.votes)]
         ballot = 1 + max([course.attempt.ballot, *(vote.ballot for vote in votes)])
-        proposal = c.Attempt(hosts, (1, 2), course.attempt.number + 1, ballot)
-        self.courses[name] = replace(course, votes=(*course.votes, proposal))
+        self.courses[name] = replace(course, votes=(*course.votes, replace(proposal, ballot=ballot)))
 
     def check(self) -> None:
         """All hosts of an attempt at work: then it takes a step, and none before it ever does again."""
-        at_work = {name: course.own_ballot for name, course in self.courses.items() if not course.has_ended}
+        at_work = {name: course.own_attempt for name, course in self.courses.items() if not course.has_ended}
         for course in self.courses.values():
             attempt = course.attempt
-            if all(at_work.get(host) == attempt.ballot for host in attempt.hosts):
-                assert attempt == self.stepped or attempt.ballot > self.stepped.ballot, (attempt, self.stepped)
+            if all(at_work.get(host) == attempt.identity for host in attempt.hosts):
+                assert attempt.identity >= self.stepped.identity, (attempt, self.stepped)
+                assert attempt.identity > self.stepped.identity or attempt.hosts == self.stepped.hosts
                 self.stepped = attempt
+                self.changes.add(attempt.decided_by)
 
 
 @pytest.mark.slow
@@ -136,7 +158,7 @@ def test_an_attempt_begins_when_all_its_hosts_have_voted_for_it() -> None:
     assert council.courses["h1"].attempt.number == 1
     council.happen("h3", d.Heard(1.0, "h1", c.beat(council.courses["h1"], 1.0)))  # and votes
     council.happen("h1", d.Heard(1.0, "h3", c.beat(council.courses["h3"], 1.0)))
-    assert council.courses["h1"].attempt == proposal and council.courses["h1"].own_ballot == 2
+    assert council.courses["h1"].attempt == proposal and council.courses["h1"].own_attempt == 2
 
 
 def test_who_has_voted_for_an_attempt_begins_no_older_one() -> None:
@@ -194,6 +216,65 @@ def test_the_loss_of_any_one_host_of_three_or_more_is_survived(count: int, seed:
     assert world.verdicts() == ["succeeded"] * (count - 1)
     assert world.steps[-1].step == STEPS
     assert world.steps[-1].attempt.hosts == tuple(host for host in HOSTS[:count] if host != lost)
+
+
+@pytest.mark.slow
+@settings(max_examples=30, deadline=None, phases=PHASES)
+@given(st.integers(1, 2), st.integers(), st.floats(10, 80), st.integers(0, 3))
+def test_with_a_witness_half_of_the_hosts_may_be_lost_whichever_they_are(
+    pairs: int, seed: int, at: float, where: int
+) -> None:
+    world, count = World(2 * pairs, seed, 10.0, replace(MANY, nodes=2 * pairs), STEPS), 2 * pairs
+    world.begin_witness()
+    lost = [HOSTS[(where + index) % count] for index in range(pairs)]
+    world.run([(at, "power", host, "") for host in lost], LONGEST_WITH_RESTARTS)
+    assert world.verdicts() == ["succeeded"] * pairs
+    assert world.steps[-1].step == STEPS and not set(world.steps[-1].attempt.hosts) & set(lost)
+
+
+@pytest.mark.parametrize(
+    ("faults", "verdict"),
+    [
+        ([(20.0, "witness goes", "h1", "")], "succeeded"),  # the two agree on the master again
+        ([(20.0, "witness goes", "h1", ""), (30.0, "witness comes", "h1", "")], "succeeded"),
+        ([(20.0, "witness cut", "h2", "")], "succeeded"),
+        ([(44.0, "witness goes", "h1", "")], "failed"),  # too late to agree on anything
+    ],
+)
+def test_a_witness_that_goes_leaves_the_master_to_decide(
+    faults: list[tuple[float, str, str, str]], verdict: str
+) -> None:
+    world = World(2, 1, 10.0, replace(MANY, nodes=2), STEPS)
+    world.begin_witness()
+    world.run([*faults, (45.0, "power", "h2", "")], LONGEST_WITH_RESTARTS)
+    assert world.verdicts() == [verdict]
+
+
+def test_of_two_hosts_the_one_goes_on_that_the_witness_hears() -> None:
+    world = World(2, 1, 10.0, replace(MANY, nodes=2), STEPS)
+    world.begin_witness()
+    cut = [(20.0, "cut", "h1", "h2"), (20.0, "witness cut", "h1", "")]
+    world.run(cut, LONGEST_WITH_RESTARTS)
+    check_that_one_attempt_trained_at_a_time(world)
+    assert world.steps[-1].attempt.hosts == ("h2",) and world.verdicts() == ["failed", "succeeded"]
+    over = world.hosts["h1"].course.over
+    assert over is not None and over.reason.endswith("or half without the control machine that had the run in view")
+
+
+def test_of_two_hosts_and_a_spare_either_may_be_lost() -> None:
+    for lost, rest in (("h1", ("h2", "h3")), ("h2", ("h1", "h3"))):
+        world = World(3, 1, 10.0, replace(MANY, nodes=2), STEPS)
+        world.run([(20.0, "power", lost, "")], LONGEST_WITH_RESTARTS)
+        assert world.steps[-1].attempt.hosts == rest and world.verdicts() == ["succeeded"] * 2
+
+
+def test_who_decides_is_changed_while_ranks_train_and_nothing_else() -> None:
+    world = World(2, 1, 10.0, replace(MANY, nodes=2), STEPS)
+    world.run([(15.0, "witness comes", "h1", ""), (30.0, "witness goes", "h1", "")], LONGEST_WITH_RESTARTS)
+    assert {step.attempt.number for step in world.steps} == {1} and world.verdicts() == ["succeeded"] * 2
+    assert [step.step for step in world.steps] == list(range(1, STEPS + 1))
+    for host in world.hosts.values():
+        assert [words["host"] for name, words in host.notes if name == "decider"] == [f"{c.WITNESS}0", "h1"]
 
 
 def test_of_two_hosts_the_master_goes_on_alone_and_the_other_one_ends() -> None:
@@ -289,6 +370,54 @@ def test_too_few_hosts_end_the_run() -> None:
     assert over is not None and over.reason == "2 of its hosts can go on, fewer than MIN_NODES=3" and world.now < 90
 
 
+def test_only_hosts_that_may_be_heard_again_are_waited_for() -> None:
+    """A keeper does not come back when its container has ended; a host without power may only have been cut off."""
+    few = "2 of its hosts can go on, fewer than MIN_NODES=3"
+    half = "h2 cannot know whether h1 goes on: less than half of its hosts are left, or half without the master"
+    for count, min_nodes, lost, reason in ((3, 3, "h3", few), (2, 1, "h1", half)):
+        lasted = {}
+        for fault in ("power", "container"):
+            world = World(count, 1, 10.0, replace(MANY, nodes=count, min_nodes=min_nodes), STEPS)
+            world.run([(20.0, fault, lost, "")], LONGEST_WITH_RESTARTS)
+            over = world.hosts["h2"].course.over
+            assert over is not None and over.reason == reason
+            assert world.verdicts() == ["failed"] * (count - 1)
+            lasted[fault] = world.now - 20.0
+        assert lasted["container"] < d.REFUSED_SECONDS + d.LOST_SECONDS < c.MINORITY_SECONDS < lasted["power"]
+
+
+def test_a_host_that_is_left_out_anyway_is_not_waited_for() -> None:
+    for max_failures, waits in ((1, False), (2, True)):
+        rules = replace(MANY, nodes=3, min_nodes=3, max_host_failures=max_failures)
+        world = World(3, 1, 10.0, rules, STEPS)
+        world.run([(20.0, "power", "h3", "")], LONGEST_WITH_RESTARTS)
+        assert world.verdicts() == ["failed"] * 2 and (world.now > 20.0 + c.MINORITY_SECONDS) is waits
+
+
+def test_a_host_that_was_cut_off_is_waited_for_where_it_is_needed() -> None:
+    world = World(3, 1, 10.0, replace(MANY, nodes=3, min_nodes=3), STEPS)
+    world.run([(20.0, "alone", "h3", ""), (45.0, "heal", "h1", "")], LONGEST_WITH_RESTARTS)
+    assert world.verdicts() == ["succeeded"] * 3 and world.steps[-1].attempt.hosts == HOSTS[:3]
+
+
+def test_what_the_next_attempt_waits_for_is_said_with_its_limit() -> None:
+    few = "2 of its hosts can go on, fewer than MIN_NODES=3"
+    half = "h2 cannot know whether h1 goes on: less than half of its hosts are left, or half without the master"
+    slow = "the ranks of h1 have not ended"
+    cases = ((3, 3, "power", "h3", few), (2, 1, "power", "h1", half), (2, 1, "rank dies", "h2", slow))
+    for count, min_nodes, fault, where, reason in cases:
+        world = World(count, 1, 10.0, replace(MANY, nodes=count, min_nodes=min_nodes), STEPS)
+        while world.now < 20.0:
+            world.step()
+        world.hosts["h1"].deaf_to_term = True  # its ranks are killed, after their grace
+        world.inject(fault, where, "")
+        said = set()
+        while world.now < 50.0:
+            world.step()
+            said.add(c.waited_for(world.hosts["h2"].course, world.now))
+        assert f"attempt 2 to begin: {reason}; that may take 30 s at most" in said
+
+
 def test_a_stop_between_two_attempts_stops_the_run() -> None:
     world = World(3, 1, 10.0, replace(MANY, nodes=3, min_nodes=3), STEPS)
     world.run([(20.0, "power", "h3", ""), (40.0, "stop", "h2", "")], LONGEST_WITH_RESTARTS)
@@ -352,12 +481,18 @@ def test_a_script_is_started_again_once_it_has_said_that_it_can_go_on() -> None:
 def test_an_attempt_travels_whole() -> None:
     attempt = c.Attempt(("h1", "h3"), (29500, 29501), 2, 4, (ended(1, 7),), (("h2", "lost"),))
     assert c.attempt_of(attempt.words()) == attempt
+    changed = replace(attempt, ballot=5, decided_by="h2", first_ballot=4)
+    assert c.attempt_of(changed.words()) == changed and changed.identity == attempt.identity
 
 
 @pytest.mark.parametrize(
-    ("hosts", "voters", "enough"),
-    [("abc", "ab", True), ("abc", "a", False), ("ab", "a", True), ("ab", "b", False), ("abcd", "ab", True),
-     ("abcd", "cd", False), ("abcd", "bcd", True), ("a", "a", True), ("a", "b", False)],
+    ("hosts", "decider", "voters", "enough"),
+    [("abc", "", "ab", True), ("abc", "", "a", False), ("ab", "", "a", True), ("ab", "", "b", False),
+     ("abcd", "", "ab", True), ("abcd", "", "cd", False), ("abcd", "", "bcd", True), ("a", "", "a", True),
+     ("a", "", "b", False), ("ab", "w", "bw", True), ("ab", "w", "aw", True), ("ab", "w", "a", False),
+     ("ab", "w", "ab", True), ("abcd", "w", "adw", True), ("abcd", "w", "aw", False), ("abc", "w", "cw", False)],
 )  # fmt: skip
-def test_a_majority_is_more_than_half_or_half_with_the_master(hosts: str, voters: str, enough: bool) -> None:
-    assert c.is_majority(set(voters), c.Attempt(tuple(hosts), (1, 2))) is enough
+def test_a_majority_is_more_than_half_or_half_with_the_decider(
+    hosts: str, decider: str, voters: str, enough: bool
+) -> None:
+    assert c.is_majority(set(voters), c.Attempt(tuple(hosts), (1, 2), decided_by=decider)) is enough

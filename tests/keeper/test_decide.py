@@ -6,7 +6,7 @@ Within one attempt; what comes after it: test_course.py. Keepers are simulated (
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from keeper import decide as d
@@ -20,6 +20,9 @@ fault_lists = st.lists(
 
 @settings(max_examples=60)
 @given(st.integers(2, 4), st.integers(), st.floats(5, 100), fault_lists)
+@example(
+    3, 268_517_381_353, 65.0, [(63.75, "rank dies", 0, 0)]
+)  # a beat that was sent before its host's end comes last
 def test_whatever_happens_every_keeper_ends_and_leaves_no_rank(
     count: int, seed: int, finish: float, faults: list[tuple[float, str, int, int]]
 ) -> None:

@@ -23,7 +23,7 @@ from typing import IO, Any
 
 import pytest
 
-from keeper import HOST_LEASE_DIR, HOST_PRIVATE_DIR, HOST_RUNS_DIR, lease
+from keeper import HOST_LEASE_DIR, HOST_PRIVATE_DIR, HOST_RUNS_DIR, WITNESSES, lease
 from keeper.output import Writer
 from launch.hosts import door
 from launch.job.start import pack
@@ -444,6 +444,23 @@ def test_a_run_that_is_starting_is_followed(host: Host) -> None:
     assert [words.get("stream", "end") for words, _ in frames if "alive" not in words] == ["events", "end"]
 
 
+def test_what_a_witness_says_while_it_follows_is_there_for_the_keeper(host: Host) -> None:
+    host.has_run("r1")
+    (host.private / "r1").mkdir(parents=True)
+    file = host.private / "r1" / WITNESSES / "c0ffee.json"
+    with host.taken_by("r1"):
+        call = host.call("follow", run="r1", offsets={}, tail=None, witness="c0ffee")
+        for said in (b'{"number": 1}\n{"number": 2}\n{"num', b'ber": 3}\n'):
+            call.stdin.write(said)
+            number, deadline = 2 + (b"3" in said), time.monotonic() + SECONDS
+            while not (file.exists() and json.loads(file.read_text()) == {"number": number}):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        call.hang_up()
+        assert call.process.wait(SECONDS) == 1
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
 @pytest.mark.parametrize("reads", [True, False])
 def test_a_follower_whose_caller_goes_away_leaves_no_process(host: Host, reads: bool) -> None:
     """Also when its output is stuck because nobody reads it."""
@@ -625,9 +642,17 @@ def test_what_the_script_wrote_is_offered_again_and_again(host: Host) -> None:
     said = {"exit": EXIT, "container": state, "node_rank": 1, "running": False}
     for more in ([], ["curves.png", "samples"]):
         for _ in range(2):
-            assert host.ask("offer", run="r1") == {**said, "written": wanted, "more": more}
+            assert host.ask("offer", run="r1") == {**said, "written": wanted, "more": more, "checkpoints": []}
         (host.runs / "r1/samples").mkdir(exist_ok=True)
         (host.runs / "r1/curves.png").touch()
+
+
+def test_the_trainers_checkpoints_are_offered_once_they_are_whole(host: Host) -> None:
+    folder = host.has_run("r1", exit=EXIT) / "checkpoints"
+    folder.mkdir()
+    for name in ("step-5.json", "step-5.pt", "step-40.json", "step-40.pt", "step-60.pt", "step-7.json", "step-x.json"):
+        (folder / name).touch()
+    assert host.ask("offer", run="r1")["checkpoints"] == [5, 40]
 
 
 def test_the_user_who_gathers_gets_the_files_and_nobody_else(host: Host) -> None:

@@ -64,6 +64,20 @@ def test_training_on_two_hosts_leaves_everything_here(lab: Lab) -> None:
     assert "h1 rank 0 | " in done.stdout and done.stdout.strip().splitlines()[-1].endswith("succeeded")
 
 
+def test_a_run_is_repeated_to_the_bit(lab: Lab) -> None:
+    done = lab.fab("train", NODES=2, ARGS="--epochs 1 --model shufflenet_v2_x0_5")
+    assert done.returncode == 0, done.stdout
+    first, _ = summary_of(done.stdout)
+    done = lab.fab("reproduce", RUN=first.name)
+    assert done.returncode == 0, done.stdout
+    folder, summary = summary_of(done.stdout)
+    assert folder != first
+    assert (summary["reproduces"]["run"], summary["reproduces"]["same"]) == (first.name, True), done.stdout
+    assert "tensors of the checkpoint" in done.stdout
+    refused = lab.fab("reproduce", RUN=first.name, NODES=1)
+    assert refused.returncode == 2 and "NODES: it is taken from the run" in refused.stdout
+
+
 def test_a_users_own_script_runs_on_all_hosts_with_unequal_ranks(lab: Lab) -> None:
     done = lab.train("reduce.py", "--word 'two words'")
     assert done.returncode == 0, done.stdout

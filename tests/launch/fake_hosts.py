@@ -83,6 +83,7 @@ class Host:
         self.known_hosts = Path("known_hosts")
         self.frames: queue.SimpleQueue[Frame | Exception | None] = queue.SimpleQueue()
         self.follows: list[dict[str, Any]] = []  # the options of each `follow`
+        self.said: list[dict[str, Any]] = []  # what these were sent while they went on
         self.asked: list[tuple[str, dict[str, Any]]] = []  # every other verb, with its options
         self.answers: dict[str, Callable[[dict[str, Any]], dict[str, Any]] | Exception] = {
             "stop": lambda options: {"asked": True},
@@ -124,6 +125,9 @@ class FakeDoor:
         assert verb == "follow"
         self._host: Host = machine
         self._host.follows.append(json.loads(json.dumps(options)))
+
+    def send(self, words: dict[str, Any]) -> None:
+        self._host.said.append(json.loads(json.dumps(words)))
 
     def frames(self, idle_timeout: float | None) -> Iterator[Frame]:
         while True:

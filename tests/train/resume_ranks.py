@@ -94,5 +94,20 @@ def train(
         return [int(status or 0) for status in statuses]
 
 
+def own_host(folder: Path) -> Change:
+    """The rank is on a host of its own, under a keeper, with this run's folder there."""
+
+    def change() -> None:
+        os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", MUSTER_KEEPER="none")
+        made = session.build
+
+        def build(settings: Settings, *rest: Any) -> session.Session:
+            return made(dataclasses.replace(settings, run_dir=folder), *rest)
+
+        mock.patch.object(session, "build", build).start()
+
+    return change
+
+
 def end_of(folder: Path) -> dict[str, Any]:
     return load(folder / "checkpoints", STEPS)

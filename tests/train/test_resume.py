@@ -4,13 +4,15 @@ import dataclasses
 import json
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.train.resume_ranks import CRASH, SETTINGS, STEPS, crash_in_step, end_of, train
+from tests.train.resume_ranks import CRASH, SETTINGS, STEPS, Change, crash_in_step, end_of, own_host, train
+from tests.train.test_metrics import curve_of
 from train.settings import EXIT_REFUSED, EXIT_STOPPED, Settings
 
 RICH = {
@@ -148,3 +150,34 @@ def test_a_finished_run_keeps_its_record(tmp_path: Path) -> None:
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
     assert train(2, settings) == [0, 0]
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("away", [0, 1])
+def test_a_host_that_was_not_in_an_attempt_learns_of_its_steps(away: int, tmp_path: Path) -> None:
+    hosts = [tmp_path / "h1", tmp_path / "h2"]
+    settings = settings_in(tmp_path, tensorboard=True)
+    for folder in hosts:
+        folder.mkdir()
+
+    def attempt(*folders: Path, crash: int = 0) -> list[int]:
+        changes = {rank: [own_host(folder)] for rank, folder in enumerate(folders)}
+        for change in changes.values() if crash else ():
+            change.append(crash_in_step(crash))
+        together: dict[int, Change] = {rank: partial(all_of, each) for rank, each in changes.items()}
+        return train(len(folders), settings, changes=together)
+
+    attempt(*hosts, crash=5)
+    attempt(hosts[1 - away], crash=10)
+    assert attempt(*hosts) == [0, 0]
+    for folder in hosts:
+        events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        assert [event["step"] for event in events if event["event"] == "step"] == list(range(1, STEPS + 1))
+        assert [event["epoch"] for event in events if event["event"] == "epoch"] == [1, 2, 3]
+    assert losses(hosts[0]) == losses(hosts[1])
+    assert [step for step, _ in curve_of(hosts[0], "step/loss")] == list(range(1, STEPS + 1))
+
+
+def all_of(changes: list[Change]) -> None:
+    for change in changes:
+        change()

@@ -35,21 +35,29 @@ class Metrics:
 
     A run that continues after optimizer step `after` keeps the events up to that step and drops the rest, so
     that a curve has each step once. These events are in `folder`, or in `earlier`, the folder of the run that
-    is continued. With `after` 0 the file begins empty.
+    is continued; or they are `given`, by a rank that knows more. With `after` 0 the file begins empty.
     """
 
-    def __init__(self, folder: Path, after: int = 0, earlier: Path | None = None, tensorboard: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        after: int = 0,
+        earlier: Path | None = None,
+        tensorboard: bool = False,
+        given: list[Event] | None = None,
+    ) -> None:
         """Raises OSError."""
         path = folder / METRICS_FILE
-        known = known_events(folder, earlier) if after else []
-        before = kept(known, after)
+        own = events_before(folder, after, earlier)
+        before = own if given is None else given
         write_file(path, "".join(line_of(event) for event in before).encode())
         self.file = path.open("a", encoding="utf-8", buffering=1)
         self.event_files: EventFiles | None = None
         if tensorboard:
             self.event_files = EventFiles(folder / "tensorboard", after)
-            if after and not self.event_files.has_history():
-                for event in before:
+            shown = set(map(line_of, own)) if self.event_files.has_history() else set[str]()
+            for event in before:
+                if line_of(event) not in shown:
                     self.event_files.add(event)
 
     def __enter__(self) -> "Metrics":
@@ -71,6 +79,11 @@ class Metrics:
 
 def line_of(event: Event) -> str:
     return json.dumps(event) + "\n"
+
+
+def events_before(folder: Path, after: int, earlier: Path | None = None) -> list[Event]:
+    """What a folder, or the one of the run that is continued, has up to optimizer step `after`."""
+    return kept(known_events(folder, earlier), after) if after else []
 
 
 def known_events(folder: Path, earlier: Path | None) -> list[Event]:

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from train.evaluate import Score
 from train.reporting import metrics, picture
@@ -19,6 +20,7 @@ from train.session import Session
 from train.settings import as_document
 from train.start import proof
 from train.start.devices import describe
+from train.start.group import from_all_ranks
 from train.whole_files import write_json
 
 
@@ -41,10 +43,10 @@ class Report:
             self.progress = progress_for(settings.epochs, session.total_steps)
             for line in (opening(session), *filter(None, self.notes)):
                 self.progress.say(line)
+        given = self.missed()
         if self.keeps:
-            self.metrics = metrics.Metrics(
-                settings.run_dir, session.position.step, earlier_run(session), settings.tensorboard and self.reports
-            )
+            where = (settings.run_dir, session.position.step, earlier_run(session))
+            self.metrics = metrics.Metrics(*where, settings.tensorboard and self.reports, given)
             write_json(settings.run_dir / "settings.json", document)
             resumed = session.position.step if session.resumed_from else None
             self.metrics.write(
@@ -66,6 +68,25 @@ class Report:
             self.progress.close()
         if self.keeps:
             self.metrics.__exit__(kind, error, trace)
+
+    def missed(self) -> list[metrics.Event] | None:
+        """The events before this start, where this host has fewer steps of them than another: it was not in an attempt
+        that made them. None where it has as many. Collective.
+        """
+        session = self.session
+        if not session.position.step or session.place.world_size == 1:
+            return None
+        own, steps = list[metrics.Event](), -1  # of a rank that keeps none
+        if self.keeps:
+            own = metrics.events_before(session.settings.run_dir, session.position.step, earlier_run(session))
+            steps = sum(event["event"] == "step" for event in own)
+        known = from_all_ranks(steps, session.place)
+        most = max(known)
+        if all(number in (-1, most) for number in known):
+            return None
+        shared = [own]
+        dist.broadcast_object_list(shared, src=known.index(most))
+        return shared[0] if -1 < steps < most else None
 
     def stepped(self) -> None:
         """After each optimizer step; says when the first one was done."""

@@ -200,3 +200,13 @@ def test_wrong_arguments_of_the_trainer_are_refused_before_any_host_is_asked(mon
     for args, said in (("--batch-size 3", "each of the 4 ranks"), ("--seed 1'2", "No closing quotation")):
         with pytest.raises(Refusal, match=said):
             check.check(check.Request(Path("inventory/lab"), args=args), Console())
+
+
+def test_the_quick_form_hands_on_what_the_hosts_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that does not answer is there, with nothing."""
+    found: list[check.OwnFacts] = []
+    survey = seen(answer(arch="x86_64"), TimeoutError("no answer"))
+    monkeypatch.setattr(check, "ask_hosts", lambda *arguments, **words: survey)
+    known = cluster(1, 1)
+    check.quick(known, known.hosts, [], note=found.append)
+    assert found == [{"h1": {"architecture": "x86_64"}, "h2": {}}] == [check.own_facts(known.hosts, [])]

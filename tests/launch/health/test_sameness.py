@@ -182,3 +182,16 @@ def test_the_document_names_the_odd_host_and_shortens_hashes() -> None:
     found = {row["property"]: row for row in matrix["rows"]}
     assert found["image"]["values"] == [IMAGE[:12], IMAGE[:12], "0" * 12] and found["image"]["odd"] == ["h3"]
     assert found["torch"]["values"] == ["2.13.0", "2.13.0", "?"] and found["torch"]["odd"] == []
+
+
+def test_of_a_host_itself_counts_what_changes_results_and_is_known() -> None:
+    assert sameness.own(facts(kernel="9.9")) == {
+        "data": "3 files, 12 bytes, abababababab",
+        "architecture": "x86_64",
+        "GPU driver": "550.54.15",
+        "GPUs": "NVIDIA H100 80GB HBM3",
+        "CPU features": "avx avx2 fma",
+    }
+    assert "GPU driver" not in sameness.own(facts(), wanted=[])  # it computes on none
+    unread = {"path": "/srv/data", "present": True, "complete": False, "files": 3, "bytes": 12, "sha256": None}
+    assert "data" not in sameness.own(facts(data=unread))

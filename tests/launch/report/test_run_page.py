@@ -105,6 +105,9 @@ def with_times(folder: Path, **times: list[float | None]) -> None:
 
 def test_after_a_restart_the_ranks_are_those_of_the_last_attempt_on_its_hosts(runs: Path) -> None:
     assert [one.name for one in ranks.times(documents.read(runs / RESTARTED))] == ["rank 0, h1", "rank 1, h3"]
+    for name, is_last in ((RESTARTED, True), (SUCCEEDED, False)):
+        notes = [figure.note for figure in ranks.figures(documents.read(runs / name))]
+        assert len(notes) == 2 and all(note.startswith("Of the last attempt alone. ") is is_last for note in notes)
 
 
 def test_a_spare_host_has_no_ranks_until_it_steps_in(project: Path) -> None:

@@ -22,7 +22,8 @@ from launch import files
 from launch.cli.refusal import Problem
 from launch.hosts import openssh, ssh
 from launch.job.plan import Plan
-from launch.run import closing, gather
+from launch.run import closing, gather, origin
+from launch.run.origin import Origin
 from tests.conftest import cannot_run
 from tests.launch import fake_hosts
 from tests.launch.fake_hosts import Host, cause, exit_words, plan
@@ -380,6 +381,59 @@ def test_a_summary_made_later_is_that_of_a_watched_run(tmp_path: Path, monkeypat
     assert json.loads((files.runs_dir() / "some-run" / "summary.json").read_text()) == second
 
 
+def test_a_run_that_repeats_another_is_compared_with_it_once_it_is_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(files, "ROOT", tmp_path)
+    origin.write(files.runs_dir() / "some-run", Origin(reproduces="first-run"))
+    (files.runs_dir() / "first-run").mkdir()
+    for name in ("some-run", "first-run"):
+        step = {
+            "event": "step",
+            "time": 1.0,
+            "step": 1,
+            "epoch": 1,
+            "loss": 2.5,
+            "lr": 0.1,
+            "images": 8,
+            "seconds": 1.0,
+        }
+        (files.runs_dir() / name / "metrics.jsonl").write_text(json.dumps(step) + "\n")
+    gathered("h1", "exit.json", exit_words())
+    summary = closing.write_summary(plan(1), [])
+    said = "the same as run first-run to the bit: the loss of 1 step"
+    assert summary["reproduces"] == {"run": "first-run", "same": True, "said": [said]}
+    closing.close(plan(1), summary, print)
+    assert said in capsys.readouterr().out
+    origin.write(files.runs_dir() / "some-run", Origin())
+    assert "reproduces" not in closing.write_summary(plan(1), [])
+
+
+def test_the_newest_checkpoint_comes_from_whichever_host_has_it(
+    tmp_path: Path, on_host: Path, hosts: dict[str, Host], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last attempt's master had not written one when the run was stopped."""
+    second, made = tmp_path / "on the second host", plan(1, 1)
+    folders = {"h1": on_host, "h2": second}
+    made = replace(made, hosts=[replace(one, run_dir=str(folders[one.host])) for one in made.hosts])
+    for folder, steps in ((on_host, [20]), (second, [20, 40])):
+        (folder / "checkpoints").mkdir(parents=True)
+        for step in steps:
+            for name in (f"step-{step}.pt", f"step-{step}.json"):
+                (folder / "checkpoints" / name).write_text(folder.name)
+    machines: Any = {"h1": hosts["h1"], "h2": hosts["h2"]}
+    for steps, said in (([20, 40], "came from h2"), ([20, 40], ""), ([20, 60], "h2: its checkpoint of step 60 could")):
+        offered: dict[str, Any] = {"written": [], "checkpoints": steps}
+        hosts["h2"].answers["offer"] = lambda options, offered=offered: offered  # type: ignore[misc]
+        assert gather.gather_run(made, machines, 20, print) == []
+        out = capsys.readouterr().out
+        assert said in out and ("checkpoint" in out) is bool(said)
+        here = files.runs_dir() / made.run / "checkpoints"
+        came = {path.name: path.read_text() for path in here.iterdir()}
+        older = dict.fromkeys(("step-20.pt", "step-20.json"), "on host")
+        assert came == {**older, **dict.fromkeys(("step-40.pt", "step-40.json"), "on the second host")}
+
+
 def test_a_verdict_that_lacked_a_host_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "ROOT", tmp_path)
     missing = closing.write_summary(plan(1, 1), ["h1", "h2"])
@@ -416,6 +470,19 @@ def test_a_result_counts_where_our_trainer_wrote_it(
     closing.close(made, summary, lines.append)
     assert [line for line in lines if "accuracy" in line] == ([said] if said else [])
     assert summary["test_accuracy"] == (None if script else 0.93)
+
+
+def test_after_a_restart_the_seconds_of_the_last_attempt_and_of_the_whole_run_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "ROOT", tmp_path)
+    gathered("h1", "exit.json", exit_words(attempt=2, hosts=["h1"], seconds=75.0))
+    files.write_json(files.runs_dir() / "some-run" / "result.json", RESULT)
+    summary, lines = closing.write_summary(plan(1), []), list[str]()
+    assert (summary["train_seconds"], summary["run_seconds"]) == (30, 75.0)
+    closing.close(plan(1), summary, lines.append)
+    figures = "test accuracy 93.00%, 500 images/s, 30.0 s of training in the last attempt"
+    assert f"{figures}, 75.0 s from the run's start to its end" in lines
 
 
 def test_half_a_line_of_events_is_no_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

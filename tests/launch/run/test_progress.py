@@ -22,6 +22,15 @@ def test_what_is_not_known_is_not_said() -> None:
     assert position([state({"phase": "saving", "step": 7}, status="ending")]) == "step 7, saving, ending"
 
 
+def test_between_two_attempts_no_phase_of_the_one_that_ended_is_shown() -> None:
+    waits = {"waiting": "attempt 2 to begin: the ranks of h2 have not ended; that may take 30 s at most"}
+    rank = {"phase": "training", "step": 7, "steps": 90}
+    over = {**state({**rank, "state": "failed"}, {**rank, "state": "ended"}, status="ended"), **waits}
+    assert position([over]) == "step 7/90, ended; the next attempt has not begun"
+    saving = state({**rank, "phase": "saving"}, status="ending")
+    assert position([over, saving]) == "step 7/90, saving, ending"
+
+
 def test_the_line_has_figures_and_the_time_that_is_left() -> None:
     progress, rank = Progress(), {"phase": "training", "steps": 1000, "loss": 0.51234, "rate": 523.4}
     first = progress.line({"h1": state({**rank, "step": 100})}, 10.0)

@@ -42,6 +42,19 @@ def test_a_run_without_a_last_word_of_its_keeper_died() -> None:
     assert status.state_of("r", {"h1": entry("died"), "h2": entry("starting")}) == "starting on h2; ended on h1"
 
 
+def test_a_host_that_was_lost_before_says_nothing_of_the_runs_end() -> None:
+    exit_2 = exit_words("succeeded", attempt=2, hosts=["h2"])
+    known = {"h1": entry("died"), "h2": entry("succeeded", exit=exit_2)}
+    assert status.state_of("r", known).startswith("succeeded, ended unseen")
+
+
+def test_a_run_that_ended_a_moment_ago_may_be_in_the_hands_of_its_view() -> None:
+    known = {"h1": entry("succeeded", exit=exit_words("succeeded", time=1000.0))}
+    watched = "succeeded a moment ago: who watches it gathers it, else `make gather RUN=r`"
+    assert status.state_of("r", known, 1005.0) == watched
+    assert status.state_of("r", known, 1100.0) == "succeeded, ended unseen: `make gather RUN=r`"
+
+
 def test_a_summary_says_where_it_failed_and_a_waiting_start_how_it_is_taken_back(hosts: dict[str, Host]) -> None:
     failed = {"reason": "killed by SIGKILL", "failed_host": "h2", "failed_rank": 1}
     assert status._why(failed) == "rank 1 on h2: killed by SIGKILL"

@@ -23,8 +23,9 @@ from launch.hosts.inventory import Target
 from launch.job import plan as plans
 from launch.job import queue, readiness, trainer_arguments
 from launch.job.plan import Options, Plan, Ports
-from launch.run import begin
+from launch.run import begin, origin
 from launch.run import train as run
+from launch.run.origin import Origin
 from tests.launch import fake_hosts
 from tests.launch.fake_hosts import Host, ports
 from tests.launch.samples import cluster
@@ -202,6 +203,23 @@ def test_a_secret_reaches_the_hosts_and_nothing_else(
     out, err = capsys.readouterr()
     everywhere = [json.dumps(asked["plan"]), json.dumps(started_plan()), out, err, plans.describe(plan_of(asked))]
     assert all("s3cret" not in text and asked["secrets"]["TOKEN"] not in text for text in everywhere)
+
+
+def test_what_a_run_was_started_from_is_noted_beside_its_plan(
+    started: dict[str, Host], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = {"h1": {"data": "3 files"}, "h2": {}}
+    monkeypatch.setattr(run, "commit_here", lambda: "c0ffee+")
+    monkeypatch.setattr(check, "quick", lambda *arguments, note, **words: note(facts) or [])
+    monkeypatch.setattr(run, "built_before", lambda asked: Image("workload", "cd" * 32, 1))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "main.py").touch()
+    (tmp_path / "tokens").write_text("TOKEN=s3cret\n")
+    with signals.interrupts_as_exceptions():
+        run.train(request(detach=True, secrets="tokens", workload="mine", script="main.py"), Console())
+    assert origin.read(files.runs_dir() / started_plan()["run"]) == Origin(
+        "c0ffee+", "mine", ["TOKEN"], facts, None, []
+    )
 
 
 def plan_of(asked: dict[str, Any]) -> Plan:

@@ -91,10 +91,10 @@ def test_the_cause_comes_first_then_the_ranks_last_lines_and_consequences_stay_i
     assert watched(hosts["h1"], hosts["h2"]) == exits.FAILED
     lines = capsys.readouterr().out.splitlines()
     assert lines[:4] == [
-        "muster | rank 1 on h2 failed: ValueError: no",
-        "h2 rank 1 | epoch 3",
-        "h2 rank 1 | ValueError: no",
-        "muster | all its ranks are being ended, on every host",
+        "muster | rank 1 on h2 failed: ValueError: no; the last lines of its output:",
+        "h2 rank 1 | > epoch 3",
+        "h2 rank 1 | > ValueError: no",
+        "muster | the ranks of the run are being ended, on every host",
     ]
     assert lines[-1] == "muster | run some-run FAILED: rank 1 on h2: ValueError: no"
     assert not any("Connection closed" in line for line in lines)
@@ -496,11 +496,93 @@ def test_a_run_that_goes_on_is_told_in_order_and_a_lost_host_is_not_waited_for(
     assert watched(hosts["h1"], hosts["h2"], hosts["h3"]) == exits.SUCCEEDED
     said = [line for line in capsys.readouterr().out.splitlines() if "| h1: no view" not in line]
     assert said[0] == "muster | h1: the host is lost: no word from it for 10 s"
-    assert said[1] == "muster | all its ranks are being ended, on every host"
+    assert said[1] == "muster | the ranks of the run are being ended, on every host"
     goes_on = "attempt 2 goes on from the newest checkpoint, on h2, h3; h1 is left out: no word from it for 10 s"
     assert said[2] == f"muster | {goes_on}" and sum(goes_on in line for line in said) == 1
     assert said[-1] == "muster | run some-run succeeded after 1 restart; not gathered yet: h1"
     assert (summary()["restarts"], summary()["missing_hosts"]) == (1, ["h1"])
+
+
+def attempt_2(because: Any) -> Frame:
+    return event("attempt", attempt=2, hosts=["h1", "h2"], master="h1", left_out={}, because=because)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_view_that_begins_late_has_the_last_lines_of_an_earlier_attempt_whichever_host_is_heard_first(
+    known: bool, hosts: dict[str, Host], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A spare has heard that another attempt began and why, and nothing that the failed rank printed."""
+    monkeypatch.setattr(watch, "HEARD_SECONDS", 60.0 if known else 0.05)
+    failed = cause("h1", rank=0, reason="ValueError: no", lines=["ValueError: no"])
+    without = {key: value for key, value in failed.items() if key not in ("lines", "age")}
+    ends = end(attempt=2, hosts=["h1", "h2"], attempts=[{"number": 1}, {"number": 2}])
+    hosts["h3"].say(attempt_2(without))
+
+    def others() -> None:
+        time.sleep(0.5)
+        said = event("failed", attempt=1, **failed).data if known else b""
+        hosts["h1"].say(output("events", 0, said + attempt_2(without).data), ends)
+        for name in ("h2", "h3"):
+            hosts[name].say(ends)
+
+    thread = when(hosts["h3"].frames.empty, others)
+    assert watched(hosts["h1"], hosts["h2"], hosts["h3"]) == exits.SUCCEEDED
+    thread.join()
+    lines = ["; the last lines of its output:", "h1 rank 0 | > ValueError: no"] if known else [""]
+    assert capsys.readouterr().out.splitlines()[: len(lines) + 2] == [
+        f"muster | rank 0 on h1 failed: ValueError: no{lines[0]}",
+        *lines[1:],
+        "muster | the ranks of the run are being ended, on every host",
+        "muster | attempt 2 goes on from the newest checkpoint, on h1, h2",
+    ]
+
+
+def test_of_what_was_printed_before_a_view_began_nothing_is_held_back(
+    hosts: dict[str, Host], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A traceback of an earlier attempt, and what its rank has printed since then."""
+    failed = cause("h1", rank=0, reason="ValueError: no", lines=["ValueError: no"])
+    tail = b"Traceback (most recent call last):\nValueError: no\nthe second attempt\n"
+    ends = end(attempt=2, hosts=["h1"], attempts=[{"number": 1}, {"number": 2}])
+    events = output("events", 0, event("failed", attempt=1, **failed).data + attempt_2(failed).data)
+    hosts["h1"].say(output("rank-0", 70, b""), output("rank-0", 70, tail), events, ends)
+    made = plan(1)
+    with signals.interrupts_as_exceptions():
+        assert Watch(made, [hosts["h1"].view()], display_of(made), 20, 20).run() == exits.SUCCEEDED
+    said = capsys.readouterr().out.splitlines()
+    for line in ("Traceback (most recent call last):", "ValueError: no", "the second attempt", "> ValueError: no"):
+        assert said.count(f"h1 rank 0 | {line}") == 1, said
+
+
+def test_what_is_waited_for_between_two_attempts_is_said_once(
+    hosts: dict[str, Host], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "WAITING_SECONDS", 0.01)
+    killed = cause("h2", rank=1)
+    for host in (hosts["h1"], hosts["h2"]):
+        host.say(event("failed", **killed))
+        for silence in range(3, 12):
+            missing = f"h3: no word from it for {silence} s; that may take 30 s at most"
+            host.say(
+                Frame({"state": {"status": "ended", "ranks": {}, "waiting": f"attempt 2 to begin: {missing}"}}, b"")
+            )
+    said: list[str] = []
+
+    def waited() -> bool:
+        said.append(capsys.readouterr().out)
+        return "to begin" in "".join(said)
+
+    def end_both() -> None:
+        time.sleep(0.3)  # for thirty more looks
+        for name in ("h1", "h2"):
+            hosts[name].say(end("failed", killed))
+
+    thread = when(waited, end_both)
+    assert watched(hosts["h1"], hosts["h2"]) == exits.FAILED
+    thread.join()
+    found = re.findall(r"muster \| waiting for (.*)", "".join(said) + capsys.readouterr().out)
+    assert len(found) == 1
+    assert re.fullmatch(r"attempt 2 to begin: h3: no word from it for \d+ s; that may take 30 s at most", found[0])
 
 
 def test_why_a_run_was_not_started_again_is_said(hosts: dict[str, Host], capsys: pytest.CaptureFixture[str]) -> None:
