@@ -10,7 +10,11 @@ containers of this machine, so ranks are watched in its /proc, past SSH and past
     make drill FAULT=kill REPEATS=1       one of them
     make drill FAULTS=20                  many, drawn at random: drill.py
 
-MUSTER_BENCH_LAB=name uses a deployed lab of three hosts that is up, and leaves it so.
+    make drill FAULT=slow_host REPEATS=20 a host's CPU quota is halved: after how many steps it is named, and its end
+    make drill FAULT=healthy REPEATS=20   nothing is done: who is named as slow all the same
+
+MUSTER_BENCH_LAB=name uses a deployed lab of three hosts that is up, and leaves it so (for slow_host and healthy of two
+hosts: limits of their computing time are lifted at the end).
 
 A host that loses its power first loses all links (killing it alone would send a FIN to everybody), and is booted again
 at the end; what it has of the run is then gathered, and must be cleared. A rank that stands still without being stopped
@@ -40,6 +44,7 @@ from typing import Any, TypeVar
 
 from benchmarks.common import FAB, close, environment, fab
 from benchmarks.common import lab as new_lab
+from containers import lab_plan
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
@@ -55,6 +60,14 @@ STEPS = {**SCRIPT, "ARGS": "steps"}
 LEAVING = {**SCRIPT, "ARGS": "leave"}
 TRAINER = {"ARGS": "--epochs 1000 --batch-size 8 --model shufflenet_v2_x0_5", "SKIP_CHECK": 1, "MAX_RESTARTS": 0}
 SURVIVING = {**TRAINER, "ARGS": f"{TRAINER['ARGS']} --checkpoint-every 20", "MAX_RESTARTS": 3}
+#: Of slow hosts: two equal ones, each on a core of its own of which it gets EVEN_CPUS, so that both get that also while
+#: others use the machine: the kernel shares a core out evenly. Then one of them gets half.
+EVEN = {**TRAINER, "ARGS": "--epochs 1000 --batch-size 32 --model shufflenet_v2_x0_5 --checkpoint-every 50"}
+EVEN_CPUS = 0.4
+HEALTHY_STEPS = 300
+SAID_SECONDS = 240.0
+NAMED_STEPS = 50  # the bar
+SLOW, OVER = "{} is slow: ", "{} is no longer slow"
 STEPPING = re.compile(r"10 steps|first optimizer step")
 #: Lines of the control machine that are no verdict.
 NO_VERDICT = re.compile(
@@ -512,6 +525,10 @@ SURVIVED = {
 }  # fmt: skip
 
 
+#: Drills of slow hosts, and which one is slowed down.
+SLOW_HOSTS = {"slow_host": "h2", "healthy": ""}
+
+
 @dataclass(frozen=True)
 class Seen:
     """What came of a fault."""
@@ -618,6 +635,77 @@ def measure_survival(lab: str, fault: Survived) -> SeenOn:
     if problems or left:
         problems.append(f"output:\n{run.output}")
     return SeenOn(stepped[0] - at, left, problems)
+
+
+@dataclass(frozen=True)
+class Slowed:
+    """What was said of slow hosts in a run of two equal hosts, of which one may have been slowed down."""
+
+    steps: int | None  # from the fault to the line that names the host; None: it was not named
+    seconds: float | None
+    line: str
+    false_names: list[str]  # lines that name somebody without cause
+    taken: int  # steps of the whole run
+    orphans: list[str]
+    problems: list[str]
+
+    def __str__(self) -> str:
+        named = f"named after {self.steps} steps, {self.seconds:.1f} s" if self.seconds is not None else "nobody named"
+        false = [f"without cause: {line}" for line in self.false_names]
+        rest = [*false, *self.orphans, *self.problems]
+        return "; ".join([f"{named} ({self.taken} steps in all){': ' if self.line else ''}{self.line}", *rest])
+
+
+def measure_slow(lab: str, host: str, job: Mapping[str, object] = EVEN) -> Slowed:
+    """Halve a host's quota while a run of two hosts trains, give it back when the host was named, and stop the run when
+    that is over. host: "" for none: then the run takes HEALTHY_STEPS. Raises SystemExit if it does not come so far."""
+    run, problems = Run(lab, job, 2), []
+    try:
+        for name in run.hosts:
+            run.undo.callback(limit, run, name, None)
+            limit(run, name, EVEN_CPUS)
+        wanted = KNOWN_STEPS if host else HEALTHY_STEPS
+        run.wait_for(
+            lambda: run.ranks_of("h1") and run.ranks_of("h1")[0].get("step", 0) > wanted, "steps", SAID_SECONDS
+        )
+        at, clock = time.monotonic(), time.time() - time.monotonic()
+        if host:
+            limit(run, host, EVEN_CPUS / 2)
+            with contextlib.suppress(SystemExit):
+                run.wait_for(lambda: said(run, at, SLOW.format(host)), "name", SAID_SECONDS)
+                limit(run, host, EVEN_CPUS)
+                run.wait_for(lambda: said(run, at, OVER.format(host)), "end of it", SAID_SECONDS)
+        run.process.send_signal(signal.SIGINT)
+        run.process.wait(LIMIT_SECONDS)
+    finally:
+        run.end()
+    lines = (ROOT / "runs" / run.id / "metrics.jsonl").read_text().splitlines()
+    times = [event["time"] for event in map(json.loads, lines) if event["event"] == "step"]  # by this machine's clock
+    when, line = next(iter(said(run, at, SLOW.format(host)) if host else ()), (None, ""))
+    steps = None if when is None else sum(at + clock < one <= when + clock for one in times)
+    cause = [one for one in said(run, at, SLOW.format(host))[:1]] if host else []
+    if host and not said(run, at, OVER.format(host)):
+        problems.append("its end was not said")
+    false = [text for moment, text in said(run, 0.0, SLOW.format(".*")) if (moment, text) not in cause]
+    kept = [(one["host"], one["rank"]) for one in read_summary(run).get("slow") or []]
+    if kept != [(host, None)] * len(cause) and not false:
+        problems.append(f"the summary says {kept}")
+    left = run.left()
+    if problems or left:
+        problems.append(f"output:\n{run.output}")
+    return Slowed(steps, None if when is None else when - at, line, false, len(times), left, problems)
+
+
+def said(run: Run, since: float, pattern: str) -> list[tuple[float, str]]:
+    """The lines of the control machine since then that begin so, each with its moment."""
+    begin = re.compile(r"muster \| " + pattern)
+    return [(when, line) for when, line in list(run.lines) if when >= since and begin.match(line)]
+
+
+def limit(run: Run, host: str, cpus: float | None) -> None:
+    """Change a host's computing time, in cores; None: no limit."""
+    options = lab_plan.quota_options(cpus, os.cpu_count() or 1)
+    subprocess.run(["podman", "update", *options, run.container(host)], check=True, capture_output=True, timeout=60)
 
 
 def wait_for_ends(pids: Collection[int], deadline: float) -> float:
@@ -728,10 +816,17 @@ def drill(name: str, times: int) -> int:
         wrong = [one for one in lived if one.orphans or one.problems]
         close({"fault": name, "seconds": round(seconds, 2), "bar": bar, "repeats": times, "bad": len(wrong)})
         return int(bool(wrong) or seconds > bar)
+    if name in SLOW_HOSTS:
+        return drill_slow(name, times)
     if name not in FAULTS:
         print("\n".join(f"{one:20} {fault.what} (<= {fault.bar:g} s)" for one, fault in FAULTS.items()))
         for one, survival in SURVIVED.items():
             print(f"{one:20} {survival.what}: to the first step of the next attempt (<= {survival.bar:g} s)")
+        for one in SLOW_HOSTS:
+            print(
+                f"{one:20} {'a host gets half of its' if SLOW_HOSTS[one] else 'each host keeps its'} computing time: "
+                f"{f'named within {NAMED_STEPS} steps' if SLOW_HOSTS[one] else 'nobody is named'}"
+            )
         return 2 if name else 0
     with deployed_lab() as lab:
         found = repeat(name, times, partial(measure, lab, FAULTS[name]))
@@ -739,6 +834,34 @@ def drill(name: str, times: int) -> int:
     median = median_of(found)
     close({"fault": name, "seconds": median, "bar": FAULTS[name].bar, "repeats": times, "bad": len(bad)})
     return int(bool(bad) or median is None or median > FAULTS[name].bar)
+
+
+def drill_slow(name: str, times: int) -> int:
+    """Runs with a slow host, or healthy ones; the last line is JSON."""
+    host = SLOW_HOSTS[name]
+    with even_lab() as lab:
+        found = repeat(name, times, partial(measure_slow, lab, host))
+    steps = [one.steps for one in found if one.steps is not None]
+    named = sum(count <= NAMED_STEPS for count in steps)
+    false = sum(len(one.false_names) for one in found)
+    bad = sum(bool(one.orphans or one.problems) for one in found)
+    close({
+        "fault": name, "named": named, "steps": steps, "median_steps": statistics.median(steps) if steps else None,
+        "false_names": false, "runs_with_false_names": sum(bool(one.false_names) for one in found),
+        "steps_in_all": sum(one.taken for one in found), "bar": NAMED_STEPS, "repeats": times, "bad": bad,
+    })  # fmt: skip
+    return int(bool(false or bad) or named < (times if host else 0))
+
+
+@contextlib.contextmanager
+def even_lab() -> Iterator[str]:
+    """MUSTER_BENCH_LAB, or a lab of its own of two equal hosts."""
+    if kept := os.environ.get("MUSTER_BENCH_LAB"):
+        yield kept
+        return
+    with new_lab("bench-slow", 2) as name:
+        fab(name, "deploy")
+        yield name
 
 
 def main() -> int:

@@ -15,8 +15,8 @@ events.jsonl    what happened, one JSON object a line: {"time": unix seconds, "a
 state.json      how things stand, about once a second while the run goes on: {"status": "starting" | "running" |
                 "ending" | "ended" | "waiting" (not in the attempt), "attempt": its number, "hosts": [of the attempt, in
                 rank order], "ranks": {"<rank>": {"state": "running" | "ended" | "failed" | "stopped", "phase",
-                "step", "steps", "epoch", "epochs", "loss", "rate", "computing", "age": seconds since its last
-                progress}},
+                "step", "steps", "epoch", "epochs", "loss", "rate", "computing", "work": as in slow.py, "age": seconds
+                since its last progress}}, "slow": the event below, while this host or a rank of it is slow, or null,
                 "peers": {"<host>": seconds since its last heartbeat}, "waiting": what is waited for, or "",
                 "beat": what the other keepers hear of this one (course.py), "time": unix seconds}
 exit.json       how the run ended, as this host knows it; written by the keeper, last: {"status": "succeeded" |
@@ -56,9 +56,11 @@ because: CAUSE of the end of the one before), "given_up" (reason; alone: for thi
 (pids: {rank: pid}), "heard" (host: its first heartbeat), "failed" (a CAUSE, of this host or of another one),
 "interface" (reason: this host's own network is down), "decider" (host: it decides from now on where half of the
 attempt's hosts are left; "control:..." is a control machine), "stop" (by, grace: seconds), "waiting" (for), "killed"
-(after_grace: whether ranks outlived theirs), "left" (pids that do not end), "rank_ended" (rank: it has ended with
-status 0), "ranks_ended" (all of this host have; torchrun waits for the other hosts'), "ended" (status: torchrun's),
-"output_failed" (reason), "exit" (what exit.json holds).
+(after_grace: whether ranks outlived theirs), "left" (pids that do not end), "slow" (host: this one, rank: number, or
+null for all ranks of it, step: the run's, times: as long as the others its steps take, seconds and others_seconds: of a
+step, reason: or "", over: whether it is no longer so; once for each change: slow.py), "rank_ended" (rank: it has ended
+with status 0), "ranks_ended" (all of this host have; torchrun waits for the other hosts'), "ended" (status:
+torchrun's), "output_failed" (reason), "exit" (what exit.json holds).
 """
 
 #: Where the run's folder, the lease's folder and the private files (key, secrets) are in a container.

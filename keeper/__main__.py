@@ -38,6 +38,7 @@ from keeper.running import Running, free_ports
 
 PAUSE_SECONDS = 0.05  # between two looks at children and at what became due
 STATE_SECONDS = 1.0  # between two state.json
+SLOW_SECONDS = 0.25  # between two looks who is slow
 WITNESS_SECONDS = 0.2  # between two looks at what witnesses say
 KEPT_SECONDS = HELD_SECONDS + 30.0  # the door takes the start back before that
 WAITING_SECONDS = {"ending": 5.0, "ended": 60.0, "waiting": 60.0}  # between two events that say what is waited for
@@ -88,12 +89,13 @@ class Keeper:
     def write_state(self, now: float) -> None:
         """state.json, as it is now."""
         course = self.course
-        ranks = self.running.state(now) if self.running and course.takes_part else {}
+        running = self.running if course.takes_part else None
+        ranks, slow = (running.state(now), running.stragglers.slow) if running else ({}, None)
         known = ((host, course.known.get(host)) for host in course.all_hosts)
         peers = {host: round(now - one.at, 1) for host, one in known if one}
         document = {"status": course.status, "attempt": course.attempt.number, "hosts": list(course.attempt.hosts)}
         more = {"waiting": courses.waited_for(course, now), "beat": courses.beat(course, now), "time": time.time()}
-        self.documents.write("state.json", {**document, "ranks": ranks, "peers": peers, **more})
+        self.documents.write("state.json", {**document, "ranks": ranks, "slow": slow, "peers": peers, **more})
 
     # From the start
 
@@ -273,6 +275,9 @@ class Keeper:
             all_heard = all(peer.is_fresh(now) for peer in course.own.peers.values())
             for event in self.running.look_for_stuck(now, all_heard):
                 self._handle(event)
+        runs = self.running if course.status == "running" else None
+        if runs and self._due("slow", SLOW_SECONDS, now) and (slow := runs.look_for_slow(now)):
+            self.note("slow", slow)
         if self._due("beat", 1.0, now):
             self._tell()
         if self._due("state", STATE_SECONDS, now):
@@ -300,10 +305,11 @@ class Keeper:
         if self.beats is None:
             return
         now = time.monotonic()
-        ranks = self.running.progress(now) if self.running and self.course.takes_part else {}
+        running = self.running if self.course.takes_part else None
+        ranks, work = (running.progress(now), running.work()) if running else ({}, {})
         if self.course.votes:  # a witness reads them there
             self.write_state(now)
-        self.beats.tell({**courses.beat(self.course, now), "ranks": ranks})
+        self.beats.tell({**courses.beat(self.course, now), "ranks": ranks, "work": work})
 
     # The end
 

@@ -1,4 +1,4 @@
-"""One attempt on this host: torchrun and its ranks, what they print and report, and which of them stand still."""
+"""One attempt on this host: torchrun and its ranks, what they print and report, who stands still and who is slow."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from keeper.decide import CAUSE_SECONDS, LAST_WORDS_SECONDS, Cause, Done, Failed
 from keeper.documents import read
 from keeper.placement import OF_AN_ATTEMPT, Place
 from keeper.ranks import LAUNCHER, Launcher, Memory, Outputs, Reports
+from keeper.stragglers import Stragglers
 from keeper.stuck import Stuck
 
 PROGRESS = ("phase", "step", "patience")  # what the other hosts are told of a rank
@@ -50,6 +51,7 @@ class Running:
         self.pids: Dict[int, int] = {}
         self.failures: List[Words] = []
         self.stuck = Stuck(run_dir)
+        self.stragglers = Stragglers(self.me)
         self.memory = Memory()
         (run_dir / "stacks").mkdir(exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
@@ -95,12 +97,21 @@ class Running:
             if "seen" in words
         }
 
+    def work(self) -> Dict[str, Any]:
+        """What the other hosts are told of the ranks' work: WORK of keeper/slow.py, by rank."""
+        ranks = ((rank, words) for rank, words in self.ranks.items() if words["state"] == "running")
+        return {str(rank): words["work"] for rank, words in ranks if "work" in words}
+
     def hear(self, event: Heard) -> None:
-        """How far the ranks of another host are."""
+        """How far the ranks of another host are, and what they have done."""
+        with contextlib.suppress(AttributeError, TypeError, ValueError):
+            for rank, work in event.words.get("work", {}).items():
+                self.stragglers.report(event.host, int(rank), work)
         with contextlib.suppress(KeyError, TypeError, ValueError):
             for rank, words in event.words["ranks"].items():
                 if event.words["status"] == "ended":
                     self.stuck.ended(int(rank))
+                    self.stragglers.ended(int(rank))
                 else:
                     self.stuck.report(event.now, int(rank), words, float(words["age"]))
 
@@ -121,6 +132,7 @@ class Running:
                 return Started(now)
             if words.get("agent") == "rank_ended":
                 self.ranks[int(words["rank"])]["state"] = "ended"
+                self.stragglers.ended(int(words["rank"]))
                 if not terminated:  # else it was asked to
                     self._note("rank_ended", {"rank": words["rank"]})
                 return None
@@ -137,6 +149,11 @@ class Running:
         rank = int(words["rank"])
         if words.get("resumable"):
             return Resumable(now)
+        if work := words.get("work"):
+            self.ranks[rank]["work"] = work
+            self.stragglers.report(self.me, rank, work)
+        if "phase" not in words:  # a script that says nothing of its progress
+            return None
         known = {key: words[key] for key in words if key not in ("rank", "pid")}
         self.ranks[rank].update(known, seen=now)
         self.stuck.report(now, rank, known)
@@ -211,6 +228,16 @@ class Running:
             if words["state"] in ("running", "stopped"):
                 words["state"] = "stopped" if rank in self.stuck.stopped else "running"
         return [Failed(now, self._hang(stuck, reason, now)) for stuck, reason in found]
+
+    # Ranks that hold up the others
+
+    def look_for_slow(self, now: float) -> Optional[Words]:
+        """The event `slow`, where something has changed."""
+        steps = [words["step"] for words in self.ranks.values() if words.get("phase") == "training" and "step" in words]
+        counted = [
+            int(words["work"][0]) for words in self.ranks.values() if "work" in words
+        ]  # of a script, from its start
+        return self.stragglers.look(now, self.pids, max(steps or counted, default=None))
 
     def _hang(self, rank: Optional[int], reason: str, now: float) -> Cause:
         if rank is None:

@@ -18,6 +18,7 @@ from train.evaluate import Score, evaluate
 from train.model.running_statistics import evaluating_with, mean_buffers
 from train.reporting.report import Report
 from train.reporting.step_stats import StepRecord, StepStats
+from train.reporting.work import Work
 from train.session import Session, state_of
 from train.settings import Every, every
 from train.start.muster_run import tell
@@ -78,7 +79,7 @@ class Training:
             self.writer.guard(session.optimizer)
         self.reserved = session.settings.blocking_checkpoints
         self.due = self.stopping = False  # what all ranks have agreed on, not this rank's own state
-        self.computing: float | None = None  # seconds of the step that was timed last
+        self.work = Work()
 
     def train(self) -> Score | None:
         """Raises NonFiniteLoss, CheckpointError, DataError."""
@@ -119,36 +120,30 @@ class Training:
         session, position, settings = self.session, self.session.position, self.session.settings
         lr = session.schedule.set(session.optimizer, position.step)
         torch.manual_seed(order.word(settings.seed, position.step, session.place.rank))  # for dropout
+        waited = session.loader.waited
         sums = optimizer_step(
             session.strategy, session.optimizer, session.precision, batches, step, session.mix(),
             settings.label_smoothing, settings.clip,
         )  # fmt: skip
+        self.work.waited += session.loader.waited - waited
         self.report.stepped()
         self.reserve()
         position.step, position.batch = position.step + 1, position.batch + 1
         if session.ema:
             session.ema.update(position.step)
         position.seconds = time.monotonic() - begun
+        times = self.work.add(session.strategy.computing_seconds(), session.strategy.comm_share())
         record = self.stats.add(
             position.step, position.epoch + 1, sums.loss, sums.correct, sums.finite, step.global_count,
-            stop=bool(self.stop.by), due=self.clock.due_by_time(), times=self.new_times(), lr=lr,
+            stop=bool(self.stop.by), due=self.clock.due_by_time(), times=times, lr=lr,
             seconds=position.seconds,
         )  # fmt: skip
         self.take(record)
         tell(
             "training", position.step, session.total_steps, epoch=position.epoch + 1, epochs=settings.epochs,
             loss=record.loss if record else None, rate=position.images / position.seconds or None,
-            computing=self.computing,
+            computing=self.work.computing, work=self.work.told(),
         )  # fmt: skip
-
-    def new_times(self) -> tuple[float, float] | None:
-        """Seconds that this rank computed and waited in the step that was timed last; None once they are known."""
-        computing = self.session.strategy.computing_seconds()
-        if computing is None or computing == self.computing:
-            return None
-        self.computing = computing
-        share = self.session.strategy.comm_share() or 0.0
-        return computing, computing * share / (1 - share)
 
     def reserve(self) -> None:
         """After the first step: memory for the copies of the state, prepared while the next steps run."""

@@ -18,6 +18,8 @@ from launch.cli import exits
 
 Words = Mapping[str, Any]
 
+#: What a keeper says of a slow host or rank, in the summary too.
+SLOW = ("host", "rank", "step", "times", "seconds", "others_seconds", "reason")
 #: What our trainer's result.json says of a run, in its summary too.
 FIGURES = ("test_accuracy", "images_per_second", "train_seconds")
 
@@ -84,6 +86,7 @@ class Verdict:
     cause: Words | None = None  # CAUSE of keeper/__init__.py, where a keeper gave it
     reason: str | None = None  # why it stopped, or failed
     given_up: str = ""  # why it was not started again; may be empty
+    slow: Sequence[Words] = ()  # the hosts and ranks that were slow, as in summary.json
     attempts: Sequence[Words] = ()  # how they ended, as in exit.json: of many the first one, and the latest
     restarts: int = 0
     #: From the start of the first keeper to the end of the last one, as far as is known.
@@ -206,8 +209,8 @@ def verdict(ends: Sequence[HostEnd]) -> Verdict:
     attempts, given_up = known.get("attempts") or (), str(known.get("given_up") or "")
     restarts = latest.attempt - 1 if latest else 0
     lasted = [seconds for end in ends if end.exit and (seconds := number(end.exit.get("seconds"))) is not None]
-    whole = max(lasted, default=None)
-    return replace(_verdict(newest(ends)), attempts=attempts, given_up=given_up, restarts=restarts, seconds=whole)
+    found = replace(_verdict(newest(ends)), seconds=max(lasted, default=None), slow=slow_times(ends))
+    return replace(found, attempts=attempts, given_up=given_up, restarts=restarts)
 
 
 def _verdict(ends: Sequence[HostEnd]) -> Verdict:
@@ -233,6 +236,35 @@ def stopped_reason(ends: Sequence[HostEnd]) -> str:
     by = str(next(iter(stops.values()))["by"]) if stops else "it was stopped"
     late = [host for host, stop in stops.items() if stop.get("killed")]
     return f"{by}; ranks on {', '.join(late)} did not end in time and were killed" if late else by
+
+
+def slow_times(ends: Sequence[HostEnd]) -> tuple[Words, ...]:
+    """Who was slow and when, in the order of time: the keepers' events `slow`, each with the step `until` which it was
+    so, or None where it stayed so."""
+    found: list[tuple[float, dict[str, Any]]] = []
+    for end in ends:
+        now: dict[str, Any] = {}
+        for event in end.events:
+            if event.get("event") == "slow" and not event.get("over"):
+                now = {key: event.get(key) for key in ("attempt", *SLOW)} | {"until": None}
+                found.append((number(event.get("time")) or 0.0, now))
+            elif event.get("event") == "slow" and now.get("attempt") == event.get("attempt"):
+                now["until"] = event.get("step")
+    return tuple(words for _, words in sorted(found, key=lambda one: one[0]))
+
+
+def slow_in_words(event: Words) -> str:
+    """An event `slow` of a keeper in a line."""
+    rank, step, times = event.get("rank"), event.get("step"), number(event.get("times")) or 1.0
+    who = str(event.get("host")) if rank is None else f"rank {rank} on {event.get('host')}"
+    at = "" if step is None else f" (step {step})"
+    if event.get("over"):
+        return f"{who} is no longer slow{at}"
+    took, others = (1000 * (number(event.get(name)) or 0.0) for name in ("seconds", "others_seconds"))
+    why = f": {event['reason']}" if event.get("reason") else ""
+    return (
+        f"{who} is slow: its steps take {times:.1f} times as long as the others', {took:.0f} : {others:.0f} ms{at}{why}"
+    )
 
 
 def describe_container(state: Words) -> str:
@@ -294,5 +326,6 @@ def summary(
         "restarts": ended.restarts,
         "attempts": [dict(attempt) for attempt in ended.attempts],
         "given_up": ended.given_up or None,
+        "slow": [dict(slow) for slow in ended.slow],
         "missing_hosts": list(missing),
     }

@@ -144,7 +144,7 @@ def _over_time(metrics: Metrics, known: Sequence[RankTimes], several: str) -> Fi
             Line(name, colour, [(step, way(of)) for step, of in sorted(steps.items())]) for name, colour, way in ways
         ]
     spec = lines(drawn, "step", "milliseconds of computing", zero=True)
-    note = f"{several}DDP times each of its first ten steps, which are slower, and then each hundredth."
+    note = f"{several}Each of its first ten steps, which are slower, and then the mean of each hundred."
     return Figure(
         "Computing, over the run",
         spec,

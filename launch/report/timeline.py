@@ -35,6 +35,7 @@ SPANS = {
 MARKS = {
     "failure": ("failure", "error", "cross"),
     "notice": ("notice", "warning", "dot"),
+    "slow": ("slow", "warning", "triangle"),
     "stop": ("stop", "warning", "square"),
     "attempt": ("new attempt", "ink", "triangle"),
     "checkpoint": ("checkpoint", "l3", "diamond"),
@@ -156,6 +157,8 @@ def _marks(host: str, moment: float, event: Words) -> Iterator[Mark]:
         named = [str(one) for one in (event.get("host"), event.get("other")) if one]
         kind = "notice" if event.get("consequence") else "failure"
         yield from (Mark(one, at, kind, what) for one in named or [host])
+    elif name == "slow":
+        yield Mark(host, moment, "notice" if event.get("over") else "slow", what)
     elif name in ("stop", "attempt"):
         yield Mark(host, moment, str(name), what)
     elif name in ("interface", "killed", "left", "output_failed", "given_up"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from launch.job.outcome import number
+from launch.job.outcome import number, slow_in_words
 from launch.report.documents import Words, listed
 
 
@@ -30,6 +30,8 @@ def event_in_words(event: Words) -> str:
     }
     if get("event") == "failed":
         return cause_in_words(event)
+    if get("event") == "slow":
+        return slow_in_words(event)
     if get("event") == "stop":
         grace = number(get("grace"))
         return f"asked to stop: {get('by')}" + (f"; {grace:.0f} s for the ranks to save" if grace else "")

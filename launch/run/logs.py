@@ -68,6 +68,8 @@ def _say(heard: Heard, attempt: int, display: Display) -> int:
     """Say what else happened than output. attempt: the newest one that was said; returns which that is then."""
     if heard.what == "lost":
         display.say(f"{heard.host}: no view ({heard.words['reason']}); trying again")
+    if heard.words.get("event") == "slow":
+        display.say(outcome.slow_in_words(heard.words))
     if heard.words.get("event") != "attempt" or int(heard.words["attempt"]) <= attempt:
         return attempt
     if because := heard.words.get("because"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +11,6 @@ from launch.cli import units
 
 WINDOW_SECONDS = 60.0  # over which the speed of the steps is taken
 BEHIND_SECONDS = 2.0  # states are a second old: a rank that is further behind than they explain is named
-SLOWER = 1.2  # times what the other hosts compute a step: a host is named as the slowest
 
 State = Mapping[str, Any]
 
@@ -57,7 +55,7 @@ class Progress:
             parts.append(f"loss {losses[0]:.4g}")
         if figures:
             parts.append(f"{float(figures['rate']):.0f} images/s")
-        parts += behind(states, speed) or slowest_host(states)
+        parts += behind(states, speed) or who_is_slow(states)
         if speed and slowest.get("steps") and int(slowest["steps"]) > step:
             parts.append(f"{units.age((int(slowest['steps']) - step) / speed)} left")
         return " | ".join([parts[0].removesuffix(", training"), *parts[1:]])  # a narrow terminal shows 80 characters
@@ -88,21 +86,14 @@ def behind(states: Mapping[str, State], speed: float) -> list[str]:
     return [f"{slowest} is {gap} steps behind"] if gap > max(1.0, BEHIND_SECONDS * speed) else []
 
 
-def slowest_host(states: Mapping[str, State]) -> list[str]:
-    """The host that all others wait for in each step, where it computes clearly longer than they do: how many times as
-    long. Pure."""
-    seconds = {
-        host: max(float(rank["computing"]) for rank in found)
-        for host, state in states.items()
-        if (found := [rank for rank in _ranks([state]) if rank.get("computing")])
-    }
-    if len(seconds) < 2:
+def who_is_slow(states: Mapping[str, State]) -> list[str]:
+    """The host or rank for which the others wait, as its keeper says, and how many times as long its steps take."""
+    found = [(host, state["slow"]) for host, state in states.items() if state.get("slow")]
+    if not found:
         return []
-    slowest = max(seconds, key=lambda host: seconds[host])
-    others = statistics.median(took for host, took in seconds.items() if host != slowest)
-    if seconds[slowest] < SLOWER * others:
-        return []
-    return [f"slow: {slowest} {seconds[slowest] / others:.1f}x"]
+    host, slow = max(found, key=lambda one: float(one[1]["times"]))
+    rank = "" if slow.get("rank") is None else f" rank {slow['rank']}"
+    return [f"slow: {host}{rank} {float(slow['times']):.1f}x"]
 
 
 def _ranks(states: Sequence[State]) -> list[Mapping[str, Any]]:

@@ -149,6 +149,8 @@ class Watch:
             self.display.say(f"{event.get('by')}: the run stops; ranks have {self._grace:.0f} s to finish and save")
         elif name == "killed" and event.get("after_grace"):
             self.display.say(f"{host}: ranks that had not ended were killed")
+        elif name == "slow":
+            self.display.say(outcome.slow_in_words(event))
         elif name == "ranks_ended":
             self._over.add(host)
         elif name == "output_failed":

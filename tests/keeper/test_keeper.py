@@ -303,6 +303,25 @@ def running_here(folder: Path, status: int = 0) -> Running:
     return made
 
 
+def test_what_ranks_here_and_elsewhere_have_done_names_this_host_once(tmp_path: Path) -> None:
+    """A script's rank says nothing but its work: hangs are not looked for. Other hosts' ranks come in their beats."""
+    (tmp_path / "run").mkdir()
+    running = running_here(tmp_path)
+    running.reported({"agent": "started", "pids": {"0": os.getpid()}}, False)
+    said = []
+    for step in range(1, 100):
+        assert running.reported({"rank": 0, "work": [step, step, 0.4 * step, 0.0]}, False) is None
+        there = {"ranks": {}, "status": "running", "work": {"1": [step, step, 0.2 * step, 0.0]}}
+        running.hear(Heard(0.4 * step, "h2", there))
+        if words := running.look_for_slow(0.4 * step):
+            said.append(words)
+    [words] = said
+    assert (words["host"], words["rank"], words["times"], words["over"]) == ("h1", None, 2.0, False)
+    assert 10 < words["step"] < 60 and running.stragglers.slow == words
+    assert running.work() == {"0": [99, 99, pytest.approx(39.6), 0.0]} and running.progress(0.0) == {}
+    running.close()
+
+
 class Full:
     """Memory of a container in which the kernel has killed a process."""
 

@@ -19,8 +19,9 @@ ctrl_c. What is promised of other faults is tested elsewhere:
     uneven batches of our trainer                                           tests/train/test_parallel_states.py
     data that is missing or differs                       tests/launch/health/test_sameness.py, test_host_checks.py
 
-A host that computes slowly is named in the view of a run (tests/launch/run/test_progress.py); a link that turns slow
-while a run goes on is named by nobody.
+    a host that computes slowly                                             test_slow.py
+
+A link that turns slow while a run goes on is named by nobody.
 """
 
 from __future__ import annotations

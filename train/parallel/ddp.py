@@ -26,6 +26,7 @@ from train.model.running_statistics import unchanged_buffers
 from train.parallel import state
 from train.parallel.single import Single
 from train.parallel.strategy import Loss
+from train.start.ddp_times import computed, time_steps
 from train.start.group import Place
 
 
@@ -49,6 +50,7 @@ class Ddp(Single):
             static_graph=static_graph,
         )
         self.module = self.ddp
+        time_steps(self.ddp, on_gpu=device.type == "cuda")
         # DDP records a static graph in its first backward, which has to be a synchronised one.
         self.always_synchronise = static_graph
         self.unchecked = not (find_unused_parameters or static_graph)
@@ -115,18 +117,13 @@ class Ddp(Single):
             parameter.grad = None
 
     def comm_share(self) -> float | None:
-        """Of the last step that DDP timed (each of its first ten, then each hundredth)."""
+        """Of the last step that DDP timed (train/start/ddp_times.py says which)."""
         figures = self.ddp._get_ddp_logging_data()
         return exposed(figures)
 
     def computing_seconds(self) -> float | None:
         """Forward and backward of the same step."""
         return computed(self.ddp._get_ddp_logging_data()) / 1e9 or None
-
-
-def computed(figures: dict[str, float]) -> float:
-    """Nanoseconds of forward and backward in DDP's times of one step; backward ends when all gradients are there."""
-    return figures.get("forward_compute_time", 0) + figures.get("backward_compute_time", 0)
 
 
 def exposed(figures: dict[str, float]) -> float | None:

@@ -26,9 +26,9 @@ class Metrics:
     start {"world_size", "device", "host": whose clock "time" is of, or null, "resumed_from": step or null,
     "versions": {name: version}, "notes", all settings};
     step {"epoch", "step", "loss", "lr", "images", "accuracy", "seconds": of this epoch so far, ["computing",
-    "waiting": lists by rank, in seconds, of the step that this rank has timed since the last such event, null where
-    it has timed none: what it computed, and what it then waited for the others and the network. DDP times each of its
-    first ten steps, then each hundredth, Horovod each]};
+    "waiting": lists by rank, in seconds: the mean of the steps that it has timed since the last such event, null where
+    it has timed none: what it computed, and what it then waited for the others and the network. After each of the
+    first ten steps, then after each hundredth (work.py)]};
     epoch {"epoch", "step", "train_loss", "train_accuracy", "test_accuracy", "test_loss", "images_per_second",
     "seconds": of training, "data_wait", "comm": parts of that time, 0 to 1, or null};
     checkpoint {"step", "seconds": that the training waited for it}; end {as result.json}.

@@ -4,14 +4,19 @@ What torch makes when it is imported stays. Python looks through all of it again
 more whenever later imports (DDP and optimizers load torch's compiler) make more. So this turns the collector off while
 `import torch` goes on, and leaves what is there by then out of all later collections (gc.freeze).
 
+When torch is there, it has the steps of its DistributedDataParallel timed (ddp_times.py).
+
 In the training image it is the top-level module `muster_faster_import`; a .pth file loads it in the ranks of a run, and
 nowhere else. Runs before anything of the script: standard library only.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib
 import importlib.machinery
+import os
 import sys
 from types import ModuleType
 
@@ -36,6 +41,9 @@ class Finder:
                 finally:
                     if enabled:
                         gc.enable()
+                with contextlib.suppress(Exception):  # whatever another torch lacks for it: the script runs
+                    times = importlib.import_module("muster_ddp_times")
+                    times.watch(module, os.environ["MUSTER_KEEPER"], int(os.environ["RANK"]))
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

@@ -247,3 +247,22 @@ def test_the_results_are_those_of_the_last_master() -> None:
     documents = [{"attempt": 1, "hosts": ["h1", "h2"]}, {"attempt": 2, "hosts": ["h2"]}, None, {}, {"attempt": 3}]
     assert outcome.results_host("h1", documents) == "h2"
     assert outcome.results_host("h1", [None, {}]) == "h1"
+
+
+def test_who_was_slow_and_until_when_is_kept_by_attempt_and_in_order() -> None:
+    def slow(host: str, time: float, attempt: int = 1, over: bool = False, step: int = 9) -> dict[str, Any]:
+        words = {"event": "slow", "time": time, "attempt": attempt, "host": host, "rank": None, "over": over}
+        return {**words, "step": step}
+
+    first = HostEnd("h1", events=[slow("h1", 5.0, step=50), slow("h1", 9.0, attempt=2), slow("h1", 12.0, 2, True, 80)])
+    second = HostEnd("h2", events=[slow("h2", 3.0), slow("h2", 4.0, over=True, step=20)])
+    found = [(one["host"], one["attempt"], one["step"], one["until"]) for one in outcome.slow_times([first, second])]
+    assert found == [("h2", 1, 9, 20), ("h1", 1, 50, None), ("h1", 2, 9, 80)]
+
+
+def test_a_slow_rank_is_named_with_its_host() -> None:
+    event = {"host": "h2", "rank": 3, "times": 1.5, "seconds": 0.3, "others_seconds": 0.2, "step": None, "reason": ""}
+    assert outcome.slow_in_words(event) == (
+        "rank 3 on h2 is slow: its steps take 1.5 times as long as the others', 300 : 200 ms"
+    )
+    assert outcome.slow_in_words({**event, "over": True, "step": 7}) == "rank 3 on h2 is no longer slow (step 7)"

@@ -77,6 +77,20 @@ def test_why_a_run_was_not_started_again_is_on_the_line(runs: Path) -> None:
     assert ("notice", 18.0, "h1") in marks(line_of(runs / FAILED), "notice")
 
 
+def test_a_slow_host_is_marked_and_so_is_its_end(runs: Path) -> None:
+    file = runs / SUCCEEDED / "logs" / "h2" / "events.jsonl"
+    events = made_runs.read_lines(file)
+    words = {"event": "slow", "host": "h2", "rank": None, "times": 2.0, "seconds": 0.2, "others_seconds": 0.1}
+    begun = {**events[-1], **words, "after": 10.0, "over": False, "step": 9, "reason": "a CPU quota"}
+    over = {**events[-1], **words, "after": 12.0, "over": True, "step": 19, "reason": ""}
+    file.write_text(made_runs.lines(sorted([*events, begun, over], key=lambda event: float(event["after"]))))
+    made = line_of(runs / SUCCEEDED)
+    [slow], [notice] = marks(made, "slow"), marks(made, "notice")
+    assert slow[2] == notice[2] == "h2" and slow[1] < notice[1]
+    said = [line.what for line in made.lines if "slow" in line.what]
+    assert said[0].startswith("h2 is slow: its steps take 2.0 times") and said[1] == "h2 is no longer slow (step 19)"
+
+
 def test_a_failure_is_on_the_row_of_the_host_that_it_names_and_what_follows_is_only_a_notice(runs: Path) -> None:
     made = line_of(runs / FAILED)
     assert marks(made, "failure") == [("failure", 17.1, "h2")] and marks(made, "notice") == [("notice", 17.3, "h1")]

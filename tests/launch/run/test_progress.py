@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from launch.run.progress import Progress, behind, position, slowest_host
+from launch.run.progress import Progress, behind, position, who_is_slow
 
 
 def state(*ranks: dict[str, Any], status: str = "running") -> dict[str, Any]:
@@ -58,12 +58,13 @@ def test_a_host_that_is_behind_is_named() -> None:
     assert behind(at(h1=500), speed=1.0) == []
 
 
-def test_the_host_that_all_others_wait_for_is_named() -> None:
-    """Its steps are as many as theirs: each waits for the slowest."""
+def test_who_holds_up_the_others_is_named_as_its_keeper_says() -> None:
+    def at(host: str, rank: int | None, times: float) -> dict[str, Any]:
+        even = {name: {**state({"phase": "training", "step": 500}), "slow": None} for name in ("h1", "h2", "h3")}
+        return even | {host: even[host] | {"slow": {"host": host, "rank": rank, "times": times}}}
 
-    def at(**seconds: float) -> dict[str, Any]:
-        return {host: state({"phase": "training", "step": 500, "computing": took}) for host, took in seconds.items()}
-
-    assert slowest_host(at(h1=0.2, h2=0.41, h3=0.19)) == ["slow: h2 2.1x"]
-    assert slowest_host(at(h1=0.2, h2=0.23)) == [] and slowest_host(at(h1=0.2)) == [] and slowest_host({}) == []
-    assert Progress().line(at(h1=0.2, h2=0.4), 1.0) == "step 500 | slow: h2 2.0x"
+    assert who_is_slow(at("h2", None, 2.06)) == ["slow: h2 2.1x"]
+    assert who_is_slow(at("h2", 3, 1.5)) == ["slow: h2 rank 3 1.5x"]
+    assert who_is_slow(at("h1", None, 1.5) | {"h9": at("h2", None, 3.0)["h2"]}) == ["slow: h9 3.0x"]
+    assert who_is_slow({"h1": state({"step": 3})}) == [] and who_is_slow({}) == []
+    assert Progress().line(at("h2", None, 2.0), 1.0) == "step 500 | slow: h2 2.0x"

@@ -592,3 +592,20 @@ def test_why_a_run_was_not_started_again_is_said(hosts: dict[str, Host], capsys:
     said = capsys.readouterr().out.splitlines()
     assert said[-2] == "muster | it was not started again: it would end the same way again"
     assert said[-1].startswith("muster | run some-run FAILED: ")
+
+
+def test_a_slow_host_and_its_end_are_said_and_kept_in_the_summary(
+    hosts: dict[str, Host], capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = {"host": "h2", "rank": None, "step": 89, "times": 2.04, "seconds": 0.228, "others_seconds": 0.112}
+    begun = json.dumps({"event": "slow", "attempt": 1, **slow, "reason": "a CPU quota", "over": False}) + "\n"
+    over = json.dumps({"event": "slow", "attempt": 1, **slow, "step": 120, "reason": "", "over": True}) + "\n"
+    hosts["h1"].say(end())
+    hosts["h2"].say(output("events", 0, (begun + over).encode()), end())
+    assert watched(hosts["h1"], hosts["h2"]) == exits.SUCCEEDED
+    lines = [line for line in capsys.readouterr().out.splitlines() if "slow" in line]
+    assert lines == [
+        "muster | h2 is slow: its steps take 2.0 times as long as the others', 228 : 112 ms (step 89): a CPU quota",
+        "muster | h2 is no longer slow (step 120)",
+    ]
+    assert summary()["slow"] == [{"attempt": 1, **slow, "reason": "a CPU quota", "until": 120}]

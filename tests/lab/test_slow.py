@@ -1,0 +1,21 @@
+"""Promise: a host that gets half of its computing time while a run trains is named with the reason, and so is the end.
+
+How soon, and who is named in healthy runs: `make drill FAULT=slow_host REPEATS=20` and `FAULT=healthy`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.faults import EVEN, measure_slow
+from tests.lab.conftest import Lab
+
+pytestmark = pytest.mark.lab
+
+
+def test_a_host_whose_quota_is_halved_is_named_with_the_reason(lab: Lab) -> None:
+    """h1 has one rank and h2 two, on a core each: with these shares of the batch both hosts have as much to do."""
+    seen = measure_slow(lab.name, "h2", {**EVEN, "ARGS": f"{EVEN['ARGS']} --shares 2,1,1"})
+    print(seen)
+    assert seen.steps is not None and "a CPU quota holds its ranks back" in seen.line, seen
+    assert not (seen.orphans or seen.problems), seen
