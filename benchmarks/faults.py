@@ -72,6 +72,7 @@ STEPPING = re.compile(r"10 steps|first optimizer step")
 #: Lines of the control machine that are no verdict.
 NO_VERDICT = re.compile(
     r"run \S+: |.*: (no view|in view again|left by the run|could not gather|the run stops|ranks that had not ended)"
+    r"|.* is (slow|no longer slow)\b"
     "|stopping the run|waiting|the ranks of the run are being ended"
 )
 

@@ -15,11 +15,8 @@ class Work:
     computed: float = 0.0  # seconds of all timed steps
     waited: float = 0.0  # seconds in which steps waited for their batches
     noted: int = 0  # the step after which the metrics got times
-    sums: tuple[int, float, float] = (
-        0,
-        0.0,
-        0.0,
-    )  # since then: timed steps, seconds computed, seconds waited for others
+    #: Since then: timed steps, seconds computed, seconds waited for others.
+    sums: tuple[int, float, float] = (0, 0.0, 0.0)
 
     def add(self, computing: float | None, share: float | None) -> tuple[float, float] | None:
         """After a step. computing: seconds of the step that was timed last; share: of that step, waiting for others.
