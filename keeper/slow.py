@@ -107,8 +107,9 @@ def compared(
 ) -> Dict[Subject, Tuple[Took, Took]]:
     """For this host (None), and for each of its ranks where it has several: its mean step, and the others'.
 
-    took: by rank. own: this host's ranks. hosts: rank -> host. A host is as slow as its fastest rank; the others are
-    compared by the median of all ranks of other hosts, for a rank: of all other ranks.
+    took: by rank. own: this host's ranks. hosts: rank -> host. A host is as slow as its fastest rank, and is compared
+    with the median of the other hosts' ranks. A rank is compared with the median of all other ranks, or of those beside
+    it where these take longer: where the whole host is slow none of its ranks is.
     """
     there = [one for one in own if one in took]
     elsewhere = [took[rank] for rank in took if hosts[rank] != hosts[own[0]]]
@@ -116,7 +117,9 @@ def compared(
     if there and elsewhere:
         found[None] = min((took[rank] for rank in there), key=lambda one: one.seconds), middle(elsewhere)
     for rank in there if len(there) > 1 else ():
-        found[rank] = took[rank], middle([took[other] for other in took if other != rank])
+        beside, all_others = [one for one in there if one != rank], [one for one in took if one != rank]
+        both = (middle([took[one] for one in ranks]) for ranks in (all_others, beside))
+        found[rank] = took[rank], max(both, key=lambda one: one.seconds)
     return found
 
 

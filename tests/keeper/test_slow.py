@@ -172,7 +172,8 @@ def test_a_host_is_as_slow_as_its_fastest_rank_and_is_compared_with_all_others()
     hosts = {0: "h1", 1: "h2", 2: "h2", 3: "h3"}
     found = compared(took, [1, 2], hosts)
     assert found[None] == (Took(3.0, 0.0), Took(1.5, 0.0))
-    assert found[1] == (Took(3.0, 0.0), Took(2.0, 0.0)) and found[2] == (Took(5.0, 1.0), Took(2.0, 0.0))
+    assert found[1] == (Took(3.0, 0.0), Took(5.0, 1.0)) and found[2] == (Took(5.0, 1.0), Took(3.0, 0.0))
+    assert compared(took | {1: Took(0.5, 0.0)}, [1, 2], hosts)[2] == (Took(5.0, 1.0), Took(1.0, 0.0))
     assert set(compared(took, [0], hosts)) == {None}
 
 
