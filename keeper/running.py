@@ -236,7 +236,7 @@ class Running:
         steps = [words["step"] for words in self.ranks.values() if words.get("phase") == "training" and "step" in words]
         counted = [
             int(words["work"][0]) for words in self.ranks.values() if "work" in words
-        ]  # of a script, from its start
+        ]  # a script's, from its start
         return self.stragglers.look(now, self.pids, max(steps or counted, default=None))
 
     def _hang(self, rank: Optional[int], reason: str, now: float) -> Cause:
