@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import drill_judge as judge
-from benchmarks.drill import CLOSE, Outcome, figures, is_good, whole_number
+from benchmarks.common import whole_number
+from benchmarks.drill import CLOSE, Outcome, figures, is_good
 from benchmarks.drill_draw import (
     BLOCK_FAULTS,
     GAP_SECONDS,
