@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 FAB = Path(sys.executable).parent / "fab"
+MOST = 10_000  # of anything that is asked for
 
 
 def environment(name: str, **variables: object) -> dict[str, str]:
@@ -36,6 +38,7 @@ def fab(name: str, task: str, **variables: object) -> None:
 def lab(name: str, hosts: int) -> Iterator[str]:
     """A new lab with trusted hosts. At the end it is removed, with its cluster map and what else was measured of it."""
     fab(name, "lab-down")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that it is removed then, too
     try:
         fab(name, "lab", HOSTS=hosts)
         fab(name, "trust", YES=1)
@@ -44,6 +47,13 @@ def lab(name: str, hosts: int) -> Iterator[str]:
         if subprocess.run([FAB, "lab-down"], env=environment(name), check=False).returncode != 0:
             print(f"benchmark: the lab is still there; `make lab-down LAB={name}` removes it")  # the figures count
         shutil.rmtree(Path("build") / name, ignore_errors=True)
+
+
+def whole_number(name: str, text: str, least: int) -> int:
+    """A variable as it was typed. Raises SystemExit."""
+    if not (text.isascii() and text.isdigit() and least <= int(text) <= MOST):
+        raise SystemExit(f"{name}={text} is not a whole number from {least} to {MOST}: {name}={max(least, 20)}")
+    return int(text)
 
 
 def close(figures: dict[str, Any]) -> None:

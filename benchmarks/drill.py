@@ -46,7 +46,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import drill_judge as judge
-from benchmarks.common import FAB, close, environment
+from benchmarks.common import FAB, close, environment, whole_number
 from benchmarks.drill_draw import KINDS, Drawn, bearable, draw
 from benchmarks.faults import (
     HOSTS,
@@ -620,13 +620,6 @@ def drill(asked: int, seed: int) -> int:
         say(f"again: {again}")
     close({**found, "asked": asked, "seed": seed, "seconds": round(time.monotonic() - begun)})
     return int(not good)
-
-
-def whole_number(name: str, text: str, least: int) -> int:
-    """A variable as it was typed. Raises SystemExit."""
-    if not (text.isascii() and text.isdigit() and least <= int(text) <= MANY):
-        raise SystemExit(f"drill: {name}={text} is not a whole number from {least} to {MANY}: {name}={max(least, 20)}")
-    return int(text)
 
 
 def main() -> int:

@@ -42,7 +42,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks.common import FAB, close, environment, fab
+from benchmarks.common import FAB, close, environment, fab, whole_number
 from benchmarks.common import lab as new_lab
 from containers import lab_plan
 
@@ -820,6 +820,8 @@ def drill(name: str, times: int) -> int:
     if name in SLOW_HOSTS:
         return drill_slow(name, times)
     if name not in FAULTS:
+        if name:
+            print(f"drill: there is no FAULT={name}; there are:")
         print("\n".join(f"{one:20} {fault.what} (<= {fault.bar:g} s)" for one, fault in FAULTS.items()))
         for one, survival in SURVIVED.items():
             print(f"{one:20} {survival.what}: to the first step of the next attempt (<= {survival.bar:g} s)")
@@ -868,12 +870,12 @@ def even_lab() -> Iterator[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=["bench", "drill"])
-    times = os.environ.get("REPEATS", "")
     command = parser.parse_args().command
+    times = whole_number("REPEATS", os.environ.get("REPEATS") or ("5" if command == "bench" else "1"), 1)
     if command == "bench":
-        bench(int(times or 5))
+        bench(times)
         return 0
-    return drill(os.environ.get("FAULT", ""), int(times or 1))
+    return drill(os.environ.get("FAULT", ""), times)
 
 
 if __name__ == "__main__":

@@ -234,7 +234,8 @@ def begin(session: Session) -> list[str]:
     settings, place = session.settings, session.place
     found = where_to_begin(settings, place)
     if found.path is None:
-        return found.notes
+        anew = ["no checkpoint was kept before the failure: it begins anew"] if was_restarted() else []
+        return [*found.notes, *anew]
     state, problem = {}, ""
     try:
         state = load_path(found.path)

@@ -128,9 +128,11 @@ def _show_gathered(console: Console) -> None:
     for file in found:
         known = read_json(file)
         accuracy, rate = number(known.get("test_accuracy")), number(known.get("images_per_second"))
+        missing = known.get("missing_hosts")
+        left = f"; not gathered: {', '.join(map(str, missing))}" if missing and isinstance(missing, list) else ""
         table.add_row(
             file.parent.name,
-            escape(str(known.get("status", "?"))),
+            escape(f"{known.get('status', '?')}{left}"),
             escape(str(known.get("world_size", "?"))),
             "" if accuracy is None else f"{accuracy:.2%}",
             "" if rate is None else f"{rate:.0f}",

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import drill_judge as judge
-from benchmarks.drill import CLOSE, Outcome, figures, is_good, whole_number
+from benchmarks.common import whole_number
+from benchmarks.drill import CLOSE, Outcome, figures, is_good
 from benchmarks.drill_draw import (
     BLOCK_FAULTS,
     GAP_SECONDS,
@@ -49,9 +50,13 @@ def test_seeds_differ() -> None:
 
 
 @given(seeds)
-def test_a_hundred_faults_have_every_kind_and_every_moment(seed: int) -> None:
+def test_a_hundred_faults_have_every_kind(seed: int) -> None:
     faults = [fault for block in draw(seed, 100) for fault in block]
     assert {fault.kind for fault in faults} == set(KINDS)
+
+
+def test_faults_come_at_every_moment() -> None:
+    faults = [fault for seed in range(10) for block in draw(seed, 100) for fault in block]
     assert {fault.moment for fault in faults} == {"training", "start", "saving"}
 
 

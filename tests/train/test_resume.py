@@ -6,6 +6,7 @@ import os
 import signal
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ import torch
 
 from tests.train.resume_ranks import CRASH, SETTINGS, STEPS, Change, crash_in_step, end_of, own_host, train
 from tests.train.test_metrics import curve_of
+from train import session
+from train.checkpoints.agree import StartPoint
 from train.settings import EXIT_REFUSED, EXIT_STOPPED, Settings
 
 RICH = {
@@ -128,6 +131,18 @@ def test_another_attempt_goes_on_from_the_runs_own_checkpoints_whatever_was_aske
     assert first is None and second in (4, 6)  # a checkpoint each second step, written in the background
     assert train(2, settings) == [0, 0]  # shares of three ranks mean nothing to two: they are measured
     assert len(starts(tmp_path)) == 3 and (starts(tmp_path)[-1] or 0) in (8, 10) and len(losses(tmp_path)) == STEPS
+
+
+@pytest.mark.parametrize(
+    ("attempt", "notes"), [("1", []), ("2", ["no checkpoint was kept before the failure: it begins anew"])]
+)
+def test_another_attempt_without_a_checkpoint_says_that_it_begins_anew(
+    attempt: str, notes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MUSTER_ATTEMPT", attempt)
+    monkeypatch.setattr(session, "where_to_begin", lambda settings, place: StartPoint())
+    made: Any = SimpleNamespace(settings=None, place=None)
+    assert session.begin(made) == notes
 
 
 @pytest.mark.slow

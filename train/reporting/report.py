@@ -168,9 +168,11 @@ class Report:
     def stopped(self) -> None:
         if self.reports:
             position = self.session.position
+            # In a run of `make train` the folder is the container's, and the control machine says how to go on.
+            how = f": --resume {self.session.settings.run_dir} goes on from there"
             self.progress.say(
-                f"stopped as asked after step {position.step} of {self.session.total_steps}; its checkpoint is "
-                f"written: --resume {self.session.settings.run_dir} goes on from there"
+                f"stopped as asked after step {position.step} of {self.session.total_steps}; its checkpoint is written"
+                + ("" if "MUSTER_KEEPER" in os.environ else how)
             )
 
     def end(self, score: Score, lost: float) -> None:

@@ -88,9 +88,9 @@ def watch(torch: ModuleType, keeper: str, rank: int) -> None:
             return
 
     def begin_step(module: Any, _: Any) -> None:
-        if torch.compiler.is_compiling():  # nothing of this belongs into a compiled graph
-            return
         try:
+            if torch.compiler.is_compiling():  # nothing of this belongs into a compiled graph
+                return
             if torch.is_grad_enabled() and module.require_backward_grad_sync:
                 told.step(module._get_ddp_logging_data())
         except Exception:

@@ -75,6 +75,16 @@ def test_status_names_a_silent_host(hosts: dict[str, Host], capsys: pytest.Captu
     assert "some-run" in out and named(err)
 
 
+def test_status_names_a_host_from_which_nothing_was_gathered(
+    hosts: dict[str, Host], capsys: pytest.CaptureFixture[str]
+) -> None:
+    has(hosts["h1"])
+    has(hosts["h2"])
+    files.write_json(files.runs_dir() / "a-run" / "summary.json", {"status": "stopped", "missing_hosts": ["h2"]})
+    assert status.status(INVENTORY, console()) == exits.SUCCEEDED
+    assert "stopped; not gathered: h2" in capsys.readouterr().out
+
+
 def test_status_shows_a_reason_as_it_is(hosts: dict[str, Host], capsys: pytest.CaptureFixture[str]) -> None:
     """Brackets are markup to rich; gloo's own messages begin with a path in brackets."""
     has(hosts["h1"])
@@ -89,7 +99,7 @@ def test_status_shows_a_reason_as_it_is(hosts: dict[str, Host], capsys: pytest.C
 def test_status_survives_whatever_a_summary_holds(
     value: Any, hosts: dict[str, Host], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    names = ("run", "status", "world_size", "test_accuracy", "images_per_second", "reason")
+    names = ("run", "status", "world_size", "test_accuracy", "images_per_second", "reason", "missing_hosts")
     for name in names:
         files.write_json(files.runs_dir() / f"with-{name}" / "summary.json", {"test_accuracy": 0.5, name: value})
     files.write_json(files.runs_dir() / "with-all" / "summary.json", dict.fromkeys(names, value))
@@ -97,7 +107,7 @@ def test_status_survives_whatever_a_summary_holds(
     has(hosts["h2"])
     assert status.status(INVENTORY, console()) == exits.SUCCEEDED
     out = capsys.readouterr().out
-    assert out.count("50.00%") == 5 and all(f"with-{name}" in out for name in (*names, "all"))
+    assert out.count("50.00%") == len(names) - 1 and all(f"with-{name}" in out for name in (*names, "all"))
 
 
 def test_a_machine_that_deployed_nothing_takes_the_hosts_from_the_inventory(
