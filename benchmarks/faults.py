@@ -658,8 +658,8 @@ class Slowed:
 
 
 def measure_slow(lab: str, host: str, job: Mapping[str, object] = EVEN) -> Slowed:
-    """Halve a host's quota while a run of two hosts trains, give it back when the host was named, and stop the run when
-    that is over. host: "" for none: then the run takes HEALTHY_STEPS. Raises SystemExit if it does not come so far."""
+    """Halve a host's quota while a run of two hosts trains, lift it when the host was named, and stop the run when that
+    is over. host: "" for none: then the run takes HEALTHY_STEPS. Raises SystemExit if it does not come so far."""
     run, problems = Run(lab, job, 2), []
     try:
         for name in run.hosts:
@@ -674,7 +674,7 @@ def measure_slow(lab: str, host: str, job: Mapping[str, object] = EVEN) -> Slowe
             limit(run, host, EVEN_CPUS / 2)
             with contextlib.suppress(SystemExit):
                 run.wait_for(lambda: said(run, at, SLOW.format(host)), "name", SAID_SECONDS)
-                limit(run, host, EVEN_CPUS)
+                limit(run, host, None)
                 run.wait_for(lambda: said(run, at, OVER.format(host)), "end of it", SAID_SECONDS)
         run.process.send_signal(signal.SIGINT)
         run.process.wait(LIMIT_SECONDS)
