@@ -33,11 +33,15 @@ LAUNCHER = "torchrun"  # the stream of torchrun itself
 class Outputs:
     """Everything that ranks and torchrun print, from their pipes to files; a thread of its own copies it."""
 
-    def __init__(self, folder: Path, ranks: Sequence[int], failed: Callable[[OSError], None]) -> None:
-        """failed: called once, from the thread, when the files cannot be written (a full disk)."""
+    def __init__(self, folder: Path, ranks: Sequence[int], failed: Callable[[OSError], None], attempt: int = 1) -> None:
+        """failed: called once, from the thread, when the files cannot be written (a full disk). attempt: a later one
+        begins in each rank's output with a line that says so."""
         folder.mkdir(mode=0o700, exist_ok=True)
         for stream in (*(f"rank-{rank}" for rank in ranks), LAUNCHER):
             (folder / f"{stream}.log").touch()  # a rank that prints nothing has a file, too
+            if attempt > 1 and stream != LAUNCHER:
+                with contextlib.suppress(OSError), contextlib.closing(Writer(folder, stream)) as writer:
+                    writer.append(f"-- attempt {attempt} --\n".encode())
         self.pipes = Path(tempfile.mkdtemp(prefix="muster-pipes-"))
         self._failed: Optional[Callable[[OSError], None]] = failed
         self._writers: Dict[int, Writer] = {}  # by file descriptor

@@ -57,7 +57,8 @@ class Running:
         with contextlib.suppress(FileNotFoundError):
             (run_dir / "failure.json").unlink()  # of the attempt before
         self.reports = Reports(report)
-        self.outputs = Outputs(run_dir / "output", place.ranks, lost)
+        attempt = int(place.environment.get("MUSTER_ATTEMPT", 1))
+        self.outputs = Outputs(run_dir / "output", place.ranks, lost, attempt)
         ours = {"MUSTER_KEEPER": self.reports.path, "MUSTER_PIPES": str(self.outputs.pipes), "MUSTER_HOLD": str(hold)}
         inherited = {name: value for name, value in os.environ.items() if name not in OF_AN_ATTEMPT}
         self.launcher = launch(place.agent, {**inherited, **place.environment, **ours}, self.outputs)

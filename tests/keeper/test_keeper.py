@@ -452,7 +452,7 @@ def test_a_rank_that_dies_is_started_again_on_all_hosts(run: Run, tmp_path: Path
     assert (found["status"], found["attempt"], found["hosts"]) == ("succeeded", 2, ["h1", "h2", "h3"])
     assert [(end["number"], end["cause"]["rank"]) for end in found["attempts"][:1]] == [(1, 3)]
     assert found["cause"] is None and found["failures"] == []
-    assert run.output(1, 2) == "attempt 1\nattempt 2\n"
+    assert run.output(1, 2) == "attempt 1\n-- attempt 2 --\nattempt 2\n"
     (event,) = run.events(2, "attempt")
     assert event["attempt"] == 2 and event["because"]["reason"] == "killed by SIGKILL" and event["left_out"] == {}
 
@@ -466,7 +466,10 @@ def test_a_spare_takes_the_place_of_a_host_whose_keeper_is_gone(run: Run, tmp_pa
     run.processes[0].kill()  # with its container go all of its processes
     os.kill(run.pids(0)["0"], signal.SIGKILL)
     assert run.statuses()[1:] == [0, 0, 0]
-    assert run.document(3, "exit.json")["hosts"] == ["h2", "h3", "h4"] and run.output(3, 2) == "attempt 2\n"
+    assert (
+        run.document(3, "exit.json")["hosts"] == ["h2", "h3", "h4"]
+        and run.output(3, 2) == "-- attempt 2 --\nattempt 2\n"
+    )
     assert "its container has ended" in run.events(3, "attempt")[0]["left_out"]["h1"]
 
 
