@@ -48,23 +48,9 @@ from typing import Any
 from benchmarks import drill_judge as judge
 from benchmarks.common import FAB, close, environment, whole_number
 from benchmarks.drill_draw import KINDS, Drawn, bearable, draw
-from benchmarks.faults import (
-    HOSTS,
-    LEFT_BYTES,
-    LIMIT_SECONDS,
-    ROOT,
-    Run,
-    cut,
-    deployed_lab,
-    hold,
-    is_alive,
-    lose_link,
-    lose_power,
-    memory_of,
-    read_summary,
-    verdict_in,
-)
-from containers import lab_plan
+from benchmarks.faults import HOSTS, deployed_lab, verdict_in
+from benchmarks.inject import cut, exhaust, give_time, hold, kill, lose_link, lose_power, parent
+from benchmarks.run import LIMIT_SECONDS, ROOT, Run, is_alive, read_summary
 from train.checkpoints import CheckpointError, saved_steps
 from train.datasets.small import digits
 from train.reporting.metrics import read_metrics
@@ -311,8 +297,8 @@ class Drill:
             self.fill_disk(host)
         elif fault.kind == "slow_host":
             cores = len(os.sched_getaffinity(0))
-            run.undo.callback(give_time, run.container(host), None)
-            give_time(run.container(host), cores / HOSTS / 2)
+            run.undo.callback(give_time, run, host, None)
+            give_time(run, host, cores / HOSTS / 2)
         elif fault.kind == "control_away":
             for name in filter(lambda name: is_alive(run.hosts[name]), run.hosts):
                 for chain, side in (("INPUT", "--dport"), ("OUTPUT", "--sport")):
@@ -454,44 +440,6 @@ def command(run: Run, task: str) -> None:
     with contextlib.suppress(subprocess.TimeoutExpired):
         subprocess.run([FAB, task], env=environment(run.lab, RUN=run.id), cwd=ROOT, capture_output=True, check=False,
                        timeout=LIMIT_SECONDS)  # fmt: skip
-
-
-def kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-
-
-def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def give_time(container: str, cpus: float | None) -> None:
-    """Let a host have so many cores' time; None: all that its cores give."""
-    options = lab_plan.quota_options(cpus, len(os.sched_getaffinity(0)))
-    subprocess.run(["podman", "update", *options, container], capture_output=True, check=True, timeout=60)
-
-
-#: Takes all of a container's memory until the rank is gone: group's processes, pid of the rank.
-GREEDY = """
-import os, sys, time
-open(sys.argv[1], "w").write(str(os.getpid()))
-taken = []
-while os.path.exists("/proc/" + sys.argv[2]) and " Z " not in open("/proc/" + sys.argv[2] + "/stat").read():
-    taken.append(b"x" * 2**22)
-    time.sleep(0.002)
-"""
-
-
-def exhaust(pid: int) -> None:
-    """Something else in a rank's container takes its memory, and the kernel kills the rank for it."""
-    used, limit = memory_of(pid)
-    before = limit.read_text()
-    Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
-    limit.write_text(str(int(used.read_text()) + LEFT_BYTES))
-    try:
-        words = [sys.executable, "-c", GREEDY, str(limit.with_name("cgroup.procs")), str(pid)]
-        subprocess.run(words, capture_output=True, check=False, timeout=60)
-    finally:
-        limit.write_text(before.strip() if before.strip() != "max" else "max")
 
 
 @contextlib.contextmanager

@@ -16,16 +16,13 @@ containers of this machine, so ranks are watched in its /proc, past SSH and past
 MUSTER_BENCH_LAB=name uses a deployed lab of three hosts that is up, and leaves it so (for slow_host and healthy of two
 hosts: limits of their computing time are lifted at the end).
 
-A host that loses its power first loses all links (killing it alone would send a FIN to everybody), and is booted again
-at the end; what it has of the run is then gathered, and must be cleared. A rank that stands still without being stopped
-is held by ptrace: no look at its state tells, and nothing of it answers.
+A run is seen by run.py; what is done to it stands in inject.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import json
 import os
 import re
@@ -33,28 +30,33 @@ import signal
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cached_property, partial
-from pathlib import Path
-from typing import Any, TypeVar
+from functools import partial
+from typing import TypeVar
 
 from benchmarks.common import FAB, close, environment, fab, whole_number
 from benchmarks.common import lab as new_lab
-from containers import lab_plan
+from benchmarks.inject import (
+    KNOWN_STEPS,
+    cut,
+    give_time,
+    hold_rank,
+    kill_above_ranks,
+    lose_link,
+    lose_power,
+    press_ctrl_c,
+    reap,
+    signal_rank,
+    stand_still,
+    starve,
+)
+from benchmarks.run import LIMIT_SECONDS, ROOT, Run, is_alive, read_summary
 
 T = TypeVar("T")
-ROOT = Path(__file__).resolve().parent.parent
 HOSTS = 3
-LIMIT_SECONDS = 150  # for a run to start, and to end after its fault
 LOOK_SECONDS = 0.01  # between two looks at the ranks
-KNOWN_STEPS = 60  # before a silence: of the first ones it is not known how long they take
-HELD_STATE_SECONDS = 2.5  # for the keeper to write down what a held rank said last
-LEFT_BYTES = 2**26  # of memory for a container that has nearly none
-PTRACE_ATTACH, PTRACE_DETACH, WALL = 16, 17, 0x40000000  # of sys/ptrace.h and sys/wait.h
 SCRIPT = {"WORKLOAD": "tests/lab/test_jobs", "SCRIPT": "faults.py", "SKIP_CHECK": 1}
 STEPS = {**SCRIPT, "ARGS": "steps"}
 LEAVING = {**SCRIPT, "ARGS": "leave"}
@@ -75,330 +77,6 @@ NO_VERDICT = re.compile(
     r"|.* is (slow|no longer slow)\b"
     "|stopping the run|waiting|the ranks of the run are being ended"
 )
-
-
-class Run:
-    """A run in progress on a lab, as it is seen from below its hosts."""
-
-    def __init__(self, lab: str, job: Mapping[str, object], nodes: int) -> None:
-        self.lab = lab
-        self.undo = ExitStack()  # what puts the hosts right again
-        self.lines: list[tuple[float, str]] = []  # (time.monotonic(), line) of what make train, then attach, printed
-        self.process, self._reader = self._show("train", **job, NODES=nodes, WAIT=1)
-
-    def attach(self) -> None:
-        """Show the run again, whose command has ended."""
-        self.process, self._reader = self._show("attach", RUN=self.id)
-
-    def _show(self, task: str, **variables: object) -> tuple[subprocess.Popen[str], threading.Thread]:
-        """A command that shows the run, and what reads it."""
-        process = subprocess.Popen(
-            [FAB, task], env=environment(self.lab, **variables), cwd=ROOT, text=True, errors="replace",
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
-        reader = threading.Thread(target=self._read, args=(process,), daemon=True)
-        reader.start()
-        return process, reader
-
-    def _read(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            self.lines.append((time.monotonic(), line.rstrip("\n")))
-
-    @property
-    def output(self) -> str:
-        return "\n".join(line for _, line in list(self.lines))
-
-    def wait_for(self, condition: Callable[[], Any], what: str, seconds: float = LIMIT_SECONDS) -> Any:
-        """The first true value. Raises SystemExit after so many seconds, or when make train ends before."""
-        deadline = time.monotonic() + seconds
-        while not (value := condition()):
-            if time.monotonic() > deadline or self.process.poll() is not None:
-                raise SystemExit(f"no {what}; make train printed:\n{self.output}")
-            time.sleep(0.05)
-        return value
-
-    @cached_property
-    def id(self) -> str:
-        """The run's id, as announced."""
-        return str(self.wait_for(lambda: re.search(r"^muster \| run (\S+):", self.output, re.MULTILINE), "run")[1])
-
-    @cached_property
-    def plan(self) -> dict[str, Any]:
-        """The run's plan."""
-        path = ROOT / "runs" / self.id / "plan.json"
-        self.wait_for(path.exists, "plan.json")
-        found: dict[str, Any] = json.loads(path.read_text())
-        return found
-
-    @cached_property
-    def hosts(self) -> dict[str, int]:
-        """Host -> the first process of its container, as this machine counts."""
-        names = [host["host"] for host in self.plan["hosts"]]
-        asked = ["podman", "inspect", "--format", "{{.State.Pid}}", *(self.container(name) for name in names)]
-        pids = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=60).stdout.split()
-        return dict(zip(names, map(int, pids), strict=True))
-
-    def container(self, host: str) -> str:
-        return f"muster-{self.lab}-{host}"
-
-    def file(self, host: str, name: str) -> Path:
-        """A file of the run's folder on a host."""
-        return Path(f"/proc/{self.hosts[host]}/root/var/lib/muster/runs/{self.id}/{name}")
-
-    def state(self, host: str, rank: int) -> dict[str, Any]:
-        """What the keeper of a host last wrote down of a rank."""
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            found: dict[str, Any] = json.loads(self.file(host, "state.json").read_text())["ranks"][str(rank)]
-            return found
-        return {}
-
-    def ranks_of(self, host: str) -> list[dict[str, Any]]:
-        """What the keeper of a host last wrote down of its ranks, whatever their numbers are now."""
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            return list(json.loads(self.file(host, "state.json").read_text())["ranks"].values())
-        return []
-
-    def last_rank(self, host: str) -> int:
-        return int(next(one["ranks"][-1] for one in self.plan["hosts"] if one["host"] == host))
-
-    def address(self, host: str) -> str:
-        return str(next(one["address"] for one in self.plan["hosts"] if one["host"] == host))
-
-    @cached_property
-    def ranks(self) -> dict[int, tuple[str, int]]:
-        """Rank -> (its host, its process as this machine counts)."""
-        return {int(rank): found for rank, found in self.wait_for(self._find_ranks, "ranks").items()}
-
-    def _find_ranks(self) -> dict[int, tuple[str, int]]:
-        ranks = self.living_ranks()
-        return ranks if len(ranks) == self.plan["world_size"] else {}
-
-    def living_ranks(self) -> dict[int, tuple[str, int]]:
-        """The same of those ranks that are there now, of each host's newest attempt."""
-        processes = {host: {inner: outer for outer, inner in found} for host, found in self.processes().items()}
-        ranks = {}
-        for host in self.hosts:
-            started = [event for event in self.events(host) if event["event"] == "started"]
-            for rank, pid in (started[-1]["pids"] if started else {}).items():
-                if pid in processes[host]:
-                    ranks[int(rank)] = (host, processes[host][pid])
-        return ranks
-
-    def events(self, host: str) -> list[dict[str, Any]]:
-        """What the keeper of a host has noted."""
-        with contextlib.suppress(OSError, ValueError):
-            return [json.loads(line) for line in self.file(host, "events.jsonl").read_text().splitlines()]
-        return []
-
-    def processes(self) -> dict[str, list[tuple[int, int]]]:
-        """Host -> (pid of this machine, pid in its container) of every living process of the run."""
-        networks = {os.readlink(f"/proc/{pid}/ns/net"): host for host, pid in self.hosts.items() if is_alive(pid)}
-        found: dict[str, list[tuple[int, int]]] = {host: [] for host in self.hosts}
-        mark = f"MUSTER_RUN_ID={self.id}".encode()
-        for folder in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if mark in (folder / "environ").read_bytes().split(b"\0") and is_alive(int(folder.name)):
-                    host = networks.get(os.readlink(folder / "ns" / "net"))
-                    inner = re.search(r"^NSpid:.*\s(\d+)$", (folder / "status").read_text(), re.MULTILINE)
-                    if host and inner:
-                        found[host].append((int(folder.name), int(inner[1])))
-        return found
-
-    def on_host(self, host: str, *words: str) -> str:
-        """Run a command inside a host, past SSH."""
-        done = subprocess.run(["podman", "exec", self.container(host), *words], capture_output=True, text=True,
-                              check=False, timeout=60)  # fmt: skip
-        return done.stdout.strip()
-
-    def in_network(self, host: str, *words: str) -> None:
-        """Run a program of this machine in a host's network."""
-        subprocess.run(["nsenter", f"--net=/proc/{self.hosts[host]}/ns/net", "--", *words], check=True, timeout=60)
-
-    def left(self) -> list[str]:
-        """Processes and containers of the run that are there now."""
-        processes = [f"process {pid} on {host}" for host, found in self.processes().items() for pid, _ in found]
-        ask = ("podman", "ps", "--all", "--quiet", "--filter", f"label=muster.run={self.id}")
-        containers = [f"container {one} on {host}" for host in self.hosts for one in self.on_host(host, *ask).split()]
-        return processes + containers
-
-    def end(self) -> None:
-        """Whatever happened: no command goes on, and the hosts are right again."""
-        for number in (signal.SIGINT, signal.SIGKILL):
-            if self.process.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self.process.pid, number)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self.process.wait(60)
-        self._reader.join(5)
-        self.undo.close()
-
-
-def is_alive(pid: int) -> bool:
-    """Whether there is such a process, and it has not ended."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    return False
-
-
-# -- what is done to a run: each returns time.monotonic() of the fault -------------------------------------------------
-
-
-def signal_rank(host: str, number: int) -> Callable[[Run], float]:
-    def inject(run: Run) -> float:
-        os.kill(run.ranks[run.last_rank(host)][1], number)
-        return time.monotonic()
-
-    return inject
-
-
-def stand_still(host: str) -> Callable[[Run], float]:
-    """A rank of a script that reports its progress sleeps, when enough is known of its steps."""
-
-    def inject(run: Run) -> float:
-        run.wait_for(lambda: run.state(host, run.last_rank(host)).get("step", 0) > KNOWN_STEPS, "steps")
-        return signal_rank(host, signal.SIGUSR2)(run)
-
-    return inject
-
-
-def kill_above_ranks(host: str, generations: int) -> Callable[[Run], float]:
-    """SIGKILL to torchrun, which is the parent of the ranks, or to the keeper, which is its parent."""
-
-    def inject(run: Run) -> float:
-        pid = run.ranks[run.last_rank(host)][1]
-        for _ in range(generations):
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        os.kill(pid, signal.SIGKILL)
-        return time.monotonic()
-
-    return inject
-
-
-def hold_rank(host: str) -> Callable[[Run], float]:
-    """All threads of a rank of our trainer stand still while it trains."""
-
-    def inject(run: Run) -> float:
-        rank = run.last_rank(host)
-        run.wait_for(lambda: run.state(host, rank).get("step", 0) > KNOWN_STEPS, "steps")
-        return hold(run, host, rank, run.ranks[rank][1])
-
-    return inject
-
-
-def hold(run: Run, host: str, rank: int, pid: int) -> float:
-    """Hold all threads of a rank while it trains; returns since when (time.monotonic())."""
-    while True:
-        began, threads = time.monotonic(), sorted(map(int, os.listdir(f"/proc/{pid}/task")))
-        for thread in threads:
-            ptrace(PTRACE_ATTACH, thread)
-            run.undo.callback(reap, thread)  # else it stays, and nothing removes its host
-        time.sleep(HELD_STATE_SECONDS)
-        if run.state(host, rank).get("phase") == "training":
-            return began
-        for thread in threads:  # it was about to evaluate or save, which may take longer
-            reap(thread)
-            ptrace(PTRACE_DETACH, thread)
-        time.sleep(0.3)
-
-
-def ptrace(request: int, pid: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
-    if libc.ptrace(request, pid, None, None) != 0:
-        raise OSError(ctypes.get_errno(), f"ptrace of {pid}")
-
-
-def reap(thread: int) -> None:
-    """Take note of a held thread's end: whoever holds it hears of it first, and nobody else does before."""
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(thread, os.WNOHANG | WALL)
-
-
-def lose_power(host: str) -> Callable[[Run], float]:
-    def inject(run: Run) -> float:
-        nics = [name for name in os.listdir(f"/proc/{run.hosts[host]}/root/sys/class/net") if name != "lo"]
-        run.undo.callback(boot, run, host)
-        links = "".join(f"link set dev {nic} down\n" for nic in nics)
-        command = ["nsenter", f"--net=/proc/{run.hosts[host]}/ns/net", "--", "ip", "-force", "-batch", "-"]
-        at = time.monotonic()
-        subprocess.run(command, input=links, text=True, check=True, capture_output=True, timeout=60)
-        subprocess.run(["podman", "kill", run.container(host)], check=True, capture_output=True, timeout=60)
-        return at
-
-    return inject
-
-
-def boot(run: Run, host: str) -> None:
-    """Start a host that lost its power; its inventory stays as it was."""
-    from containers import lab
-
-    inventory = ROOT / "inventory" / run.lab / "hosts.yml"
-    text, times = inventory.read_text(), inventory.stat()
-    deadline = time.monotonic() + 30
-    while is_alive(run.hosts[host]) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    lab.up(run.lab, len(lab.labs()[run.lab]))
-    inventory.write_text(text)
-    os.utime(inventory, (times.st_atime, times.st_mtime))  # a newer one would ask for another deploy
-    del run.hosts
-
-
-def cut(one: str, other: str) -> Callable[[Run], float]:
-    """Nothing passes between two hosts on the training network."""
-
-    def inject(run: Run) -> float:
-        rules = (("INPUT", "-s"), ("OUTPUT", "-d"))
-        at = time.monotonic()
-        for chain, side in rules:
-            rule = (chain, side, run.address(other), "-j", "DROP")
-            run.in_network(one, "iptables", "-w", "-A", *rule)
-            run.undo.callback(run.in_network, one, "iptables", "-w", "-D", *rule)
-        return at
-
-    return inject
-
-
-def lose_link(host: str) -> Callable[[Run], float]:
-    """The network interface that carries the training goes down."""
-
-    def inject(run: Run) -> float:
-        nic = next(str(one["interface"]) for one in run.plan["hosts"] if one["host"] == host)
-        at = time.monotonic()
-        run.in_network(host, "ip", "link", "set", "dev", nic, "down")
-        run.undo.callback(run.in_network, host, "ip", "link", "set", "dev", nic, "up")
-        return at
-
-    return inject
-
-
-def starve(host: str) -> Callable[[Run], float]:
-    """A rank asks for more and more memory, of which its container has 64 MiB left."""
-
-    def inject(run: Run) -> float:
-        pid = run.ranks[run.last_rank(host)][1]
-        used, limit = memory_of(pid)
-        limit.write_text(str(int(used.read_text()) + LEFT_BYTES))
-        os.kill(pid, signal.SIGUSR2)
-        return time.monotonic()
-
-    return inject
-
-
-def memory_of(pid: int) -> tuple[Path, Path]:
-    """The files that say how many bytes the container of a process uses, and may use."""
-    groups = dict(line.split(":", 2)[1:] for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines())
-    if "memory" in groups:
-        folder = Path("/sys/fs/cgroup/memory" + groups["memory"])
-        return folder / "memory.usage_in_bytes", folder / "memory.limit_in_bytes"
-    folder = Path("/sys/fs/cgroup" + groups[""])
-    return folder / "memory.current", folder / "memory.max"
-
-
-def press_ctrl_c(run: Run) -> float:
-    at = time.monotonic()
-    os.killpg(run.process.pid, signal.SIGINT)
-    return at
 
 
 # -- the faults --------------------------------------------------------------------------------------------------------
@@ -663,18 +341,18 @@ def measure_slow(lab: str, host: str, job: Mapping[str, object] = EVEN) -> Slowe
     run, problems = Run(lab, job, 2), []
     try:
         for name in run.hosts:
-            run.undo.callback(limit, run, name, None)
-            limit(run, name, EVEN_CPUS)
+            run.undo.callback(give_time, run, name, None)
+            give_time(run, name, EVEN_CPUS)
         wanted = KNOWN_STEPS if host else HEALTHY_STEPS
         run.wait_for(
             lambda: run.ranks_of("h1") and run.ranks_of("h1")[0].get("step", 0) > wanted, "steps", SAID_SECONDS
         )
         at, clock = time.monotonic(), time.time() - time.monotonic()
         if host:
-            limit(run, host, EVEN_CPUS / 2)
+            give_time(run, host, EVEN_CPUS / 2)
             with contextlib.suppress(SystemExit):
                 run.wait_for(lambda: said(run, at, SLOW.format(host)), "name", SAID_SECONDS)
-                limit(run, host, None)
+                give_time(run, host, None)
                 run.wait_for(lambda: said(run, at, OVER.format(host)), "end of it", SAID_SECONDS)
         run.process.send_signal(signal.SIGINT)
         run.process.wait(LIMIT_SECONDS)
@@ -701,12 +379,6 @@ def said(run: Run, since: float, pattern: str) -> list[tuple[float, str]]:
     """The lines of the control machine since then that begin so, each with its moment."""
     begin = re.compile(r"muster \| " + pattern)
     return [(when, line) for when, line in list(run.lines) if when >= since and begin.match(line)]
-
-
-def limit(run: Run, host: str, cpus: float | None) -> None:
-    """Change a host's computing time, in cores; None: no limit."""
-    options = lab_plan.quota_options(cpus, os.cpu_count() or 1)
-    subprocess.run(["podman", "update", *options, run.container(host)], check=True, capture_output=True, timeout=60)
 
 
 def wait_for_ends(pids: Collection[int], deadline: float) -> float:
@@ -738,13 +410,6 @@ def wrong_names(run: Run, fault: Fault, rank: int | None) -> list[str]:
     summary = read_summary(run)
     named, meant = (summary.get("failed_host"), summary.get("failed_rank")), (fault.host or None, rank)
     return [] if named == meant else [f"the summary names {named}, not {meant}: {summary.get('reason')}"]
-
-
-def read_summary(run: Run) -> dict[str, Any]:
-    with contextlib.suppress(OSError, ValueError):
-        found: dict[str, Any] = json.loads((ROOT / "runs" / run.id / "summary.json").read_text())
-        return found
-    return {}
 
 
 @contextlib.contextmanager

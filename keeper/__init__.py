@@ -15,7 +15,7 @@ events.jsonl    what happened, one JSON object a line: {"time": unix seconds, "a
 state.json      how things stand, about once a second while the run goes on: {"status": "starting" | "running" |
                 "ending" | "ended" | "waiting" (not in the attempt), "attempt": its number, "hosts": [of the attempt, in
                 rank order], "ranks": {"<rank>": {"state": "running" | "ended" | "failed" | "stopped", "phase",
-                "step", "steps", "epoch", "epochs", "loss", "rate", "computing", "work": as in slow.py, "age": seconds
+                "step", "steps", "epoch", "epochs", "loss", "rate", "work": as in slow.py, "age": seconds
                 since its last progress}}, "slow": the event below, while this host or a rank of it is slow, or null,
                 "peers": {"<host>": seconds since its last heartbeat}, "waiting": what is waited for, or "",
                 "beat": what the other keepers hear of this one (course.py), "time": unix seconds}

@@ -142,7 +142,7 @@ class Training:
         tell(
             "training", position.step, session.total_steps, epoch=position.epoch + 1, epochs=settings.epochs,
             loss=record.loss if record else None, rate=position.images / position.seconds or None,
-            computing=self.work.computing, work=self.work.told(),
+            work=self.work.told(),
         )  # fmt: skip
 
     def reserve(self) -> None:

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.faults import SURVIVED, Survived, lose_power, measure_survival
+from benchmarks.faults import SURVIVED, Survived, measure_survival
+from benchmarks.inject import lose_power
 from tests.lab.conftest import Lab
 
 pytestmark = pytest.mark.lab

@@ -140,8 +140,8 @@ _left: list[Any] = []  # process groups that are destroyed and not dropped yet
 
 def tell(phase: str, step: int | None = None, steps: int | None = None, **figures: Any) -> None:
     """phase: starting, compiling, fetching, training, evaluating or saving. step: in that phase; steps: of all.
-    figures: epoch, epochs, loss, rate (images/s), computing (seconds of a step without waiting for other ranks), work
-    (what the rank has done so far, as a list: keeper/slow.py); `patience` as in `progress`.
+    figures: epoch, epochs, loss, rate (images/s), work (what the rank has done so far, as a list: keeper/slow.py);
+    `patience` as in `progress`.
 
     10 messages a second at most, a change of the phase at once. Costs a microsecond, 20 where a message is sent.
     """
