@@ -26,6 +26,9 @@ exit.json       how the run ended, as this host knows it; written by the keeper,
                 one that it knows, "hosts": of that, "attempts": [how those before it ended, and that one if this host
                 was in it: {"number", "hosts", "cause": CAUSE or null, "reached": the last step or null}], "given_up":
                 why it was not started again, or "", "seconds": from the keeper's start, "time"}
+promises.json   what the keeper has to know when it is started again: {"attempt", "votes", "restarts": course.py's,
+                "starts": how often it was started, "began": unix seconds of the first time}; where a run may have
+                another attempt. Written to the disk before others hear of it
 failure.json    what torchrun's agent says of failed ranks; schema: train/start/agent.py
 gathered.json   {"by", "time"}: a control machine has a copy of all this; written by the door
 host.json       {"node_rank"}: which host of the plan this is; written by the door before the container starts
@@ -51,7 +54,8 @@ Kinds of causes: "rank" (one failed), "launcher" (torchrun failed or was killed)
 keeper is gone), "cut" (two hosts do not hear each other), "hang" (a rank is stopped, or makes no progress), "start" (a
 host did not start in time), "lease" (it is another run's).
 
-Events: "lease" (it is held; ranks may start), "attempt" (another one begins: hosts, master, left_out: {host: why},
+Events: "lease" (it is held; ranks may start), "returned" (the same of a keeper that was started again, and waits for
+the next attempt), "attempt" (another one begins: hosts, master, left_out: {host: why},
 because: CAUSE of the end of the one before), "given_up" (reason; alone: for this host, others may go on), "started"
 (pids: {rank: pid}), "heard" (host: its first heartbeat), "failed" (a CAUSE, of this host or of another one),
 "interface" (reason: this host's own network is down), "decider" (host: it decides from now on where half of the
@@ -68,6 +72,7 @@ RUN_DIR = "/muster/run"
 LEASE_DIR = "/muster/lease"
 PRIVATE_DIR = "/muster/private"
 WITNESSES = "witnesses"  # in the private folder
+PROMISES = "promises.json"  # in the run's folder
 PROJECT_DIR = "/muster/workload"  # a script's project as the image holds it
 WORKLOAD_DIR = "/workload"  # its copy in the run's folder, in which the script runs
 
@@ -79,7 +84,7 @@ HOST_PRIVATE_DIR = "/run/muster"
 #: What is Muster's own in a run's folder on a host, as described above; anything else is the trainer's or a script's.
 OWN_NAMES = (
     *("plan.json", "host.json", "events.jsonl", "state.json", "exit.json", "failure.json", "gathered.json"),
-    *("written.json", "output", "stacks", "workload", "workload.copied"),
+    *("promises.json", "written.json", "output", "stacks", "workload", "workload.copied"),
 )
 
 #: torchrun's rendezvous on the master host, chosen free at each start of an attempt.

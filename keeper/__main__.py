@@ -21,6 +21,7 @@ from keeper import (
     LEASE_DIR,
     PRIVATE_DIR,
     PROJECT_DIR,
+    PROMISES,
     RUN_DIR,
     WITNESSES,
     WORKLOAD_DIR,
@@ -64,9 +65,15 @@ class Keeper:
         self.hold = private_dir / "hold"
         self.host: Words = plan["hosts"][node_rank]
         self.me = str(self.host["host"])
-        self.began = time.monotonic()
+        kept = self.documents.read(PROMISES)  # where this is not the first start of this host's keeper in the run
+        now = time.monotonic()
+        self.starts, self.first_start = int(kept.get("starts", 0)) + 1, float(kept.get("began", time.time()))
+        self.began = now - max(0.0, time.time() - self.first_start)
         self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.course = courses.of_plan(plan, self.me, self.began)
+        self.course = courses.of_plan(plan, self.me, now)
+        if kept:
+            self.course = courses.come_back(self.course, kept, now)
+        self._kept: Any = None  # the promises that are on the disk
         self.addresses = {
             str(host["host"]): (str(host["address"]), int(host["keeper_port"]))
             for host in plan["hosts"]
@@ -113,14 +120,15 @@ class Keeper:
             self.beats = self._listen()  # first: who looks for free ports from now on finds this one taken
         except OSError as error:
             return self._never_started("start", f"the run could not start: {error}")
-        self.note("lease", {})
+        self.note("lease" if self.starts == 1 else "returned", {})
+        self._keep_promises()
         self._tell()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._signalled)
         try:
             self.documents.reserve()
             self._copy_project()
-            if self.course.takes_part:
+            if self.course.status == "starting":
                 self._start(self.course.attempt)
         except (OSError, subprocess.CalledProcessError) as error:
             return self._never_started("start", f"the run could not start: {error}")
@@ -136,6 +144,9 @@ class Keeper:
 
     def _never_started(self, kind: str, reason: str) -> int:
         now = time.monotonic()
+        if self.starts > 1:  # the run goes on without it, and its end is for those to say who see it
+            print(reason, file=sys.stderr)
+            return STATUSES["failed"]
         cause = Cause(kind, self.me, None, reason, self.began)
         self.note("failed", cause.words(now))
         self._write_exit("failed", (cause,))
@@ -143,7 +154,7 @@ class Keeper:
 
     def _copy_project(self) -> None:
         """A script works in a folder of the host: what it writes outlives the container."""
-        if self.plan["script"] and Path(PROJECT_DIR).is_dir():
+        if self.plan["script"] and Path(PROJECT_DIR).is_dir() and self.starts == 1:
             words = ["cp", "-a", f"{PROJECT_DIR}/.", WORKLOAD_DIR]
             copying = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             while copying.poll() is None:
@@ -186,6 +197,7 @@ class Keeper:
             str(self.plan["run"]), self.me, key, own, self.addresses,
             lambda host, words: self.events.put(Heard(time.monotonic(), host, words)),
             lambda host: self.events.put(Refused(time.monotonic(), host)),
+            self.starts,
         )  # fmt: skip
 
     def _output_failed(self, error: OSError) -> None:
@@ -224,8 +236,17 @@ class Keeper:
         if isinstance(event, Heard) and self.running and event.words.get("about") == self.course.own_attempt:
             self.running.hear(event)
         self.course, actions = courses.decide(self.course, event)
+        self._keep_promises()
         for action in actions:
             self._do(action)
+
+    def _keep_promises(self) -> None:
+        """Have on the disk what others are about to hear, where there may be another attempt."""
+        promised = (self.course.attempt, self.course.votes, self.course.rules.max_restarts)
+        if self.course.rules.max_restarts and promised != self._kept:
+            self._kept = promised
+            more = {"starts": self.starts, "began": self.first_start}
+            self.documents.keep(PROMISES, {**courses.promises(self.course), **more})
 
     def _do(self, action: Any) -> None:
         if isinstance(action, deciding.Note):

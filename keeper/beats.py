@@ -29,6 +29,7 @@ RETRY_SECONDS = 0.2  # between two attempts to connect
 STUCK_SECONDS = 3.0  # for data to be acknowledged, and for a connection to be made
 LONGEST_LINE = 1 << 20  # bytes
 RECEIVE_BYTES = 262144  # at once
+NUMBER_BITS = 40  # of a line's number: so many lines a start of a keeper may send
 HUNG_SECONDS = 120.0  # without new words: whatever holds up this keeper (a disk), it keeps no run any more
 
 Address = Tuple[str, int]
@@ -92,12 +93,16 @@ class Beats:
         others: Mapping[str, Address],
         heard: Callable[[str, Any], None],
         refused: Callable[[str], None],
+        starts: int = 1,
     ) -> None:
-        """Raises OSError where this host cannot listen."""
+        """starts: how often this host's keeper was started, with now: its lines have numbers above all of before.
+
+        Raises OSError where this host cannot listen.
+        """
         self._run, self._me, self._key = run, me, key
         self._heard, self._refused = heard, refused
         self._words: Any = None
-        self._number = 0
+        self._number = (starts - 1) << NUMBER_BITS
         self._numbers = dict.fromkeys(others, 0)  # of the last line of each sender
         self._outgoing = [_Outgoing(host, address) for host, address in others.items()]
         self._listener = _listen(own)

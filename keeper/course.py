@@ -21,6 +21,10 @@ Any two majorities share a keeper, and an attempt makes no step without all of i
 can make steps, and each knows of the one before it. What is not in the majority waits, and joins at the next attempt
 where it is heard again in time. Hosts that are not in the attempt, spares among them, vote and wait as well.
 
+A keeper that ends with its container or its host may be started again while the run goes on (launch/job/rejoin.py). It
+keeps its promises: the attempt and the votes that it told others of were on its disk before (`promises`). Its ranks are
+gone; it waits, votes, and joins at the next attempt (`come_back`).
+
 A run without restarts (`Rules.max_restarts` 0) has one attempt, and all of this says nothing.
 """
 
@@ -211,6 +215,25 @@ def of_plan(plan: Mapping[str, Any], me: str, now: float) -> Course:
     )
     first = Attempt(tuple(members), (int(plan["master_port"]), int(plan["free_port"])))
     return begin(me, [str(host["host"]) for host in plan["hosts"]], rules, first, now, float(plan["grace"]))
+
+
+def promises(course: Course) -> Words:
+    """What a keeper must not forget: it is on the disk before anybody hears it."""
+    votes = [vote.words() for vote in course.votes]
+    return {"attempt": course.attempt.words(), "votes": votes, "restarts": course.rules.max_restarts}
+
+
+def come_back(course: Course, kept: Mapping[str, Any], now: float) -> Course:
+    """The course of a keeper that is started again. course: of_plan's; kept: the promises of the one before it."""
+    attempt, votes = attempt_of(kept["attempt"]), tuple(attempt_of(vote) for vote in kept["votes"])
+    rules = replace(course.rules, max_restarts=int(kept["restarts"]))
+    course = replace(course, rules=rules, attempt=attempt, votes=votes, own=None, own_attempt=0)
+    if course.me not in attempt.hosts:
+        return course
+    course = _with_own(course, now)
+    assert course.own is not None
+    gone = Cause("host_lost", course.me, None, attempts.CONTAINER_ENDED, now)
+    return replace(course, own=replace(course.own, status="ended", causes=(gone,)))
 
 
 def decide(course: Course, event: Any) -> Tuple[Course, Actions]:
@@ -456,8 +479,10 @@ def _vote(course: Course, now: float, actions: Actions) -> Course:
 def _may_vote_for(course: Course, proposal: Attempt) -> bool:
     if proposal.identity == course.attempt.identity:
         return _trains(course)
-    is_next = proposal.number > course.attempt.number and course.has_ended
-    return is_next and (not course.takes_part or _has_failed(course))
+    if course.takes_part:
+        return proposal.number > course.attempt.number and course.has_ended and _has_failed(course)
+    # Also for another one of the same number: its hosts may have promised not to begin the one that is known here.
+    return proposal.number >= course.attempt.number and course.has_ended
 
 
 def _trains(course: Course) -> bool:
@@ -571,11 +596,12 @@ def _known_ballots(course: Course) -> List[int]:
 def _may_suffice(course: Course, heard: Set[str]) -> bool:
     """Whether there are enough hosts for another attempt, or would be, were those heard again that may be.
 
-    Not to be waited for: a host whose container has ended, as its keeper will not come back; one that says that for it
-    the run is over; one that is left out anyway.
+    Not to be waited for: a host whose container has ended, as its keeper will not come back, unless a control machine
+    that has the run in view starts it again; one that says that for it the run is over; one that is left out anyway.
     """
     peers = course.own.peers if course.own else {}
-    gone = {host for host, peer in peers.items() if peer.lost and peer.refused_since is not None}
+    in_view = any(host.startswith(WITNESS) for host in heard)
+    gone = {host for host, peer in peers.items() if peer.lost and peer.refused_since is not None and not in_view}
     gone |= {host for host, known in course.known.items() if known.words["over"]}
     there = set(course.all_hosts) - gone
     voters = there | ({course.attempt.decider} - gone)  # a witness, too

@@ -29,6 +29,7 @@ LINGER_SECONDS = 3.0  # for the others to learn that this host's ranks have ende
 AFTER_DEATH_SECONDS = 0.2  # from SIGTERM to SIGKILL for the ranks when there is nothing left to save
 DONE_SECONDS = 30.0  # for torchrun to end when all ranks of the run have ended well
 LAST_WORDS_SECONDS = 2.0  # for ranks to end by themselves when another one has: they may have more to say
+CONTAINER_ENDED = "its container has ended, and not because the run has"
 CAUSE_SECONDS = 6.0  # the same when all that is known only follows from another failure: its rank may still be ending
 
 Words = Dict[str, Any]
@@ -425,7 +426,7 @@ def _is_silent(state: State, peer: Peer, now: float) -> bool:
 def _why_silent(state: State, host: str, now: float, alone: bool) -> Cause:
     peer = state.peers[host]
     if peer.refused_since is not None:
-        return Cause("host_lost", host, None, "its container has ended, and not because the run has", now)
+        return Cause("host_lost", host, None, CONTAINER_ENDED, now)
     last = state.began if peer.last is None else peer.last
     silence = f"{now - last:.0f} s"
     hearing = [name for name, other in state.peers.items() if name != host and _hears(other, host, now)]

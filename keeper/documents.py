@@ -46,6 +46,17 @@ class Documents:
             draft.write_text(json.dumps(document))
             os.replace(draft, self._folder / name)
 
+    def keep(self, name: str, document: Mapping[str, Any]) -> None:
+        """Write a document whole, and to the disk. Where that fails, also in the reserved room, there is none."""
+        data = json.dumps(document).encode()
+        with self._lock:
+            while not self._is_kept(name, data):
+                if len(self._reserved) <= 1:
+                    with contextlib.suppress(OSError):
+                        (self._folder / name).unlink()
+                    return
+                self._give_room()
+
     def read(self, name: str) -> Dict[str, Any]:
         """A JSON object, or {} where there is none."""
         return read(self._folder / name)
@@ -55,6 +66,19 @@ class Documents:
         with self._lock:
             while self._reserved:
                 self._give_room()
+
+    def _is_kept(self, name: str, data: bytes) -> bool:
+        draft = self._folder / f".{name}.draft"
+        try:
+            draft.write_bytes(data)
+            _sync(draft)
+            os.replace(draft, self._folder / name)
+            _sync(self._folder)
+        except OSError:
+            with contextlib.suppress(OSError):
+                draft.unlink()
+            return False
+        return True
 
     def _give_room(self) -> None:
         with contextlib.suppress(OSError):
@@ -76,6 +100,15 @@ class Documents:
             return False
         finally:
             os.close(file)
+
+
+def _sync(path: Path) -> None:
+    """Have a file, or a folder's names, on the disk. Raises OSError."""
+    opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def read(path: Path) -> Dict[str, Any]:

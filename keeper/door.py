@@ -23,7 +23,7 @@ import zlib
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
-from keeper import HELD_SECONDS, OWN_NAMES, WITNESSES
+from keeper import HELD_SECONDS, OWN_NAMES, PROMISES, WITNESSES
 from keeper.host import (
     ENGINE_SECONDS,
     KEEPER_SECONDS,
@@ -131,7 +131,7 @@ def start(options: Words, caller: Caller) -> None:
     try:
         _make_folders(run, options, resumed)
         container = call(own["command"], wait=caller.wait).split()[-1]
-        _await_lease(run, own["container"], caller)
+        _await_lease(run, own["container"], caller, run.has_begun)
         caller.send({"started": container})
         if not caller.hear(HELD_SECONDS).get("go"):
             raise Refused("the control machine took it back")
@@ -151,14 +151,8 @@ def _make_folders(run: Run, options: Words, resumed: Optional[Path]) -> None:
     for parent, mode in ((run.host.runs, 0o755), (run.host.lease, 0o700), (run.host.private, 0o700)):
         parent.mkdir(mode=mode, parents=True, exist_ok=True)
     run.folder.mkdir(mode=0o700)
-    run.private.mkdir(mode=0o700)
-    write_file(run.private / "key", options["key"].encode(), 0o400)
+    _make_private(run, options)
     write_file(run.private / "hold", b"", 0o400)
-    (run.private / "secrets").mkdir(mode=0o700)
-    for name, content in options.get("secrets", {}).items():
-        if not is_name(name):
-            raise Refused(f"{name!r} is no name for a secret")
-        write_file(run.private / "secrets" / name, base64.b64decode(content), 0o400)
     write_file(run.folder / "host.json", json.dumps({"node_rank": options["node_rank"]}).encode(), 0o600)
     write_file(run.folder / "plan.json", json.dumps(options["plan"]).encode(), 0o600)
     if options["plan"].get("script"):
@@ -167,12 +161,23 @@ def _make_folders(run: Run, options: Words, resumed: Optional[Path]) -> None:
         resumed.mkdir(mode=0o700, exist_ok=True)
 
 
-def _await_lease(run: Run, container: str, caller: Caller) -> None:
+def _make_private(run: Run, options: Words) -> None:
+    """The key and the secrets, in this host's memory."""
+    run.private.mkdir(mode=0o700)
+    write_file(run.private / "key", options["key"].encode(), 0o400)
+    (run.private / "secrets").mkdir(mode=0o700)
+    for name, content in options.get("secrets", {}).items():
+        if not is_name(name):
+            raise Refused(f"{name!r} is no name for a secret")
+        write_file(run.private / "secrets" / name, base64.b64decode(content), 0o400)
+
+
+def _await_lease(run: Run, container: str, caller: Caller, has_it: Callable[[], bool]) -> None:
     """Wait until the keeper has the lease. Raises Refused, with the keeper's words."""
     begun = looked = time.monotonic()
-    while not run.has_begun():
+    while not has_it():
         end = run.document("exit.json")
-        if end and not run.has_begun():
+        if end and not has_it():
             cause = end.get("cause") or {}
             more = {"lease": run.host.holder()} if cause.get("kind") == "lease" else {}
             raise Refused(cause.get("reason") or f"the keeper ended: {end.get('status')}", **more)
@@ -191,6 +196,44 @@ def _last_words(container: str) -> str:
         printed = call(["sh", "-c", 'podman logs --tail 1 "$1" 2>&1', "sh", container]).strip()
         return printed or "it printed nothing"
     return "there is no container any more"
+
+
+def private(options: Words, caller: Caller) -> None:
+    """What the hosts of a run that goes on here have in their memory, for one that has lost it.
+
+    {run} -> {"key": hex, "secrets": {name: base64}}
+    """
+    run = Host(options).run(options["run"])
+    if run.is_over or (run.private / "stop.json").exists():
+        raise Refused("the run ends here")
+    files = sorted((run.private / "secrets").iterdir())
+    secrets = {file.name: base64.b64encode(file.read_bytes()).decode() for file in files}
+    caller.send({"key": (run.private / "key").read_text().strip(), "secrets": secrets})
+
+
+def rejoin(options: Words, caller: Caller) -> None:
+    """Start this host's keeper of a run again, after its container or the host has ended while the run goes on.
+
+    {run, key, secrets: as `private` gives them} -> {"rejoined": container id}, when it has the lease. It knows what it
+    had agreed to (promises.json), and waits for the next attempt.
+    """
+    run = Host(options).run(options["run"])
+    holder = run.host.holder()
+    if holder:
+        raise Refused(f"run {holder['run']} of {holder['owner']} is in progress there")
+    ended = run.document("exit.json") or run.document("gathered.json")
+    if ended or (run.private / "stop.json").exists():
+        raise Refused("the run has ended there")
+    if not run.document(PROMISES):
+        raise Refused("its keeper has not kept what it had agreed to: the disk was full, or nothing may be restarted")
+    own = run.plan["hosts"][run.node_rank]
+    run.host.private.mkdir(mode=0o700, parents=True, exist_ok=True)
+    remove_containers(list(containers_of(run.name)), 0)
+    remove_folder(run.private)
+    _make_private(run, options)
+    container = call(own["command"], wait=caller.wait).split()[-1]
+    _await_lease(run, own["container"], caller, lambda: (run.host.holder() or {}).get("run") == run.name)
+    caller.send({"rejoined": container})
 
 
 def drop(options: Words, caller: Caller) -> None:
@@ -447,7 +490,8 @@ def queue(options: Words, caller: Caller) -> None:
 
 
 VERBS: Dict[str, Callable[[Words, Caller], None]] = {
-    **{"start": start, "drop": drop, "queue": queue, "follow": follow, "stop": stop},
+    **{"start": start, "private": private, "rejoin": rejoin, "drop": drop},
+    **{"queue": queue, "follow": follow, "stop": stop},
     **{"runs": runs, "offer": offer, "seal": seal},
 }
 

@@ -21,6 +21,7 @@ from launch.hosts.connection import Machine
 from launch.hosts.door import Door, Frame
 from launch.hosts.inventory import Target
 from launch.job.outcome import HostEnd
+from launch.job.rejoin import can_go_on, rejoin
 from launch.job.witness import Witness
 
 IDLE_SECONDS = 30.0  # without a frame, of which a run in progress gives one each second, a door is opened anew
@@ -33,7 +34,8 @@ Show = Callable[[str, str, bytes], None]  # host, stream ("rank-3", "torchrun"),
 
 @dataclass(frozen=True)
 class Heard:
-    """Something about a host. what: "event" (words: the event), "skipped", "end", "lost" (reason), "back"."""
+    """Something about a host. what: "event" (words: the event), "skipped", "end", "lost" (reason), "back", "rejoined"
+    (its keeper was gone, and is there again), "gone" (reason: why it is not)."""
 
     host: str
     what: str
@@ -106,10 +108,12 @@ class Follower:
         tail: int | None = None,
         show_earlier: Show | None = None,
         witness: Witness | None = None,
+        rejoins: int = 0,
     ) -> None:
         """show: takes output, in the host's thread; None: it is not wanted. tail: of earlier output so many lines.
 
         show_earlier: takes these; None: `show` does. witness: votes with the run's keepers while they are followed.
+        rejoins: so often a host's keeper that is gone is started again while the run goes on.
         """
         self.run = run
         self.views = {view.host: view for view in views}
@@ -118,6 +122,7 @@ class Follower:
         self._show_earlier = show_earlier or show
         self._tail = tail
         self._witness = witness
+        self._rejoins = dict.fromkeys(self.views, rejoins)
         self._left = threading.Event()
         self._threads = [
             threading.Thread(target=self._follow, args=(view,), daemon=True, name=f"follow-{view.host}")
@@ -149,7 +154,10 @@ class Follower:
             try:
                 self._read(view)
                 if view.ended:
-                    return
+                    if not self._rejoin(view):
+                        return
+                    view.ended = False
+                    continue
                 reason = "the connection ended"
             except Exception as error:  # whatever it is: the run goes on, and so does the attempt to see it
                 reason = str(error) or type(error).__name__
@@ -162,6 +170,21 @@ class Follower:
                 view.lost = True
                 self._tell(view, "lost", {"reason": reason})
             self._left.wait(AGAIN_SECONDS)
+
+    def _rejoin(self, view: View) -> bool:
+        """Start a host's keeper again that has gone without a word while the run goes on; whether it is there."""
+        others = [one for one in self.views.values() if one.machine and one.answers() and not one.ended]
+        others = [one for one in others if can_go_on(one.state)]
+        if view.exit is not None or view.machine is None or not others or not self._rejoins[view.host]:
+            return False
+        self._rejoins[view.host] -= 1
+        try:
+            rejoin(self.run, view.machine, [one.machine for one in others if one.machine])
+        except Exception as error:
+            self._tell(view, "gone", {"reason": str(error) or type(error).__name__})
+            return False
+        self._tell(view, "rejoined")
+        return True
 
     def _read(self, view: View) -> None:
         """Read a host's stream until it ends or breaks."""

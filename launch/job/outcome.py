@@ -43,7 +43,8 @@ class HostEnd:
     host: str
     exit: Words | None = None  # exit.json; None: its keeper wrote none, or the host does not answer
     events: Sequence[Words] = field(default=())
-    container: Words = field(default_factory=dict)  # Podman's State; {}: there is none, or the host does not answer
+    #: Podman's State, where it ended without a word of its keeper; {}: there is none, or the host does not answer.
+    container: Words = field(default_factory=dict)
     answers: bool = True  # over SSH
     ended: bool = True  # false: the run goes on there, as far as is known
     stuck: bool = False  # its keeper says nothing any more, though the host answers
@@ -186,7 +187,7 @@ def _silence(cause: Words, ends: Sequence[HostEnd]) -> tuple[Failure, Words]:
     if own.stuck:
         what = "its keeper says nothing any more, though the host answers over SSH: the container may be frozen"
         return Failure(lost, None, what), {**cause, "host": lost, "reason": what}
-    if own.ended and not own.exit:
+    if not own.exit and (own.ended or own.container):
         return Failure(lost, None, describe_container(own.container)), {**cause, "host": lost}
     if other and other != lost and pair.get(other) == lost and votes[lost] == 1:
         both = " and ".join(sorted((lost, other)))

@@ -44,6 +44,7 @@ MARKS = {
 #: Which span begins with an event; "": none goes on.
 _BEGINS = {
     "attempt": "starting",
+    "returned": "starting",
     "started": "running",
     "failed": "ending",
     "stop": "ending",
@@ -161,7 +162,7 @@ def _marks(host: str, moment: float, event: Words) -> Iterator[Mark]:
         yield Mark(host, moment, "notice" if event.get("over") else "slow", what)
     elif name in ("stop", "attempt"):
         yield Mark(host, moment, str(name), what)
-    elif name in ("interface", "killed", "left", "output_failed", "given_up"):
+    elif name in ("returned", "interface", "killed", "left", "output_failed", "given_up"):
         yield Mark(host, moment, "notice", what)
     elif name == "exit":
         yield Mark(host, moment, "end", what)

@@ -15,6 +15,8 @@ def event_in_words(event: Words) -> str:
     ranks = ", ".join(map(str, get("pids") or {})) if isinstance(get("pids"), Mapping) else ""
     plain = {
         "lease": "the host is this run's now",
+        "returned": "its keeper was gone, and was started again: it waits for the next attempt",
+        "decider": f"{get('host')} decides from now on where half of the hosts are left",
         "heard": f"first heartbeat of {get('host')}",
         "started": f"started rank{'s' if ',' in ranks else ''} {ranks}",
         "interface": f"{get('reason')}",

@@ -60,7 +60,9 @@ class Watch:
         self.kept_runs = kept_runs
         self.views = {view.host: view for view in views}
         witness = Witness(document(plan))
-        self._follower = Follower(plan.run, views, self._show, tail, display.show_earlier, witness)
+        # A host that has failed so often is left out anyway.
+        rejoins = plan.max_host_failures if plan.max_restarts else 0
+        self._follower = Follower(plan.run, views, self._show, tail, display.show_earlier, witness, rejoins)
         self._attempt = 1  # the newest one that was shown
         self._over: set[str] = set()  # hosts whose ranks have all ended well
         self._failed_at: float | None = None  # when the first word of a failure came
@@ -121,6 +123,10 @@ class Watch:
             self.display.say(f"{host}: no view ({words['reason']}); the run goes on there, as far as is known")
         elif heard.what == "back":
             self.display.say(f"{host}: in view again")
+        elif heard.what == "rejoined":
+            self.display.say(f"{host}: its keeper was gone, and is started again; it can join at the next attempt")
+        elif heard.what == "gone":
+            self.display.say(f"{host}: its keeper is gone, and was not started again: {words['reason']}")
         elif heard.what == "skipped":
             lost = units.size(int(words["to"]) - int(words["offset"]))
             self.display.say(f"{label(host, str(words['skipped']))}: {lost} of output were dropped there (size limit)")

@@ -6,7 +6,9 @@ them, and the next attempt goes on after the newest one that any of its hosts ke
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +24,7 @@ LONGEST_WITH_RESTARTS = LONGEST_SECONDS + c.BETWEEN_SECONDS + 2 * c.MINORITY_SEC
 KEPT_STEPS = 5
 HOSTS = ("h1", "h2", "h3", "h4", "h5")
 FAULTS = ("rank dies", "launcher dies", "hang", "power", "container", "cut", "alone", "heal", "disk", "store", "stop")
+RETURNS = "returns"  # a host whose keeper was ended with it, or with its container
 WITNESS_FAULTS = ("witness goes", "witness comes", "witness cut", "witness heals")
 
 
@@ -39,6 +42,7 @@ class Host:
     deaf_to_term: bool = False
     held_up_until: float = 0.0  # by its disk: it sees nothing, while its words of before are still sent
     words: dict[str, Any] | None = None  # what it told last
+    kept: str = ""  # its promises, as they are on its disk
     due: list[tuple[float, Any]] = field(default_factory=list)  # (when, event)
     said: float = 0.0
     notes: list[tuple[str, Any]] = field(default_factory=list)
@@ -70,9 +74,9 @@ class World:
         rules = rules or c.Rules(nodes=count)
         names = HOSTS[:count]
         first = c.Attempt(names[: rules.nodes], (1, 2))
-        self.hosts = {name: Host(c.begin(name, names, rules, first, 0.0, GRACE_SECONDS)) for name in names}
-        self.witnesses: dict[str, Host] = {}
         self.first, self.rules = first, rules
+        self.hosts = {name: Host(self.at_first(name, names)) for name in names}
+        self.witnesses: dict[str, Host] = {}
         self.cut: set[frozenset[str]] = set()
         self.steps: list[Step] = []
         self.at_step: dict[int, int] = {}  # an attempt's identity -> its last step
@@ -84,13 +88,24 @@ class World:
     def begin_witness(self) -> None:
         """A control machine has the run in view from now on."""
         name = f"{c.WITNESS}{len(self.witnesses)}"
-        course = c.begin(name, list(self.hosts), self.rules, self.first, self.now, GRACE_SECONDS)
-        self.witnesses[name] = Host(course)
+        self.witnesses[name] = Host(self.at_first(name, list(self.hosts)))
+
+    def at_first(self, name: str, names: Sequence[str]) -> c.Course:
+        """The course of a keeper, or a witness, that knows no more than the plan."""
+        return c.begin(name, names, self.rules, self.first, self.now, GRACE_SECONDS)
+
+    def come_back(self, host: Host) -> None:
+        """Its keeper is started again, with the promises that it has kept."""
+        if not (host.powered or host.course.left):
+            course = c.come_back(self.at_first(host.course.me, list(self.hosts)), json.loads(host.kept), self.now)
+            host.course, host.powered, host.refuses, host.due = course, True, False, []
+            self.happen(host, c.Ports(self.now, (self.chance.randrange(10), self.chance.randrange(10))))
 
     def happen(self, host: Host, event: Any) -> None:
         if host.course.left or not host.powered:
             return
         host.course, actions = c.decide(host.course, event)
+        host.kept = json.dumps(c.promises(host.course))
         for action in actions:
             self.do(host, action)
 
@@ -214,6 +229,8 @@ class World:
             self.cut.add(frozenset((name, other)))
         elif fault == "alone":
             self.cut.update(frozenset((name, peer)) for peer in self.hosts if peer != name)
+        elif fault == RETURNS:
+            self.come_back(host)
         elif fault == "heal":
             self.cut = {pair for pair in self.cut if pair & self.witnesses.keys()}
         elif fault == "witness comes":
@@ -236,7 +253,7 @@ class World:
         """To the end of all, or `longest` after the last fault and the end of the ranks' work."""
         pending = sorted(faults)
         limit = max([self.finish + self.total * STEP_SECONDS, *(at for at, *_ in pending)]) + longest
-        while self.now < limit and not self.ended():
+        while self.now < limit and not (self.ended() and RETURNS not in [fault for _, fault, *_ in pending]):
             while pending and pending[0][0] <= self.now:
                 self.inject(*pending.pop(0)[1:])
             self.step()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from typing import Any
@@ -12,14 +13,22 @@ from hypothesis import strategies as st
 
 from keeper import course as c
 from keeper import decide as d
-from tests.keeper.simulation import FAULTS, GRACE_SECONDS, HOSTS, LONGEST_WITH_RESTARTS, WITNESS_FAULTS, World
+from tests.keeper.simulation import (
+    FAULTS,
+    GRACE_SECONDS,
+    HOSTS,
+    LONGEST_WITH_RESTARTS,
+    RETURNS,
+    WITNESS_FAULTS,
+    World,
+)
 
 STEPS = 400  # 100 seconds of training
 MANY = c.Rules(nodes=5, max_restarts=1000, max_host_failures=1000)
+EVENTS = (*FAULTS, *WITNESS_FAULTS, *[RETURNS] * 3)
 PHASES = (Phase.explicit, Phase.generate)  # a failing case is small enough, and to shrink one takes minutes
 fault_lists = st.lists(
-    st.tuples(st.floats(0, 200), st.sampled_from(FAULTS + WITNESS_FAULTS), st.integers(0, 4), st.integers(0, 4)),
-    max_size=12,
+    st.tuples(st.floats(0, 200), st.sampled_from(EVENTS), st.integers(0, 4), st.integers(0, 4)), max_size=12
 )
 
 
@@ -66,10 +75,11 @@ class Council:
         names = HOSTS[:count]
         first = c.Attempt(names, (1, 2))
         self.hosts = names
-        self.courses = {
+        self.at_first = {
             name: c.begin(name, names, replace(MANY, nodes=count), first, 0.0, GRACE_SECONDS)
             for name in (*names, f"{c.WITNESS}1", f"{c.WITNESS}2")
         }
+        self.courses = dict(self.at_first)
         self.stepped = first  # the newest attempt that could take a step
         self.changes: set[str] = set()  # deciders that there were
         for name in names:
@@ -79,14 +89,16 @@ class Council:
         for _ in range(turns):
             one, other = self.chance.choices(list(self.courses), k=2)
             what = self.chance.random()
-            if what < 0.75 and one != other:
+            if what < 0.6 and one != other:
                 self.happen(one, d.Heard(1.0, other, c.beat(self.courses[other], 1.0)))
-            elif what < 0.85:
+            elif what < 0.8:
                 self.propose(one)
-            elif what < 0.9:
+            elif what < 0.83:
                 self.propose_decider(one)
-            else:
+            elif what < 0.86:
                 self.fail(one)
+            else:
+                self.come_back(one)
             self.check()
 
     def happen(self, name: str, event: Any) -> None:
@@ -99,6 +111,12 @@ class Council:
             return
         self.happen(name, d.Failed(1.0, d.Cause("rank", name, 0, "killed", 1.0)))
         self.happen(name, d.Ended(1.0, 1))
+
+    def come_back(self, name: str) -> None:
+        """Its keeper has ended, and with it its ranks, and is started again."""
+        if name in self.hosts:
+            kept = json.loads(json.dumps(c.promises(self.courses[name])))
+            self.courses[name] = c.come_back(self.at_first[name], kept, 1.0)
 
     def propose(self, name: str) -> None:
         """Any hosts, as an attempt after the newest one that it knows."""
@@ -136,7 +154,7 @@ class Council:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None, phases=PHASES)
+@settings(max_examples=250, deadline=None, phases=PHASES)
 @given(st.integers(2, 5), st.integers())
 def test_whoever_proposes_what_and_hears_whom_there_is_one_attempt_that_can_take_a_step(count: int, seed: int) -> None:
     Council(count, seed).run(300)
@@ -168,6 +186,25 @@ def test_who_has_voted_for_an_attempt_begins_no_older_one() -> None:
     council.courses["h1"] = replace(council.courses["h1"], attempt=older)
     council.happen("h2", d.Heard(1.0, "h1", c.beat(council.courses["h1"], 1.0)))
     assert council.courses["h2"].attempt.number == 1 and council.courses["h2"].has_ended
+
+
+def test_a_keeper_that_is_started_again_has_forgotten_no_vote() -> None:
+    council = Council(4, 1)
+    older = proposed(council, 2, "h1 h2", "h1 h2 h3")
+    newer = proposed(council, 3, "h3 h4", "h2 h3 h4")
+    council.come_back("h2")
+    council.courses["h1"] = replace(council.courses["h1"], attempt=older)
+    council.happen("h2", d.Heard(1.0, "h1", c.beat(council.courses["h1"], 1.0)))
+    assert council.courses["h2"].votes == (older, newer) and council.courses["h2"].attempt.number == 1
+
+
+def test_a_witness_that_has_begun_an_attempt_votes_for_another_one_of_its_number() -> None:
+    """Its hosts had voted once more, as its word came late, and then may not begin the older one."""
+    council, witness = Council(2, 1), f"{c.WITNESS}1"
+    council.courses[witness] = replace(council.courses[witness], attempt=c.Attempt(("h1",), (1, 2), 2, 2))
+    newer = proposed(council, 3, "h1", "h1")
+    council.happen(witness, d.Heard(1.0, "h1", c.beat(council.courses["h1"], 1.0)))
+    assert council.courses[witness].attempt == newer  # and accepts it, as its vote is enough
 
 
 NETWORK = ("alone", "cut", "heal")
@@ -298,6 +335,36 @@ def test_a_cut_in_two_halves_lets_the_master_s_half_go_on_and_the_other_joins_wh
     assert world.verdicts() == ["succeeded"] * 4
 
 
+@pytest.mark.parametrize(
+    ("lost", "returns", "attempts"),
+    [
+        ({"h3": "power"}, 50.0, {2: ("h1", "h2"), 3: ("h1", "h2", "h3")}),  # it waits until something else fails
+        ({"h1": "power"}, 50.0, {2: ("h2", "h3"), 3: ("h1", "h2", "h3")}),
+        ({"h3": "container"}, 21.0, {2: ("h1", "h2", "h3"), 3: ("h1", "h2", "h3")}),  # it is there in time
+        ({"h1": "power", "h2": "power", "h3": "power"}, 25.0, {2: ("h1", "h2", "h3"), 3: ("h1", "h2", "h3")}),
+    ],
+)
+def test_a_host_that_comes_back_joins_at_the_next_attempt(
+    lost: dict[str, str], returns: float, attempts: dict[int, tuple[str, ...]]
+) -> None:
+    world = World(3, 1, 10.0, replace(MANY, nodes=3), 2 * STEPS)
+    faults = [(20.0, fault, host, "") for host, fault in lost.items()]
+    faults += [(returns, RETURNS, host, "") for host in lost]
+    world.run([*faults, (80.0, "rank dies", "h2", "")], LONGEST_WITH_RESTARTS)
+    check_that_one_attempt_trained_at_a_time(world)
+    found = {step.attempt.number: step.attempt.hosts for step in world.steps}
+    assert found == {1: ("h1", "h2", "h3"), **attempts} and world.steps[-1].step == 2 * STEPS
+    assert world.verdicts() == ["succeeded"] * 3
+
+
+def test_a_host_that_comes_back_after_the_end_ends_too() -> None:
+    world = World(3, 1, 10.0, replace(MANY, nodes=3), STEPS)
+    world.run([(20.0, "power", "h3", ""), (200.0, RETURNS, "h3", "")], LONGEST_WITH_RESTARTS)
+    assert world.verdicts() == ["succeeded", "succeeded", "failed"] and all(
+        host.course.left for host in world.survivors()
+    )
+
+
 def test_a_spare_takes_the_place_of_a_lost_host_and_goes_with_the_run() -> None:
     world = World(4, 1, 10.0, replace(MANY, nodes=3), STEPS)
     world.run([(20.0, "power", "h1", "")], LONGEST_WITH_RESTARTS)
@@ -371,19 +438,23 @@ def test_too_few_hosts_end_the_run() -> None:
 
 
 def test_only_hosts_that_may_be_heard_again_are_waited_for() -> None:
-    """A keeper does not come back when its container has ended; a host without power may only have been cut off."""
+    """A keeper whose container has ended comes back only where a control machine has the run in view; a host without
+    power may only have been cut off."""
     few = "2 of its hosts can go on, fewer than MIN_NODES=3"
     half = "h2 cannot know whether h1 goes on: less than half of its hosts are left, or half without the master"
     for count, min_nodes, lost, reason in ((3, 3, "h3", few), (2, 1, "h1", half)):
         lasted = {}
-        for fault in ("power", "container"):
+        for fault, witnessed in (("power", False), ("container", False), ("container", count > 2)):
             world = World(count, 1, 10.0, replace(MANY, nodes=count, min_nodes=min_nodes), STEPS)
+            if witnessed:
+                world.begin_witness()
             world.run([(20.0, fault, lost, "")], LONGEST_WITH_RESTARTS)
             over = world.hosts["h2"].course.over
             assert over is not None and over.reason == reason
             assert world.verdicts() == ["failed"] * (count - 1)
-            lasted[fault] = world.now - 20.0
-        assert lasted["container"] < d.REFUSED_SECONDS + d.LOST_SECONDS < c.MINORITY_SECONDS < lasted["power"]
+            lasted[fault, witnessed] = world.now - 20.0
+        at_once, later = lasted.pop(("container", False)), list(lasted.values())
+        assert at_once < d.REFUSED_SECONDS + d.LOST_SECONDS < c.MINORITY_SECONDS < min(later)
 
 
 def test_a_host_that_is_left_out_anyway_is_not_waited_for() -> None:

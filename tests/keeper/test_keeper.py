@@ -87,6 +87,18 @@ class Run:
             command = [sys.executable, "-c", START, str(self.of(node)), str(node), str(ahead)]
             self.processes.append(subprocess.Popen(command, text=True, start_new_session=True))
 
+    def lose(self, node: int) -> None:
+        """Kill a keeper, and with it, as with its container, its ranks."""
+        self.processes[node].kill()
+        self.processes[node].wait()
+        for pid in self.events(node, "started")[-1]["pids"].values():
+            os.kill(pid, signal.SIGKILL)
+
+    def start_again(self, node: int) -> None:
+        """Start the keeper of a host that has lost it."""
+        command = self.processes[node].args
+        self.processes[node] = subprocess.Popen(cast(Any, command), text=True, start_new_session=True)
+
     def of(self, node: int) -> Path:
         return self.folder / f"h{node + 1}"
 
@@ -439,6 +451,7 @@ if os.environ["MUSTER_ATTEMPT"] == "1":
     mark.touch()
     time.sleep(600)
 """
+FAILS_TWICE = FAILS_ONCE.replace('== "1"', '< "3"')
 
 
 def test_a_rank_that_dies_is_started_again_on_all_hosts(run: Run, tmp_path: Path) -> None:
@@ -471,6 +484,53 @@ def test_a_spare_takes_the_place_of_a_host_whose_keeper_is_gone(run: Run, tmp_pa
         and run.output(3, 2) == "-- attempt 2 --\nattempt 2\n"
     )
     assert "its container has ended" in run.events(3, "attempt")[0]["left_out"]["h1"]
+
+
+def hears(run: Run, node: int, host: str) -> bool:
+    """Whether a keeper has heard another one lately."""
+    return run.document(node, "state.json").get("peers", {}).get(host, 60.0) < 2.0
+
+
+@pytest.mark.slow
+def test_a_keeper_that_is_started_again_waits_and_joins_at_the_next_attempt(run: Run, tmp_path: Path) -> None:
+    run.start(3, lambda node: ["-c", FAILS_TWICE, str(tmp_path / f"begun{node}")], restarts=3)
+    wait_for(lambda: all((tmp_path / f"begun{node}").exists() for node in range(3)))
+    wait_for(lambda: all(hears(run, node, f"h{other + 1}") for node in range(3) for other in {0, 1, 2} - {node}))
+    run.lose(0)  # the master
+    wait_for(lambda: all(len(run.events(node, "started")) == 2 for node in (1, 2)))
+    assert run.events(1, "attempt")[0]["hosts"] == ["h2", "h3"]
+    run.start_again(0)
+    wait_for(lambda: run.events(0, "returned") and all(hears(run, node, "h1") for node in (1, 2)))
+    wait_for(lambda: run.document(0, "state.json")["status"] == "waiting")
+    assert len(run.events(0, "started")) == 1
+    os.kill(run.events(2, "started")[1]["pids"]["1"], signal.SIGKILL)
+    assert run.statuses() == [0, 0, 0]
+    for node in range(3):
+        found = run.document(node, "exit.json")
+        assert (found["status"], found["attempt"], found["hosts"]) == ("succeeded", 3, ["h1", "h2", "h3"])
+    after = [event["after"] for name in ("lease", "returned", "started") for event in run.events(0, name)[-1:]]
+    assert after == sorted(after)
+
+
+@pytest.mark.slow
+def test_a_keeper_that_is_started_again_at_once_joins_the_attempt_that_follows(run: Run, tmp_path: Path) -> None:
+    run.start(2, lambda node: ["-c", FAILS_ONCE, str(tmp_path / f"begun{node}")], restarts=3)
+    wait_for(lambda: all((tmp_path / f"begun{node}").exists() for node in range(2)))
+    wait_for(lambda: hears(run, 0, "h2") and hears(run, 1, "h1"))
+    run.lose(0)
+    run.start_again(0)
+    assert run.statuses() == [0, 0]
+    found = run.document(1, "exit.json")
+    assert (found["attempt"], found["hosts"]) == (2, ["h1", "h2"])
+    assert (found["attempts"][0]["cause"]["kind"], found["attempts"][0]["cause"]["host"]) == ("host_lost", "h1")
+
+
+def test_a_keeper_that_cannot_be_started_again_leaves_no_word_of_the_run_s_end(run: Run) -> None:
+    run.start(2, lambda node: ["-c", WAIT], restarts=3)
+    wait_for(lambda: run.events(0, "started"))
+    second = subprocess.run(cast(Any, run.processes[0].args), text=True, timeout=60, check=False, stderr=subprocess.PIPE)
+    assert second.returncode == 1 and "is in progress there" in second.stderr
+    assert not run.document(0, "exit.json") and run.processes[0].poll() is None
 
 
 @pytest.mark.slow

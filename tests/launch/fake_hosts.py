@@ -40,10 +40,11 @@ def output(stream: str, offset: int, data: bytes) -> Frame:
     return Frame({"stream": stream, "offset": offset, "bytes": len(data)}, data)
 
 
-def state(**ranks: Any) -> Frame:
+def state(beat: dict[str, Any] | None = None, **ranks: Any) -> Frame:
     """A host's state, which it gives each second: `state(rank_0={"phase": "saving"})`."""
     words = {name.removeprefix("rank_"): {"state": "running", **words} for name, words in ranks.items()}
-    return Frame({"state": {"status": "running", "ranks": words, "waiting": ""}}, b"")
+    more = {"beat": beat} if beat else {}
+    return Frame({"state": {"status": "running", "ranks": words, "waiting": "", **more}}, b"")
 
 
 def cause(
@@ -88,6 +89,8 @@ class Host:
         self.answers: dict[str, Callable[[dict[str, Any]], dict[str, Any]] | Exception] = {
             "stop": lambda options: {"asked": True},
             "start": lambda options: {"started": "c0ffee"},
+            "private": lambda options: {"key": "ab12", "secrets": {}},
+            "rejoin": lambda options: {"rejoined": "c0ffee"},
             "drop": lambda options: {"documents": {}},
             "offer": lambda options: {"exit": {}, "container": None, "node_rank": 0, "written": []},
             "seal": lambda options: {"left": {}, "cleared": True, "removed": []},
