@@ -528,7 +528,9 @@ def test_a_keeper_that_is_started_again_at_once_joins_the_attempt_that_follows(r
 def test_a_keeper_that_cannot_be_started_again_leaves_no_word_of_the_run_s_end(run: Run) -> None:
     run.start(2, lambda node: ["-c", WAIT], restarts=3)
     wait_for(lambda: run.events(0, "started"))
-    second = subprocess.run(cast(Any, run.processes[0].args), text=True, timeout=60, check=False, stderr=subprocess.PIPE)
+    second = subprocess.run(
+        cast(Any, run.processes[0].args), text=True, timeout=60, check=False, stderr=subprocess.PIPE
+    )
     assert second.returncode == 1 and "is in progress there" in second.stderr
     assert not run.document(0, "exit.json") and run.processes[0].poll() is None
 

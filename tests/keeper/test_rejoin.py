@@ -16,7 +16,7 @@ from tests.keeper.test_door import EXIT, Host
 host = test_door.host
 
 GIVEN = {"key": "ab12", "secrets": {"token": "AHNlY3JldA=="}}  # as `start` has put it there in test_door.py
-PROMISES = {"votes": []}
+PROMISES: dict[str, Any] = {"votes": []}
 
 #: A keeper that takes the lease, and keeps it for a while.
 TAKES = """
@@ -65,7 +65,10 @@ def test_a_keeper_is_started_again_with_its_private_files_and_without_the_contai
         assert host.ask("rejoin", run="r1", **GIVEN) == {"rejoined": "4711abc"}
     finally:
         os.kill(int((host.engine / "pid").read_text()), 9)
-    assert private_of(host) == {"key": "ab12", "secrets/token": "\x00secret"}  # and no file `hold`: nothing is held back
+    assert private_of(host) == {
+        "key": "ab12",
+        "secrets/token": "\x00secret",
+    }  # and no file `hold`: nothing is held back
     verbs = [call.split()[0] for call in host.podman()]
     assert verbs == ["ps", "stop", "rm", "run"] and (host.runs / "r1/promises.json").exists()
 

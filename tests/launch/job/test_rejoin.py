@@ -1,4 +1,4 @@
-"""Promises: a host whose keeper is gone gets it back while the run goes on elsewhere, and it is said where it does not."""
+"""Promise: a host whose keeper is gone gets it back while the run goes on elsewhere, or it is said why it does not."""
 
 from __future__ import annotations
 
