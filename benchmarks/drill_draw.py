@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from keeper.course import Attempt, is_majority
+from keeper.known import Attempt, is_majority
 
 BLOCK_FAULTS = 5  # in a run
 LOSSES = 2  # at most, in a run that may lose hosts

@@ -31,9 +31,11 @@ from keeper import (
 from keeper import course as courses
 from keeper import decide as deciding
 from keeper.beats import Beats
-from keeper.course import Attempt, Ports, Start
+from keeper.course import Ports, Start
 from keeper.decide import LOST_SECONDS, Cause, Ended, Failed, Heard, Refused, StopAsked, Tick
 from keeper.documents import Documents, read
+from keeper.known import WITNESS, Attempt
+from keeper.next_attempt import ends_of
 from keeper.placement import placed
 from keeper.running import Running, free_ports
 
@@ -312,7 +314,7 @@ class Keeper:
         for file in (self.private_dir / WITNESSES).glob("*.json"):
             if (said := read(file)) and said["number"] != self._heard.get(file.stem):
                 self._heard[file.stem] = said["number"]
-                self._handle(Heard(now, courses.WITNESS + file.stem, said["words"]))
+                self._handle(Heard(now, WITNESS + file.stem, said["words"]))
 
     def _due(self, what: str, seconds: float, now: float) -> bool:
         """Whether `what` was last due `seconds` ago or more; then it counts from now."""
@@ -358,7 +360,7 @@ class Keeper:
             "failures": self.running.failures if self.running else [],
             "attempt": course.attempt.number,
             "hosts": list(course.attempt.hosts),
-            "attempts": courses.ends_of(course),
+            "attempts": ends_of(course),
             "given_up": course.over.reason if course.over else UNSAID if unsaid else "",
             "seconds": round(now - self.began, 3),
             "time": time.time(),

@@ -30,96 +30,26 @@ A run without restarts (`Rules.max_restarts` 0) has one attempt, and all of this
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from dataclasses import dataclass, replace
+from typing import Any, List, Mapping, Sequence, Tuple
 
 from keeper import decide as attempts
-from keeper.causes import OUT_OF_MEMORY
 from keeper.decide import Actions, Cause, Heard, Leave, Note, StopAsked, Tell, Tick, Words
+from keeper.known import WITNESS, Attempt, Course, Known, Over, Rules, attempt_of, is_majority
+from keeper.next_attempt import (
+    chosen_decider,
+    known_ballots,
+    may_suffice,
+    next_attempt,
+    too_few,
+    why_not_again,
+)
 
-NO_STEP_ATTEMPTS = 3  # so many in a row without a new step end the run
-SAME_STEPS = 10  # out of memory that close to the step of the time before is out of memory at the same step
 VOTE_SECONDS = 3.0  # for a proposal to be accepted; then another one is made
-READY_SECONDS = 5.0  # for a host that is not lost to be ready for the next attempt
 MINORITY_SECONDS = 30.0  # for hosts that are missing to be heard again, before a run gives up or a host leaves
 BETWEEN_SECONDS = 90.0  # from the end of a host's ranks to the next attempt, whatever happens
 BETWEEN = "to begin"  # what is said to be waited for between two attempts
-KNOWN_ENDS = 20  # of earlier attempts, in heartbeats and documents: the first one, and the latest
 MOST_WAITS = 3  # a proposal that is not accepted gives the next one longer, up to so many times VOTE_SECONDS
-WITNESS = "control:"  # before the name of a witness; no host's name has a colon
-
-
-@dataclass(frozen=True)
-class Rules:
-    """What a run allows."""
-
-    nodes: int  # hosts of the first attempt; later ones have as many at most
-    max_restarts: int = 0  # below 0: none, unless the ranks say that they can go on; then so many
-    min_nodes: int = 1
-    max_host_failures: int = 2  # so many make a host that is left out
-    steps_are_known: bool = True  # ranks report their steps, or have not begun
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One attempt, as keepers agree on it."""
-
-    hosts: Tuple[str, ...]  # in rank order; the first one is the master
-    ports: Tuple[int, int]  # of the master: for the rendezvous, and a free one
-    number: int = 1
-    ballot: int = 1
-    ends: Tuple[Words, ...] = ()  # of the attempts before: {"number", "hosts", "cause": CAUSE, "reached": step or null}
-    left_out: Tuple[Tuple[str, str], ...] = ()  # hosts of the run that are not in it, and why not
-    decided_by: str = ""  # who decides where exactly half of the hosts vote; empty: the master
-    first_ballot: Optional[int] = None  # with which it began, where a later one has changed the decider
-
-    @property
-    def decider(self) -> str:
-        """Who decides where exactly half of the hosts vote."""
-        return self.decided_by or self.hosts[0]
-
-    @property
-    def identity(self) -> int:
-        """What it keeps while only its decider changes: the ballot with which it began."""
-        return self.ballot if self.first_ballot is None else self.first_ballot
-
-    def words(self) -> Words:
-        """As it travels."""
-        return {
-            "hosts": list(self.hosts), "ports": list(self.ports), "number": self.number, "ballot": self.ballot,
-            "ends": list(self.ends), "left_out": [list(one) for one in self.left_out],
-            "decider": self.decided_by, "first_ballot": self.first_ballot,
-        }  # fmt: skip
-
-
-def attempt_of(words: Words) -> Attempt:
-    """An attempt that another host speaks of."""
-    master, free = (int(port) for port in words["ports"])
-    left_out = tuple((str(host), str(why)) for host, why in words["left_out"])
-    hosts = tuple(str(host) for host in words["hosts"])
-    ballot, first = int(words["ballot"]), words["first_ballot"]
-    decider = str(words["decider"])
-    return Attempt(hosts, (master, free), int(words["number"]), ballot, tuple(words["ends"]), left_out, decider, first)
-
-
-@dataclass(frozen=True)
-class Over:
-    """The run has ended."""
-
-    status: str  # succeeded, failed, stopped
-    reason: str  # why it does not go on, beyond the last cause; may be empty
-    at: float
-    alone: bool = False  # for this host: others may go on
-
-
-@dataclass(frozen=True)
-class Known:
-    """What another keeper has said last."""
-
-    at: float
-    words: Words
-    attempt: Attempt
-    votes: Tuple[Attempt, ...]
 
 
 @dataclass(frozen=True)
@@ -150,51 +80,6 @@ class Start:
     """Start this host's ranks of the attempt that has begun."""
 
     attempt: Attempt
-
-
-@dataclass(frozen=True)
-class Course:
-    """What one keeper knows of the whole run. `all_hosts`: that have a keeper, in the plan's order."""
-
-    me: str
-    all_hosts: Tuple[str, ...]
-    rules: Rules
-    attempt: Attempt  # the newest one that was accepted, as far as is known here
-    grace: float
-    own: Optional[attempts.State] = None  # of this host in its last attempt; None: it was in none
-    own_attempt: int = 0  # the identity of that attempt
-    known: Mapping[str, Known] = field(default_factory=dict)
-    votes: Tuple[Attempt, ...] = ()  # this keeper's, since the last attempt that was accepted
-    voted_at: Optional[float] = None
-    ports: Optional[Tuple[int, int]] = None
-    reached: Optional[int] = None  # the last step of the attempt
-    alone_since: Optional[float] = None  # waiting, and nobody of the attempt can be heard
-    ended_at: Optional[float] = None  # when this host's ranks had ended
-    stop: Optional[attempts.Stop] = None
-    over: Optional[Over] = None
-    left: bool = False
-
-    @property
-    def takes_part(self) -> bool:
-        """Whether this host's ranks are, or were, in the newest attempt."""
-        return self.own is not None and self.own_attempt == self.attempt.identity
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether no ranks of any attempt run here."""
-        return self.own is None or self.own.status == "ended"
-
-    @property
-    def status(self) -> str:
-        """starting, running, ending, ended; waiting: this host is not in the attempt."""
-        if self.own is None or (self.own.status == "ended" and not self.takes_part):
-            return "waiting"
-        return self.own.status
-
-    @property
-    def restarts(self) -> bool:
-        """Whether there may be another attempt."""
-        return self.rules.max_restarts > 0
 
 
 def begin(me: str, all_hosts: Sequence[str], rules: Rules, first: Attempt, now: float, grace: float) -> Course:
@@ -305,23 +190,15 @@ def _what_is_missing(course: Course, now: float) -> str:
     """Why the next attempt has not begun, and for how long at most that is waited for."""
     peers = course.own.peers if course.own else {}
     working = sorted(host for host, peer in peers.items() if not (peer.ended or peer.lost))
-    heard = {course.me, *(host for host, known in course.known.items() if _is_fresh(known, now))}
+    heard = course.heard(now)
     if working:
         what = f"the ranks of {', '.join(working)} have not ended"
     elif not is_majority(heard, course.attempt):
-        what = _too_few(course, heard)
+        what = too_few(course, heard)
     else:
         what = next_attempt(course, now)[1]
     most = MINORITY_SECONDS if what else BETWEEN_SECONDS
     return f"{what or 'its hosts have not agreed yet'}; that may take {most:.0f} s at most"
-
-
-def ends_of(course: Course) -> List[Words]:
-    """How the attempts that this keeper knows of have ended; the last one only where it has."""
-    ends = list(course.attempt.ends)
-    if course.takes_part and course.has_ended:
-        ends.append(_end_of(course))
-    return ends
 
 
 def resumable(rules: Rules) -> Rules:
@@ -468,7 +345,7 @@ def _over(course: Course, status: str, reason: str, now: float, actions: Actions
 def _vote(course: Course, now: float, actions: Actions) -> Course:
     """Vote for the newest proposal that is heard, if this keeper may."""
     newest = max((vote.ballot for vote in course.votes), default=course.attempt.ballot)
-    heard = [vote for known in course.known.values() if _is_fresh(known, now) for vote in known.votes]
+    heard = [vote for known in course.known.values() if known.is_fresh(now) for vote in known.votes]
     better = [vote for vote in heard if vote.ballot > newest and _may_vote_for(course, vote)]
     if not better or course.stop:
         return course
@@ -510,19 +387,10 @@ def _is_accepted(course: Course, proposal: Attempt) -> bool:
     return all(is_majority(voters, attempt) for attempt in [last, *since])
 
 
-def is_majority(voters: Set[str], attempt: Attempt) -> bool:
-    """Whether these are more than half of an attempt's hosts, or exactly half with its decider."""
-    return 2 * len(voters & set(attempt.hosts)) + (attempt.decider in voters) > len(attempt.hosts)
-
-
-def _is_fresh(known: Known, now: float) -> bool:
-    return now - known.at <= attempts.FRESH_SECONDS
-
-
 def _heard_members(course: Course, now: float) -> List[str]:
     """Hosts of the attempt that are heard now and go on."""
     known = ((host, course.known.get(host)) for host in course.attempt.hosts)
-    return [host for host, one in known if one and _is_fresh(one, now) and not one.words["over"]]
+    return [host for host, one in known if one and one.is_fresh(now) and not one.words["over"]]
 
 
 def _propose(course: Course, now: float, actions: Actions) -> Course:
@@ -537,13 +405,13 @@ def _propose(course: Course, now: float, actions: Actions) -> Course:
     late = course.ended_at is not None and now - course.ended_at > MINORITY_SECONDS
     if not late and not all(peer.ended or peer.lost for peer in course.own.peers.values()):
         return course
-    heard = {course.me, *(host for host, known in course.known.items() if _is_fresh(known, now))}
+    heard = course.heard(now)
     alone = not is_majority(heard, course.attempt)
     if not alone and (reason := why_not_again(course)):
         return _over(course, "failed", reason, now, actions)
-    proposal, missing = (None, _too_few(course, heard)) if alone else next_attempt(course, now)
+    proposal, missing = (None, too_few(course, heard)) if alone else next_attempt(course, now)
     if proposal is None:
-        waits = not late and _may_suffice(course, heard)
+        waits = not late and may_suffice(course, heard)
         return course if waits else _over(course, "failed", missing, now, actions, alone)
     actions.append(Tell())
     return replace(course, votes=(*course.votes, proposal), voted_at=now)
@@ -568,207 +436,10 @@ def _propose_decider(course: Course, now: float, actions: Actions) -> Course:
     better = chosen_decider(course, attempt.hosts, now)
     if better == attempt.decider:
         return course
-    ballot = 1 + max(_known_ballots(course))
+    ballot = 1 + max(known_ballots(course))
     proposal = replace(attempt, decided_by=better, ballot=ballot, first_ballot=attempt.identity)
     actions.append(Tell())
     return replace(course, votes=(*course.votes, proposal), voted_at=now)
-
-
-def chosen_decider(course: Course, hosts: Sequence[str], now: float) -> str:
-    """Who decides best where exactly half of these hosts vote: a spare or a witness that all of them hear."""
-    if len(hosts) % 2:
-        return hosts[0]
-    idle = [host for host in course.all_hosts if host not in hosts and host != course.me]
-    idle += sorted(name for name in course.known if name.startswith(WITNESS))
-    known = ((name, course.known.get(name)) for name in idle)
-    waiting = [name for name, one in known if one and _is_fresh(one, now) and not one.words["over"]]
-    return next((name for name in waiting if all(_hears(course, host, name, now) for host in hosts)), hosts[0])
-
-
-def _known_ballots(course: Course) -> List[int]:
-    """Of all that was proposed, as far as this keeper knows."""
-    ballots = [course.attempt.ballot, *(vote.ballot for vote in course.votes)]
-    for known in course.known.values():
-        ballots += [known.attempt.ballot, *(vote.ballot for vote in known.votes)]
-    return ballots
-
-
-def _may_suffice(course: Course, heard: Set[str]) -> bool:
-    """Whether there are enough hosts for another attempt, or would be, were those heard again that may be.
-
-    Not to be waited for: a host whose container has ended, as its keeper will not come back, unless a control machine
-    that has the run in view starts it again; one that says that for it the run is over; one that is left out anyway.
-    """
-    peers = course.own.peers if course.own else {}
-    in_view = any(host.startswith(WITNESS) for host in heard)
-    gone = {host for host, peer in peers.items() if peer.lost and peer.refused_since is not None and not in_view}
-    gone |= {host for host, known in course.known.items() if known.words["over"]}
-    there = set(course.all_hosts) - gone
-    voters = there | ({course.attempt.decider} - gone)  # a witness, too
-    left_out = hosts_that_fail(course, ends_of(course)).keys() - heard  # they may vote, where they are heard again
-    return is_majority(voters, course.attempt) and len(there - left_out) >= course.rules.min_nodes
-
-
-def _too_few(course: Course, heard: Set[str]) -> str:
-    attempt = course.attempt
-    there = [host for host in attempt.hosts if host in heard]
-    rest = [host for host in attempt.hosts if host not in heard]
-    go = plural(len(rest), "goes", "go")
-    decider = "the master" if attempt.decider == attempt.hosts[0] else attempt.decider
-    if decider.startswith(WITNESS):
-        decider = "the control machine that had the run in view"
-    few = f"less than half of its hosts are left, or half without {decider}"
-    return f"{', '.join(there)} cannot know whether {', '.join(rest)} {go} on: {few}"
-
-
-def plural(number: int, one: str, more: str) -> str:
-    return one if number == 1 else more
-
-
-def why_not_again(course: Course) -> str:
-    """Why the run is not started again after this attempt; empty where it may be."""
-    rules, ends = course.rules, ends_of(course)
-    cause = ends[-1]["cause"] or {}
-    if cause.get("final") or (cause.get("unfit") and not _others_suffice(course, ends)):
-        return "it would end the same way again"
-    if len(ends) > 1 and _is_out_of_memory(ends[-1]) and _is_out_of_memory(ends[-2]):
-        steps = [end["reached"] or 0 for end in ends[-2:]]
-        if abs(steps[1] - steps[0]) <= SAME_STEPS:
-            return f"it was out of memory twice at step {steps[1]}"
-    if course.attempt.number > rules.max_restarts:
-        often = f"{rules.max_restarts} {plural(rules.max_restarts, 'time', 'times')}"
-        return f"it was restarted {often}, as often as MAX_RESTARTS allows"
-    idle = without_new_step(ends)
-    if idle >= NO_STEP_ATTEMPTS and (rules.steps_are_known or any(end["reached"] for end in ends)):
-        first = ends[-idle]["cause"] or {}
-        where = first.get("host", "") if first.get("rank") is None else f"rank {first['rank']} on {first['host']}"
-        return f"{idle} attempts in a row made no new step; the first of them ended so: {where}: {first.get('reason')}"
-    return ""
-
-
-def _others_suffice(course: Course, ends: Sequence[Words]) -> bool:
-    """Whether there are enough hosts beside those that can take no part any more."""
-    there = {course.me, *course.known} & set(course.all_hosts)
-    return len(there - hosts_that_fail(course, ends).keys()) >= max(1, course.rules.min_nodes)
-
-
-def _is_out_of_memory(end: Words) -> bool:
-    return bool(OUT_OF_MEMORY.search(str((end["cause"] or {}).get("reason", ""))))
-
-
-def without_new_step(ends: Sequence[Words]) -> int:
-    """How many of the last attempts, in a row, came no further than an attempt before them."""
-    best, idle = 0, 0
-    for end in ends:
-        reached = int(end["reached"] or 0)
-        idle = 0 if reached > best else idle + 1
-        best = max(best, reached)
-    return idle
-
-
-def next_attempt(course: Course, now: float) -> Tuple[Optional[Attempt], str]:
-    """The attempt after this one, on the hosts that can take part in it; or None, and why there is none."""
-    attempt, rules = course.attempt, course.rules
-    ends = ends_of(course)
-    hosts, why = chosen_hosts(course, ends, now)
-    late = [host for host in why if host not in hosts_that_fail(course, ends) and _may_be_ready_soon(course, host, now)]
-    if late and len(hosts) < rules.nodes and course.ended_at is not None and now - course.ended_at < READY_SECONDS:
-        return None, f"{late[0]}: {why[late[0]]}"
-    if len(hosts) < rules.min_nodes:
-        return None, f"{len(hosts)} of its hosts can go on, fewer than MIN_NODES={rules.min_nodes}"
-    ports = course.ports if hosts[0] == course.me else course.known[hosts[0]].words["ports"]
-    if ports is None:
-        return None, f"{hosts[0]} has no free port for the rendezvous"
-    left_out = tuple((host, why[host]) for host in course.all_hosts if host in why)
-    known_ends = (*ends[:1], *ends[1:][1 - KNOWN_ENDS :])
-    master, free = ports
-    ballot, decider = 1 + max(_known_ballots(course)), chosen_decider(course, hosts, now)
-    return Attempt(hosts, (master, free), attempt.number + 1, ballot, known_ends, left_out, decider), ""
-
-
-def _may_be_ready_soon(course: Course, host: str, now: float) -> bool:
-    """Whether a host that is not ready is not known to be lost."""
-    if course.own and host in course.own.peers:
-        return not course.own.peers[host].lost
-    return host in course.known and now - course.known[host].at < attempts.LOST_SECONDS
-
-
-def chosen_hosts(course: Course, ends: Sequence[Words], now: float) -> Tuple[Tuple[str, ...], Dict[str, str]]:
-    """(hosts of the next attempt in rank order, why each other one is not among them; spares need no reason).
-
-    Those of the last attempt first, then as many of the others as have left a place; all hear each other.
-    """
-    ready = {host for host in course.all_hosts if host == course.me or _is_ready(course, host, now)}
-    why = {host: why_not_ready(course, host, now) for host in course.all_hosts if host not in ready}
-    failed = {host: reason for host, reason in hosts_that_fail(course, ends).items() if host in ready}
-    if len(ready - failed.keys()) >= max(1, course.rules.min_nodes):
-        why.update(failed)
-        ready -= failed.keys()
-    members = course.attempt.hosts
-    preferred = [host for host in members if host in ready]
-    preferred += [host for host in course.all_hosts if host in ready and host not in members]
-    chosen: List[str] = []
-    for host in preferred:
-        deaf = [other for other in chosen if not _hear_each_other(course, host, other, now)]
-        if deaf:
-            why[host] = f"it and {', '.join(deaf)} do not hear each other"
-        elif len(chosen) < course.rules.nodes:
-            chosen.append(host)
-    return tuple(host for host in course.all_hosts if host in chosen), why
-
-
-def _is_ready(course: Course, host: str, now: float) -> bool:
-    """Whether a host is heard, and its ranks have ended."""
-    known = course.known.get(host)
-    if known is None or not _is_fresh(known, now) or known.words["over"]:
-        return False
-    return known.words["status"] == "waiting" or (
-        known.words["status"] == "ended" and known.words["about"] == course.attempt.identity
-    )
-
-
-def why_not_ready(course: Course, host: str, now: float) -> str:
-    """Why a host cannot be in the next attempt, in a line."""
-    for cause in course.own.causes if course.own else ():
-        if cause.kind in ("host_lost", "start") and cause.host == host:
-            return cause.reason
-        if cause.kind == "cut" and host in (cause.host, cause.other):
-            return cause.reason
-    known = course.known.get(host)
-    if known is None:
-        return "it was never heard"
-    return "its ranks have not ended" if _is_fresh(known, now) else f"no word from it for {now - known.at:.0f} s"
-
-
-def hosts_that_fail(course: Course, ends: Sequence[Words]) -> Dict[str, str]:
-    """Hosts without which the run is better off, and why."""
-    causes = [end["cause"] for end in ends if end["cause"] and not end["cause"]["consequence"]]
-    # Of a cut pair, and of ranks that all wait for each other, nobody knows whose fault it is.
-    blamed = [one["host"] for one in causes if one["kind"] != "cut" and (one["kind"], one["rank"]) != ("hang", None)]
-    often = {host for host in blamed if blamed.count(host) >= course.rules.max_host_failures}
-    found = {host: f"{blamed.count(host)} attempts ended because of it" for host in often}
-    return found | {str(one["host"]): str(one["reason"]) for one in causes if one["unfit"]}
-
-
-def _hear_each_other(course: Course, one: str, other: str, now: float) -> bool:
-    return _hears(course, one, other, now) and _hears(course, other, one, now)
-
-
-def _hears(course: Course, one: str, other: str, now: float) -> bool:
-    """Whether `one` hears `other` now, as far as this keeper knows."""
-    if one == course.me:
-        return other in course.known and _is_fresh(course.known[other], now)
-    known = course.known[one]
-    age = known.words["hears"].get(other)
-    return age is not None and float(age) + now - known.at < attempts.LOST_SECONDS / 2
-
-
-def _end_of(course: Course) -> Words:
-    """How the newest attempt has ended, as it stays in mind."""
-    cause = attempts.root(course.own) if course.own else None
-    kept = {key: value for key, value in cause.words(cause.at).items() if key != "lines"} if cause else None
-    attempt = course.attempt
-    return {"number": attempt.number, "hosts": list(attempt.hosts), "cause": kept, "reached": course.reached}
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------
@@ -802,7 +473,7 @@ def _leave(course: Course, now: float, actions: Actions) -> Course:
     if course.over is None or not course.has_ended:
         return course
     hosts = (course.known[host] for host in course.all_hosts if host in course.known)
-    unaware = [known for known in hosts if _is_fresh(known, now) and not known.words["over"]]
+    unaware = [known for known in hosts if known.is_fresh(now) and not known.words["over"]]
     if unaware and now - course.over.at <= attempts.LINGER_SECONDS:
         return course
     actions.append(Leave())

@@ -14,6 +14,7 @@ from typing import Any
 
 from keeper import course as courses
 from keeper.decide import Heard
+from keeper.known import WITNESS
 
 
 class Witness:
@@ -22,7 +23,7 @@ class Witness:
     def __init__(self, plan: Mapping[str, Any]) -> None:
         """plan: plan.json."""
         self.id = secrets.token_hex(4)
-        self._course = courses.of_plan(plan, courses.WITNESS + self.id, time.monotonic())
+        self._course = courses.of_plan(plan, WITNESS + self.id, time.monotonic())
         self._number = 0  # of its last message
         self._lock = threading.Lock()
 

@@ -26,8 +26,8 @@ from benchmarks.drill_draw import (
     bearable,
     draw,
 )
-from keeper.course import Attempt, is_majority
 from keeper.decide import LOST_SECONDS
+from keeper.known import Attempt, is_majority
 from train.checkpoints import files
 from train.order import equally, steps
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from keeper import course as c
 from keeper import decide as d
+from keeper import known as k
 
 STEP_SECONDS = 0.25
 GRACE_SECONDS = 30.0
@@ -32,7 +33,7 @@ WITNESS_FAULTS = ("witness goes", "witness comes", "witness cut", "witness heals
 class Host:
     """A host of the simulation: its keeper's course, and its ranks."""
 
-    course: c.Course
+    course: k.Course
     ranks: str = "gone"  # running, waiting (for a peer, for ever), failed, done (torchrun is still there), gone
     number: int = 0  # of the attempt whose ranks these are
     saved: int = 0
@@ -59,7 +60,7 @@ class Step:
     """A step that an attempt has taken."""
 
     at: float
-    attempt: c.Attempt
+    attempt: k.Attempt
     step: int
 
 
@@ -67,13 +68,13 @@ class World:
     """Hosts, the network between them, and a clock. The ranks' work is done at `finish` seconds, and not before
     `steps` steps."""
 
-    def __init__(self, count: int, seed: int, finish: float, rules: c.Rules | None = None, steps: int = 0) -> None:
+    def __init__(self, count: int, seed: int, finish: float, rules: k.Rules | None = None, steps: int = 0) -> None:
         self.now = 0.0
         self.chance = random.Random(seed)
         self.finish, self.total = finish, steps
-        rules = rules or c.Rules(nodes=count)
+        rules = rules or k.Rules(nodes=count)
         names = HOSTS[:count]
-        first = c.Attempt(names[: rules.nodes], (1, 2))
+        first = k.Attempt(names[: rules.nodes], (1, 2))
         self.first, self.rules = first, rules
         self.hosts = {name: Host(self.at_first(name, names)) for name in names}
         self.witnesses: dict[str, Host] = {}
@@ -87,10 +88,10 @@ class World:
 
     def begin_witness(self) -> None:
         """A control machine has the run in view from now on."""
-        name = f"{c.WITNESS}{len(self.witnesses)}"
+        name = f"{k.WITNESS}{len(self.witnesses)}"
         self.witnesses[name] = Host(self.at_first(name, list(self.hosts)))
 
-    def at_first(self, name: str, names: Sequence[str]) -> c.Course:
+    def at_first(self, name: str, names: Sequence[str]) -> k.Course:
         """The course of a keeper, or a witness, that knows no more than the plan."""
         return c.begin(name, names, self.rules, self.first, self.now, GRACE_SECONDS)
 
@@ -121,7 +122,7 @@ class World:
         elif isinstance(action, d.Kill):
             self.end_ranks(host, 137)
 
-    def start(self, host: Host, attempt: c.Attempt) -> None:
+    def start(self, host: Host, attempt: k.Attempt) -> None:
         assert host.ranks == "gone", "ranks of an earlier attempt are still there"
         host.ranks, host.number, host.deaf_to_term = "running", attempt.number, False
         host.due.append((self.now + self.chance.uniform(0, 3), ("started", attempt.number)))
@@ -139,7 +140,7 @@ class World:
             if other.refuses and self.reach(host.course.me, name):
                 host.due.append((self.now, d.Refused(self.now, name)))
             elif other is not host and self.reach(host.course.me, name) and not other.course.left:
-                slow = 2.0 if c.WITNESS in name + host.course.me else 0.5
+                slow = 2.0 if k.WITNESS in name + host.course.me else 0.5
                 other.due.append((self.now + self.chance.uniform(0, slow), ("beat", host.course.me, host.words)))
 
     def reach(self, one: str, other: str) -> bool:
@@ -177,12 +178,12 @@ class World:
                 one.saved = step if step % KEPT_STEPS == 0 else one.saved
                 self.happen(one, c.Stepped(self.now, step))
 
-    def apart(self, attempt: c.Attempt) -> bool:
+    def apart(self, attempt: k.Attempt) -> bool:
         """Whether two hosts of an attempt cannot reach each other."""
         return any(pair <= set(attempt.hosts) for pair in self.cut)
 
     @staticmethod
-    def works_in(host: Host, attempt: c.Attempt) -> bool:
+    def works_in(host: Host, attempt: k.Attempt) -> bool:
         return host.ranks == "running" and host.course.attempt.identity == attempt.identity
 
     def finish_ranks(self, host: Host) -> None:

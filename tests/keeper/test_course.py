@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from keeper import course as c
 from keeper import decide as d
+from keeper import known as k
+from keeper.next_attempt import why_not_again
 from tests.keeper.simulation import (
     FAULTS,
     GRACE_SECONDS,
@@ -24,7 +26,7 @@ from tests.keeper.simulation import (
 )
 
 STEPS = 400  # 100 seconds of training
-MANY = c.Rules(nodes=5, max_restarts=1000, max_host_failures=1000)
+MANY = k.Rules(nodes=5, max_restarts=1000, max_host_failures=1000)
 EVENTS = (*FAULTS, *WITNESS_FAULTS, *[RETURNS] * 3)
 PHASES = (Phase.explicit, Phase.generate)  # a failing case is small enough, and to shrink one takes minutes
 fault_lists = st.lists(
@@ -73,11 +75,11 @@ class Council:
     def __init__(self, count: int, seed: int) -> None:
         self.chance = random.Random(seed)
         names = HOSTS[:count]
-        first = c.Attempt(names, (1, 2))
+        first = k.Attempt(names, (1, 2))
         self.hosts = names
         self.at_first = {
             name: c.begin(name, names, replace(MANY, nodes=count), first, 0.0, GRACE_SECONDS)
-            for name in (*names, f"{c.WITNESS}1", f"{c.WITNESS}2")
+            for name in (*names, f"{k.WITNESS}1", f"{k.WITNESS}2")
         }
         self.courses = dict(self.at_first)
         self.stepped = first  # the newest attempt that could take a step
@@ -125,7 +127,7 @@ class Council:
             return
         hosts = tuple(host for host in self.hosts if self.chance.random() < 0.5) or (name,)
         decider = self.chance.choice(list(self.courses))
-        self.vote_for(name, c.Attempt(hosts, (1, 2), course.attempt.number + 1, decided_by=decider))
+        self.vote_for(name, k.Attempt(hosts, (1, 2), course.attempt.number + 1, decided_by=decider))
 
     def propose_decider(self, name: str) -> None:
         """Anybody, by a host whose ranks train."""
@@ -135,7 +137,7 @@ class Council:
         decider = self.chance.choice(list(self.courses))
         self.vote_for(name, replace(course.attempt, decided_by=decider, first_ballot=course.attempt.identity))
 
-    def vote_for(self, name: str, proposal: c.Attempt) -> None:
+    def vote_for(self, name: str, proposal: k.Attempt) -> None:
         course = self.courses[name]
         votes = [*course.votes, *(vote for known in course.known.values() for vote in known.votes)]
         ballot = 1 + max([course.attempt.ballot, *(vote.ballot for vote in votes)])
@@ -160,9 +162,9 @@ def test_whoever_proposes_what_and_hears_whom_there_is_one_attempt_that_can_take
     Council(count, seed).run(300)
 
 
-def proposed(council: Council, ballot: int, hosts: str, voters: str) -> c.Attempt:
+def proposed(council: Council, ballot: int, hosts: str, voters: str) -> k.Attempt:
     """An attempt 2 for which these have voted."""
-    proposal = c.Attempt(tuple(hosts.split()), (1, 2), 2, ballot)
+    proposal = k.Attempt(tuple(hosts.split()), (1, 2), 2, ballot)
     for name in voters.split():
         course = council.courses[name]
         council.courses[name] = replace(course, votes=(*course.votes, proposal))
@@ -200,8 +202,8 @@ def test_a_keeper_that_is_started_again_has_forgotten_no_vote() -> None:
 
 def test_a_witness_that_has_begun_an_attempt_votes_for_another_one_of_its_number() -> None:
     """Its hosts had voted once more, as its word came late, and then may not begin the older one."""
-    council, witness = Council(2, 1), f"{c.WITNESS}1"
-    council.courses[witness] = replace(council.courses[witness], attempt=c.Attempt(("h1",), (1, 2), 2, 2))
+    council, witness = Council(2, 1), f"{k.WITNESS}1"
+    council.courses[witness] = replace(council.courses[witness], attempt=k.Attempt(("h1",), (1, 2), 2, 2))
     newer = proposed(council, 3, "h1", "h1")
     council.happen(witness, d.Heard(1.0, "h1", c.beat(council.courses["h1"], 1.0)))
     assert council.courses[witness].attempt == newer  # and accepts it, as its vote is enough
@@ -311,7 +313,7 @@ def test_who_decides_is_changed_while_ranks_train_and_nothing_else() -> None:
     assert {step.attempt.number for step in world.steps} == {1} and world.verdicts() == ["succeeded"] * 2
     assert [step.step for step in world.steps] == list(range(1, STEPS + 1))
     for host in world.hosts.values():
-        assert [words["host"] for name, words in host.notes if name == "decider"] == [f"{c.WITNESS}0", "h1"]
+        assert [words["host"] for name, words in host.notes if name == "decider"] == [f"{k.WITNESS}0", "h1"]
 
 
 def test_of_two_hosts_the_master_goes_on_alone_and_the_other_one_ends() -> None:
@@ -500,9 +502,9 @@ def ended(number: int, reached: int | None, reason: str = "killed by SIGKILL", *
     return {"number": number, "hosts": ["h1"], "cause": cause, "reached": reached}
 
 
-def failed_course(rules: c.Rules, *ends: d.Words) -> c.Course:
+def failed_course(rules: k.Rules, *ends: d.Words) -> k.Course:
     """The course of a run on one host whose attempts have ended so."""
-    attempt = c.Attempt(("h1",), (1, 2), len(ends), len(ends), ends[:-1])
+    attempt = k.Attempt(("h1",), (1, 2), len(ends), len(ends), ends[:-1])
     cause = d.cause_of(ends[-1]["cause"], 0.0)
     own = d.State("h1", {}, 0.0, GRACE_SECONDS, "ended", causes=(cause,))
     course = c.begin("h1", ("h1",), rules, attempt, 0.0, GRACE_SECONDS)
@@ -529,12 +531,12 @@ def failed_course(rules: c.Rules, *ends: d.Words) -> c.Course:
     ],
 )
 def test_what_would_end_the_same_way_is_not_started_again(ends: list[d.Words], reason: str) -> None:
-    assert c.why_not_again(failed_course(c.Rules(1, 9), *ends)) == reason
+    assert why_not_again(failed_course(k.Rules(1, 9), *ends)) == reason
 
 
 def test_a_script_that_says_no_steps_is_not_judged_by_them() -> None:
-    course = failed_course(c.Rules(1, 9, steps_are_known=False), ended(1, None), ended(2, None), ended(3, None))
-    assert c.why_not_again(course) == ""
+    course = failed_course(k.Rules(1, 9, steps_are_known=False), ended(1, None), ended(2, None), ended(3, None))
+    assert why_not_again(course) == ""
 
 
 def test_a_script_is_started_again_once_it_has_said_that_it_can_go_on() -> None:
@@ -550,10 +552,10 @@ def test_a_script_is_started_again_once_it_has_said_that_it_can_go_on() -> None:
 
 
 def test_an_attempt_travels_whole() -> None:
-    attempt = c.Attempt(("h1", "h3"), (29500, 29501), 2, 4, (ended(1, 7),), (("h2", "lost"),))
-    assert c.attempt_of(attempt.words()) == attempt
+    attempt = k.Attempt(("h1", "h3"), (29500, 29501), 2, 4, (ended(1, 7),), (("h2", "lost"),))
+    assert k.attempt_of(attempt.words()) == attempt
     changed = replace(attempt, ballot=5, decided_by="h2", first_ballot=4)
-    assert c.attempt_of(changed.words()) == changed and changed.identity == attempt.identity
+    assert k.attempt_of(changed.words()) == changed and changed.identity == attempt.identity
 
 
 @pytest.mark.parametrize(
@@ -566,4 +568,4 @@ def test_an_attempt_travels_whole() -> None:
 def test_a_majority_is_more_than_half_or_half_with_the_decider(
     hosts: str, decider: str, voters: str, enough: bool
 ) -> None:
-    assert c.is_majority(set(voters), c.Attempt(tuple(hosts), (1, 2), decided_by=decider)) is enough
+    assert k.is_majority(set(voters), k.Attempt(tuple(hosts), (1, 2), decided_by=decider)) is enough

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from keeper import WITNESSES
-from keeper.course import WITNESS
 from keeper.host import write_document
+from keeper.known import WITNESS
 from launch.hosts.door import Frame
 from launch.job.follow import Follower
 from launch.job.witness import Witness
