@@ -40,6 +40,7 @@ from benchmarks.common import FAB, close, environment, fab, whole_number
 from benchmarks.common import lab as new_lab
 from benchmarks.inject import (
     KNOWN_STEPS,
+    come_back,
     cut,
     give_time,
     hold_rank,
@@ -191,6 +192,7 @@ class Survived:
     bar: float  # seconds
     lost: str = ""  # the host that cannot be reached any more
     nodes: int = HOSTS
+    attempt: int = 2  # that goes on
 
 
 SURVIVED = {
@@ -200,6 +202,14 @@ SURVIVED = {
     "master_of_two": Survived(
         "the host of rank 0 of two hosts loses its power while the run is in view", lose_power("h1"), ("h2",), 30.0,
         lost="h1", nodes=2,
+    ),
+    "container_back": Survived(
+        "a container, and the keeper in it, is killed while the run is in view", kill_above_ranks("h2", 2),
+        ("h1", "h2", "h3"), 15.0,
+    ),
+    "host_back": Survived(
+        "a rank is killed after another host was booted again", come_back("h3", "h1"), ("h1", "h2", "h3"), 15.0,
+        attempt=3,
     ),
 }  # fmt: skip
 
@@ -300,7 +310,7 @@ def measure_survival(lab: str, fault: Survived) -> SeenOn:
         subprocess.run([FAB, "gather"], env=environment(lab, RUN=run.id), cwd=ROOT, capture_output=True, check=False,
                        timeout=LIMIT_SECONDS)  # fmt: skip
     summary = read_summary(run)
-    if (summary.get("status"), summary.get("restarts")) != ("stopped", 1):
+    if (summary.get("status"), summary.get("restarts")) != ("stopped", fault.attempt - 1):
         problems.append(f"the summary says {summary.get('status')}, {summary.get('restarts')} restarts")
     with contextlib.suppress(OSError):
         lines = (ROOT / "runs" / run.id / "metrics.jsonl").read_text().splitlines()
@@ -308,7 +318,7 @@ def measure_survival(lab: str, fault: Survived) -> SeenOn:
         if steps != list(range(1, len(steps) + 1)) or len(steps) < before:
             problems.append(f"the metrics do not have each step once: {steps}")
     hosts = ", ".join(fault.hosts)
-    if f"attempt 2 goes on from the newest checkpoint, on {hosts}" not in run.output:
+    if f"attempt {fault.attempt} goes on from the newest checkpoint, on {hosts}" not in run.output:
         problems.append(f"it does not go on on {hosts}")
     left = run.left()
     if problems or left:

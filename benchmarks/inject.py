@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.run import ROOT, Run, is_alive
@@ -107,6 +108,26 @@ def lose_power(host: str) -> Callable[[Run], float]:
         subprocess.run(command, input=links, text=True, check=True, capture_output=True, timeout=60)
         subprocess.run(["podman", "kill", run.container(host)], check=True, capture_output=True, timeout=60)
         return at
+
+    return inject
+
+
+def come_back(host: str, other: str) -> Callable[[Run], float]:
+    """A host loses its power and is booted again while the others go on; when its keeper is back, a rank of another
+    one is killed."""
+
+    def inject(run: Run) -> float:
+        with ExitStack() as booted:
+            run.undo, undo = booted, run.undo
+            try:
+                lose_power(host)(run)
+                run.wait_for(lambda: "attempt 2 goes on" in run.output, "attempt without the host")
+            finally:
+                run.undo = undo
+        run.wait_for(lambda: f"{host}: its keeper was gone, and is started again" in run.output, "keeper that is back")
+        run.wait_for(lambda: any(rank.get("step", 0) > KNOWN_STEPS for rank in run.ranks_of(other)), "steps without it")
+        kill(next(pid for where, pid in run.living_ranks().values() if where == other))
+        return time.monotonic()
 
     return inject
 

@@ -411,7 +411,7 @@ def _propose(course: Course, now: float, actions: Actions) -> Course:
         return _over(course, "failed", reason, now, actions)
     proposal, missing = (None, too_few(course, heard)) if alone else next_attempt(course, now)
     if proposal is None:
-        waits = not late and may_suffice(course, heard)
+        waits = not late and may_suffice(course, now)
         return course if waits else _over(course, "failed", missing, now, actions, alone)
     actions.append(Tell())
     return replace(course, votes=(*course.votes, proposal), voted_at=now)

@@ -140,3 +140,7 @@ class Course:
     def heard(self, now: float) -> Set[str]:
         """This keeper, and all that it hears now."""
         return {self.me, *(host for host, known in self.known.items() if known.is_fresh(now))}
+
+    def is_in_view(self, now: float) -> bool:
+        """Whether a control machine follows the run, which starts a keeper again that has ended."""
+        return any(name.startswith(WITNESS) for name in self.heard(now))

@@ -36,9 +36,10 @@ def next_attempt(course: Course, now: float) -> Tuple[Optional[Attempt], str]:
 
 
 def _may_be_ready_soon(course: Course, host: str, now: float) -> bool:
-    """Whether a host that is not ready is not known to be lost."""
+    """Whether a host that is not ready is not known to be lost, or its keeper may be back at once."""
     if course.own and host in course.own.peers:
-        return not course.own.peers[host].lost
+        peer = course.own.peers[host]
+        return not peer.lost or (peer.refused_since is not None and course.is_in_view(now))
     return host in course.known and now - course.known[host].at < attempts.LOST_SECONDS
 
 
@@ -118,14 +119,14 @@ def known_ballots(course: Course) -> List[int]:
     return ballots
 
 
-def may_suffice(course: Course, heard: Set[str]) -> bool:
+def may_suffice(course: Course, now: float) -> bool:
     """Whether there are enough hosts for another attempt, or would be, were those heard again that may be.
 
     Not to be waited for: a host whose container has ended, as its keeper will not come back, unless a control machine
     that has the run in view starts it again; one that says that for it the run is over; one that is left out anyway.
     """
     peers = course.own.peers if course.own else {}
-    in_view = any(host.startswith(WITNESS) for host in heard)
+    in_view, heard = course.is_in_view(now), course.heard(now)
     gone = {host for host, peer in peers.items() if peer.lost and peer.refused_since is not None and not in_view}
     gone |= {host for host, known in course.known.items() if known.words["over"]}
     there = set(course.all_hosts) - gone

@@ -342,7 +342,12 @@ def test_a_cut_in_two_halves_lets_the_master_s_half_go_on_and_the_other_joins_wh
     [
         ({"h3": "power"}, 50.0, {2: ("h1", "h2"), 3: ("h1", "h2", "h3")}),  # it waits until something else fails
         ({"h1": "power"}, 50.0, {2: ("h2", "h3"), 3: ("h1", "h2", "h3")}),
-        ({"h3": "container"}, 21.0, {2: ("h1", "h2", "h3"), 3: ("h1", "h2", "h3")}),  # it is there in time
+        ({"h3": "container"}, 21.0, {2: ("h1", "h2", "h3"), 3: ("h1", "h2", "h3")}),  # it is there before it is missed
+        (
+            {"h3": "container"},
+            25.5,
+            {2: ("h1", "h2", "h3"), 3: ("h1", "h2", "h3")},
+        ),  # the run is in view: it is waited for
         ({"h1": "power", "h2": "power", "h3": "power"}, 25.0, {2: ("h1", "h2", "h3"), 3: ("h1", "h2", "h3")}),
     ],
 )
@@ -350,6 +355,7 @@ def test_a_host_that_comes_back_joins_at_the_next_attempt(
     lost: dict[str, str], returns: float, attempts: dict[int, tuple[str, ...]]
 ) -> None:
     world = World(3, 1, 10.0, replace(MANY, nodes=3), 2 * STEPS)
+    world.begin_witness()
     faults = [(20.0, fault, host, "") for host, fault in lost.items()]
     faults += [(returns, RETURNS, host, "") for host in lost]
     world.run([*faults, (80.0, "rank dies", "h2", "")], LONGEST_WITH_RESTARTS)
