@@ -71,7 +71,7 @@ HEALTHY_STEPS = 300
 SAID_SECONDS = 240.0
 NAMED_STEPS = 50  # the bar
 SLOW, OVER = "{} is slow: ", "{} is no longer slow"
-STEPPING = re.compile(r"10 steps|first optimizer step")
+STEPPING = re.compile(r"\| (?!> ).*(10 steps|first optimizer step)")  # but not in the last words of a rank that failed
 #: Lines of the control machine that are no verdict.
 NO_VERDICT = re.compile(
     r"run \S+: |.*: (no view|in view again|left by the run|could not gather|the run stops|ranks that had not ended)"
