@@ -49,7 +49,7 @@ from benchmarks import drill_judge as judge
 from benchmarks.common import FAB, close, environment, whole_number
 from benchmarks.drill_draw import KINDS, Drawn, bearable, draw
 from benchmarks.faults import HOSTS, deployed_lab, verdict_in
-from benchmarks.inject import cut, exhaust, give_time, hold, kill, lose_link, lose_power, parent
+from benchmarks.inject import cut, exhaust, give_time, hold, kill, lose_link, lose_power, parent, reap_held
 from benchmarks.run import LIMIT_SECONDS, ROOT, Run, is_alive, read_summary
 from train.checkpoints import CheckpointError, saved_steps
 from train.datasets.small import digits
@@ -176,6 +176,7 @@ class Drill:
             if time.monotonic() >= due:
                 self.heals.remove((due, stack))
                 stack.close()
+        reap_held(self.run)
         time.sleep(seconds)
 
     def wait(self, condition: Callable[[], Any], seconds: float) -> Any:

@@ -48,7 +48,7 @@ from benchmarks.inject import (
     lose_link,
     lose_power,
     press_ctrl_c,
-    reap,
+    reap_held,
     signal_rank,
     stand_still,
     starve,
@@ -250,7 +250,7 @@ def measure(lab: str, fault: Fault) -> Seen:
         watched = {rank: pid for rank, (host, pid) in run.ranks.items() if host != fault.lost}
         rank = run.last_rank(fault.host) if fault.rank else None
         at = fault.inject(run)
-        ended = wait_for_ends(watched.values(), at + LIMIT_SECONDS)
+        ended = wait_for_ends(run, watched.values(), at + LIMIT_SECONDS)
         try:
             run.process.wait(LIMIT_SECONDS)
         except subprocess.TimeoutExpired:
@@ -391,13 +391,12 @@ def said(run: Run, since: float, pattern: str) -> list[tuple[float, str]]:
     return [(when, line) for when, line in list(run.lines) if when >= since and begin.match(line)]
 
 
-def wait_for_ends(pids: Collection[int], deadline: float) -> float:
-    """When the last of these processes ended; infinite where one is there at the deadline."""
+def wait_for_ends(run: Run, pids: Collection[int], deadline: float) -> float:
+    """When the last of these processes of a run ended; infinite where one is there at the deadline."""
     left = set(pids)
     while left and time.monotonic() < deadline:
         left = {pid for pid in left if is_alive(pid)}
-        for pid in set(pids) - left:
-            reap(pid)
+        reap_held(run)
         time.sleep(LOOK_SECONDS)
     return float("inf") if left else time.monotonic()
 

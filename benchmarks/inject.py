@@ -7,7 +7,6 @@ is held by ptrace: no look at its state tells, and nothing of it answers.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import signal
@@ -75,13 +74,15 @@ def hold(run: Run, host: str, rank: int, pid: int) -> float:
         began, threads = time.monotonic(), sorted(map(int, os.listdir(f"/proc/{pid}/task")))
         for thread in threads:
             ptrace(PTRACE_ATTACH, thread)
-            run.undo.callback(reap, thread)  # else it stays, and nothing removes its host
+        run.held.update(threads)
+        run.undo.callback(reap_held, run)
         time.sleep(HELD_STATE_SECONDS)
         if run.state(host, rank).get("phase") == "training":
             return began
+        reap_held(run)
         for thread in threads:  # it was about to evaluate or save, which may take longer
-            reap(thread)
             ptrace(PTRACE_DETACH, thread)
+        run.held.clear()
         time.sleep(0.3)
 
 
@@ -92,10 +93,17 @@ def ptrace(request: int, pid: int) -> None:
         raise OSError(ctypes.get_errno(), f"ptrace of {pid}")
 
 
-def reap(thread: int) -> None:
-    """Take note of a held thread's end: whoever holds it hears of it first, and nobody else does before."""
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(thread, os.WNOHANG | WALL)
+def reap_held(run: Run) -> None:
+    """Take note of the ends of held threads: whoever holds one hears of it first. Until then it stays, and neither its
+    container nor its host can end."""
+    for thread in list(run.held):
+        try:
+            found, status = os.waitpid(thread, os.WNOHANG | WALL)
+        except ChildProcessError:
+            run.held.discard(thread)
+            continue
+        if found and not os.WIFSTOPPED(status):
+            run.held.discard(thread)
 
 
 def lose_power(host: str) -> Callable[[Run], float]:

@@ -31,6 +31,7 @@ class Run:
     def __init__(self, lab: str, job: Mapping[str, object], nodes: int) -> None:
         self.lab = lab
         self.undo = ExitStack()  # what puts the hosts right again
+        self.held: set[int] = set()  # threads that are held by ptrace (inject.py)
         self.lines: list[tuple[float, str]] = []  # (time.monotonic(), line) of what make train, then attach, printed
         self.process, self._reader = self._show("train", **job, NODES=nodes, WAIT=1)
 

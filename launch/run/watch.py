@@ -192,6 +192,9 @@ class Watch:
         if not self._told and event.get("because"):
             self._tell_cause(outcome.agreed([view.end() for view in self.views.values()], event["because"]))
         self._attempt, self._failed_at, self._told = int(event["attempt"]), None, False
+        for view in self.views.values():
+            if not view.ended:
+                view.container = {}  # of a keeper that was gone before, and is no word of what comes
         self._over.clear()
         self.display.begin_again()
         self.display.say(attempt_line(event))

@@ -17,10 +17,12 @@ from typing import Any
 
 import pytest
 
+from keeper import course
 from launch import files
 from launch.cli import exits, signals
 from launch.hosts.door import Frame
 from launch.job import follow
+from launch.job.plan import document
 from launch.run import gather, watch
 from launch.run.gather import Gathered
 from launch.run.train import display_of
@@ -46,9 +48,9 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     signals._received.first, signals._received.raised = None, False
 
 
-def watched(*those: Host) -> int:
-    """Watch a run on these hosts as a command does."""
-    made = plan(*(1 for _ in those))
+def watched(*those: Host, **options: Any) -> int:
+    """Watch a run on these hosts as a command does. options: of its plan."""
+    made = plan(*(1 for _ in those), **options)
     with signals.interrupts_as_exceptions():
         return Watch(made, [host.view() for host in those], display_of(made), 20).run()
 
@@ -505,6 +507,40 @@ def test_a_run_that_goes_on_is_told_in_order_and_a_lost_host_is_not_waited_for(
 
 def attempt_2(because: Any) -> Frame:
     return event("attempt", attempt=2, hosts=["h1", "h2"], master="h1", left_out={}, because=because)
+
+
+@pytest.mark.slow
+def test_a_keeper_that_is_started_again_is_said_and_how_it_ended_before_explains_nothing_later(
+    hosts: dict[str, Host], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "SILENCE_SETTLES_SECONDS", 0.1)
+    gone = cause("h1", "host_lost", reason="its container has ended, and not because the run has")
+    known: dict[str, Any] = {"attempt": 2, "hosts": ["h1", "h2"], "attempts": [{"number": 1}, {"number": 2}]}
+    later = {name: cause(other, "host_lost", reason="no word") for name, other in (("h1", "h2"), ("h2", "h1"))}
+    known_there = course.of_plan(document(plan(1, 1, max_restarts=3)), "h2", 0.0)
+    hosts["h2"].say(state(course.beat(known_there, 0.0)))
+
+    def others() -> None:
+        time.sleep(0.3)
+        hosts["h1"].say(died(ExitCode=137))
+        first = event("failed", attempt=1, **gone).data
+        begun = first + attempt_2(gone).data
+        hosts["h2"].say(output("events", 0, begun))
+        time.sleep(1.5)  # the second attempt has begun
+        hosts["h1"].say(event("failed", attempt=2, **later["h1"]))
+        hosts["h2"].say(output("events", len(begun), event("failed", attempt=2, **later["h2"]).data))
+        time.sleep(1.0)  # and the cause of its end is said
+        for name in ("h1", "h2"):
+            hosts[name].say(end("failed", later[name], **known))
+
+    thread = when(hosts["h2"].frames.empty, others)
+    assert watched(hosts["h1"], hosts["h2"], max_restarts=3) == exits.FAILED
+    thread.join()
+    said = [line.removeprefix("muster | ") for line in capsys.readouterr().out.splitlines()]
+    assert "h1: its keeper was gone, and is started again; it can join at the next attempt" in said
+    assert "attempt 2 goes on from the newest checkpoint, on h1, h2" in said
+    assert "h1 and h2: do not hear each other on the training network, though both answer over SSH" in said
+    assert hosts["h1"].verbs()[0] == "rejoin" and hosts["h2"].verbs()[0] == "private"
 
 
 @pytest.mark.parametrize("known", [True, False])
