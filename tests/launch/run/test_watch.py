@@ -528,7 +528,7 @@ def test_a_keeper_that_is_started_again_is_said_and_how_it_ended_before_explains
         hosts["h2"].say(output("events", 0, begun))
         time.sleep(1.5)  # the second attempt has begun
         hosts["h1"].say(event("failed", attempt=2, **later["h1"]))
-        hosts["h2"].say(output("events", len(begun), event("failed", attempt=2, **later["h2"]).data))
+        hosts["h2"].say(output("events", len(begun), event("failed", 0.5, attempt=2, **later["h2"]).data))
         time.sleep(1.0)  # and the cause of its end is said
         for name in ("h1", "h2"):
             hosts[name].say(end("failed", later[name], **known))
