@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set
 
-from keeper.output import Writer
+from keeper.output import Reader, Writer
 
 PIPE_BYTES = 1 << 20  # of each rank's pipe: so much may be printed while the disk is slow
 CHUNK_BYTES = 1 << 18
@@ -41,7 +41,9 @@ class Outputs:
             (folder / f"{stream}.log").touch()  # a rank that prints nothing has a file, too
             if attempt > 1 and stream != LAUNCHER:
                 with contextlib.suppress(OSError), contextlib.closing(Writer(folder, stream)) as writer:
-                    writer.append(f"-- attempt {attempt} --\n".encode())
+                    _, last = Reader(folder).read(stream, max(0, writer.end - 1), 1)
+                    line = b"" if last in (b"", b"\n") else b"\n"  # a killed rank may have been in the midst of one
+                    writer.append(line + f"-- attempt {attempt} --\n".encode())
         self.pipes = Path(tempfile.mkdtemp(prefix="muster-pipes-"))
         self._failed: Optional[Callable[[OSError], None]] = failed
         self._writers: Dict[int, Writer] = {}  # by file descriptor

@@ -458,6 +458,7 @@ def test_a_rank_that_dies_is_started_again_on_all_hosts(run: Run, tmp_path: Path
     run.start(3, lambda node: ["-c", FAILS_ONCE, str(tmp_path / f"begun{node}")], ranks=2, restarts=3)
     before = {**run.pids(0), **run.pids(1), **run.pids(2)}
     wait_for(lambda: all((tmp_path / f"begun{node}").exists() for node in range(3)))
+    wait_for(lambda: run.output(1, 2).endswith("\n"))
     os.kill(before["3"], signal.SIGKILL)
     assert run.statuses() == [0, 0, 0]
     assert not any(is_alive(pid) for pid in before.values())

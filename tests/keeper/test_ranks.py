@@ -64,6 +64,15 @@ def test_no_control_group_says_nothing(tmp_path: Path) -> None:
     assert Memory(tmp_path).out_of_memory() is None
 
 
+@pytest.mark.parametrize(("before", "between"), [(b"", b""), (b"one\n", b""), (b"one\nin the mi", b"\n")])
+def test_a_later_attempt_begins_with_a_line_of_its_own(tmp_path: Path, before: bytes, between: bytes) -> None:
+    folder = tmp_path / "output"
+    folder.mkdir()
+    (folder / "rank-0.log").write_bytes(before)
+    Outputs(folder, [0], lambda error: None, attempt=2).close()
+    assert (folder / "rank-0.log").read_bytes() == before + between + b"-- attempt 2 --\n"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [60.0, 0.2])
 def test_what_was_printed_last_is_kept_though_the_disk_is_slow_or_its_loss_is_said(
