@@ -74,7 +74,8 @@ SLOW, OVER = "{} is slow: ", "{} is no longer slow"
 STEPPING = re.compile(r"\| (?!> ).*(10 steps|first optimizer step)")  # but not in the last words of a rank that failed
 #: Lines of the control machine that are no verdict.
 NO_VERDICT = re.compile(
-    r"run \S+: |.*: (no view|in view again|left by the run|could not gather|the run stops|ranks that had not ended)"
+    r"run \S+: |.*: (no view|in view again|its keeper was gone"
+    "|left by the run|could not gather|the run stops|ranks that had not ended)"
     r"|.* is (slow|no longer slow)\b"
     "|stopping the run|waiting|the ranks of the run are being ended"
 )

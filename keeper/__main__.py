@@ -88,11 +88,12 @@ class Keeper:
 
     # Documents
 
-    def note(self, name: str, words: Words) -> None:
-        """Write an event."""
+    def note(self, name: str, words: Words, attempt: Optional[int] = None) -> None:
+        """Write an event. attempt: which it is about; None: this host's last one."""
         after = round(time.monotonic() - self.began, 3)
-        newest, own = self.course.attempt.number, self.course.own
-        attempt = newest if name == "attempt" or own is None else own.attempt
+        if attempt is None:
+            newest, own = self.course.attempt.number, self.course.own
+            attempt = newest if name == "attempt" or own is None else own.attempt
         self.documents.note({"time": time.time(), "after": after, "attempt": attempt, "event": name, **words})
 
     def write_state(self, now: float) -> None:
@@ -252,7 +253,7 @@ class Keeper:
 
     def _do(self, action: Any) -> None:
         if isinstance(action, deciding.Note):
-            self.note(action.name, action.words)
+            self.note(action.name, action.words, action.attempt)
             if action.words.get("kind") in ("host_lost", "cut"):
                 self._note_interface()
         elif isinstance(action, deciding.Tell):
@@ -342,7 +343,7 @@ class Keeper:
         status = courses.verdict(self.course)
         self.write_state(time.monotonic())
         own = self.course.own
-        self._write_exit(status, own.causes if own and (status == "failed" or self.course.takes_part) else ())
+        self._write_exit(status, own.causes if own and self.course.takes_part else ())
         if self.beats:
             self.beats.close()
         return STATUSES[status]

@@ -179,8 +179,9 @@ def verdict(course: Course) -> str:
 def waited_for(course: Course, now: float) -> str:
     """What this keeper waits for now, or nothing."""
     if course.over is None and course.restarts and course.status in ("ended", "waiting"):
-        if not course.takes_part:
-            return "" if _heard_members(course, now) else f"a word of {', '.join(course.attempt.hosts)}"
+        if not course.takes_part or not course.known:
+            others = [host for host in course.attempt.hosts if host != course.me]
+            return "" if _heard_members(course, now) else f"a word of {', '.join(others)}"
         if _has_failed(course):
             return f"attempt {course.attempt.number + 1} {BETWEEN}: {_what_is_missing(course, now)}"
     return attempts.waited_for(course.own, now) if course.own else ""
@@ -277,6 +278,7 @@ def _within(course: Course, event: Any, actions: Actions) -> Course:
         return course
     own, more = attempts.decide(course.own, event)
     leaves = any(isinstance(action, Leave) for action in more)
+    more = [replace(action, attempt=own.attempt) if isinstance(action, Note) else action for action in more]
     actions.extend(action for action in more if not (isinstance(action, Leave) and course.restarts))
     return replace(course, own=own, left=leaves and not course.restarts)
 

@@ -217,10 +217,11 @@ class Leave:
 
 @dataclass(frozen=True)
 class Note:
-    """Write an event."""
+    """Write an event. attempt: which it is about; None: the one that goes on then."""
 
     name: str
     words: Words
+    attempt: int | None = None
 
 
 Actions = List[Any]

@@ -29,6 +29,7 @@ from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 from keeper.slow import Took
 
 PART = 0.5  # of what a step takes longer, at least, must be explained by a reason
+TAKEN_PART = 0.1  # of the processors' time: so much taken by other processes is a reason
 IDLE_PART = 0.15  # of the processors' time: so much idle, and others do not take them
 STEAL_PART = 0.1  # of the processors' time
 THROTTLED_PART = 0.2  # of the periods of a quota
@@ -140,6 +141,8 @@ def _why_held(during: Span, before: Optional[Span], held: float, step: float) ->
     if during.steal >= STEAL_PART * whole:
         return f"other virtual machines take {during.steal / whole:.0%} of its processors' time"
     taken = max(0.0, during.busy - during.own)
+    if taken < TAKEN_PART * whole:
+        return "its ranks, and their threads, have too few processors: they wait for each other"
     return f"other processes take {taken / whole:.0%} of its processors' time"
 
 

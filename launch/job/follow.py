@@ -71,7 +71,7 @@ class View:
         """Whether the host answers over SSH: it has said something a moment ago."""
         if self.ended or self.showing:
             return True
-        return self.heard_at is not None and time.monotonic() - self.heard_at < SILENT_SECONDS
+        return not self.lost and self.heard_at is not None and time.monotonic() - self.heard_at < SILENT_SECONDS
 
     def is_stuck(self) -> bool:
         """Whether its keeper says nothing any more, though the host answers."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from keeper.decide import CONTAINER_ENDED
 from launch.cli import exits
 
 Words = Mapping[str, Any]
@@ -54,6 +55,11 @@ class HostEnd:
         """The number of the newest attempt that this host's keeper knew of."""
         noted = [int(event.get("attempt") or 1) for event in self.events]
         return max([1, *noted, *([int(self.exit.get("attempt") or 1)] if self.exit else [])])
+
+    @property
+    def known_attempts(self) -> int:
+        """Of how many attempts this host's keeper knew the end."""
+        return len((self.exit or {}).get("attempts") or ())
 
     @property
     def members(self) -> list[str]:
@@ -118,13 +124,14 @@ def first_cause(ends: Sequence[HostEnd]) -> Words | None:
     return min(causes, key=lambda cause: (bool(cause.get("consequence")), cause["at"]), default=None)
 
 
-def agreed(ends: Sequence[HostEnd], because: Words) -> tuple[Failure, Words]:
+def agreed(ends: Sequence[HostEnd], because: Words, attempt: int) -> tuple[Failure, Words]:
     """The failure that the keepers have agreed on, when the run goes on; with the last lines that one of them knows.
 
-    because: a CAUSE without lines, of the event that another attempt begins.
+    because: a CAUSE without lines, of the event that this attempt begins.
     """
     same = ("kind", "host", "rank", "other", "reason")
     noted = [event for end in ends for event in end.events if event.get("event") == "failed"]
+    noted = [event for event in noted if int(event.get("attempt") or 1) == attempt - 1]
     known = (event for event in noted if all(event.get(key) == because.get(key) for key in same))
     host = because["host"] if because["kind"] != "cut" else " and ".join(sorted((because["host"], because["other"])))
     lost = "the host is lost: " if because["kind"] == "host_lost" else ""
@@ -184,10 +191,13 @@ def _silence(cause: Words, ends: Sequence[HostEnd]) -> tuple[Failure, Words]:
     own = by_host.get(lost)
     if own is None or not own.answers:
         return Failure(lost, None, f"the host is lost: {reason}"), {**cause, "host": lost, "reason": reason}
+    if reason == CONTAINER_ENDED:  # its keeper may have been started again since
+        what = describe_container(own.container) if own.container else reason
+        return Failure(lost, None, what), {**cause, "host": lost, "reason": reason}
     if own.stuck:
         what = "its keeper says nothing any more, though the host answers over SSH: the container may be frozen"
         return Failure(lost, None, what), {**cause, "host": lost, "reason": what}
-    if not own.exit and (own.ended or own.container):
+    if not own.exit and own.ended:
         return Failure(lost, None, describe_container(own.container)), {**cause, "host": lost}
     if other and other != lost and pair.get(other) == lost and votes[lost] == 1:
         both = " and ".join(sorted((lost, other)))
@@ -205,7 +215,7 @@ def _answers(by_host: Mapping[str, HostEnd], host: str) -> bool:
 
 def verdict(ends: Sequence[HostEnd]) -> Verdict:
     """How a run ended, from what is known of all its hosts."""
-    latest = max(ends, key=lambda end: (end.attempt, bool(end.exit)), default=None)
+    latest = max(ends, key=lambda end: (end.attempt, bool(end.exit), end.known_attempts), default=None)
     known = latest.exit if latest and latest.exit else {}
     attempts, given_up = known.get("attempts") or (), str(known.get("given_up") or "")
     restarts = latest.attempt - 1 if latest else 0

@@ -19,8 +19,10 @@ REJOIN_SECONDS = 200.0  # for Podman to start a container and its keeper to take
 
 def can_go_on(state: Mapping[str, Any]) -> bool:
     """Whether a run goes on where this is a host's state.json, and may have another attempt. Pure."""
-    beat = state.get("beat") or {}
-    return int(beat.get("restarts") or 0) > 0 and not (beat.get("over") or beat.get("stop"))
+    beat = state.get("beat")
+    if not beat or beat["over"] or beat["stop"]:
+        return False
+    return int(beat["attempt"]["number"]) <= int(beat["restarts"])
 
 
 def rejoin(run: str, machine: Machine, others: Sequence[Machine]) -> None:
@@ -36,5 +38,5 @@ def rejoin(run: str, machine: Machine, others: Sequence[Machine]) -> None:
         except Exception as error:  # the next one may have it
             last = error
     if private is None:
-        raise OSError(f"no other host has the run's key: {last}" if others else "no other host can be asked")
+        raise OSError(str(last) if others else "no other host can be asked for the run's key")
     door.ask(machine, "rejoin", {"run": run, **private}, REJOIN_SECONDS)

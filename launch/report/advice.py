@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from keeper.decide import CONTAINER_ENDED
 from launch.cli.make_variables import name_inventory
 from launch.files import shown
 from launch.job.outcome import number
@@ -109,5 +110,8 @@ def fix(run: Run) -> str:
     """What helps against the cause of a failure; what is in backticks can be typed or opened. Empty: nothing known."""
     host = str(run.cause.get("host") or run.summary.get("failed_host") or "")
     logs = shown(run.folder / "logs" / host) if host and not run.is_local else shown(run.folder / "logs")
-    known = _FIXES.get(str(run.cause.get("kind") or "rank"), "") if run.status == "failed" else ""
-    return known.format(logs=logs)
+    if run.status != "failed":
+        return ""
+    if run.cause.get("reason") == CONTAINER_ENDED:
+        return f"`journalctl` on {host} says what ended its container: a person, a lack of memory, a reboot."
+    return _FIXES.get(str(run.cause.get("kind") or "rank"), "").format(logs=logs)

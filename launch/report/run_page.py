@@ -123,7 +123,7 @@ def tiles(run: Run, line: TimeLine) -> list[tuple[str, str, str]]:
     if (speed := figures["images_per_second"]) is None and epochs:
         speed = number(epochs[-1].get("images_per_second"))
     if speed is not None:
-        world = number(run.result.get("world_size")) or number(run.summary.get("world_size"))
+        world = number(run.result.get("world_size")) or _ranks_at_last(run)
         made.append(("images/s", f"{speed:.0f}", f"{speed / world:.0f} by rank" if world and world > 1 else ""))
     if metrics and metrics.steps["step"]:
         last, known = metrics.steps["step"][-1], number(run.settings.get("epochs"))
@@ -137,11 +137,17 @@ def tiles(run: Run, line: TimeLine) -> list[tuple[str, str, str]]:
     elif training := figures["train_seconds"]:
         made.append(("training time", duration(training), ""))
     if len(run.attempts) > 1:
-        made.append(("attempts", str(len(run.attempts)), ""))
+        made.append(("attempts", f"{max(len(run.attempts), 1 + (number(run.summary.get('restarts')) or 0)):.0f}", ""))
     for name, key in (("waiting for data", "data_wait"), ("communication", "comm")):
         if epochs and (share := number(epochs[-1].get(key))) is not None:
             made.append((name, f"{share:.0%}", "of the last epoch"))
     return made
+
+
+def _ranks_at_last(run: Run) -> float | None:
+    """How many ranks the trainer had at its last start."""
+    starts = run.metrics.starts if run.metrics else []
+    return (number(starts[-1].get("world_size")) if starts else None) or number(run.summary.get("world_size"))
 
 
 def failure_of(run: Run) -> str:

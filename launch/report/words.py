@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from keeper.known import WITNESS
 from launch.job.outcome import number, slow_in_words
 from launch.report.documents import Words, listed
 
@@ -16,7 +17,7 @@ def event_in_words(event: Words) -> str:
     plain = {
         "lease": "the host is this run's now",
         "returned": "its keeper was gone, and was started again: it waits for the next attempt",
-        "decider": f"{get('host')} decides from now on where half of the hosts are left",
+        "decider": f"{_decider(str(get('host')))} decides from now on where half of the hosts are left",
         "heard": f"first heartbeat of {get('host')}",
         "started": f"started rank{'s' if ',' in ranks else ''} {ranks}",
         "interface": f"{get('reason')}",
@@ -40,6 +41,10 @@ def event_in_words(event: Words) -> str:
     if get("event") == "attempt":
         return _attempt_in_words(event)
     return plain.get(str(get("event")), str(get("event")))
+
+
+def _decider(host: str) -> str:
+    return "a control machine that has the run in view" if host.startswith(WITNESS) else host
 
 
 def cause_in_words(cause: Words) -> str:

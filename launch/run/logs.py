@@ -73,7 +73,7 @@ def _say(heard: Heard, attempt: int, display: Display) -> int:
     if heard.words.get("event") != "attempt" or int(heard.words["attempt"]) <= attempt:
         return attempt
     if because := heard.words.get("because"):
-        display.say(str(outcome.agreed((), because)[0]))
+        display.say(str(outcome.agreed((), because, int(heard.words["attempt"]))[0]))
     display.say(attempt_line(heard.words))
     return int(heard.words["attempt"])
 

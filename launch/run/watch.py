@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from keeper.course import BETWEEN
+from keeper.decide import LOST_SECONDS
 from keeper.ranks import LAUNCHER
 from launch import files
 from launch.cli import exits, signals, units
@@ -39,6 +40,8 @@ REPEAT_SECONDS = 60.0  # the same where the run goes on meanwhile, and nothing b
 SETTLE_SECONDS = 0.3  # after the first word of a failure, for the other hosts to say what they know
 SILENCE_SETTLES_SECONDS = 2.0  # the same where a host is silent, which one knows less surely
 CAUSE_SECONDS = 6.0  # the same where all that is known only follows from another failure
+AWAY_SECONDS = LOST_SECONDS + 2.0  # the same where a host does not answer, which the others know so late for sure
+REJOINED_SECONDS = 5.0  # for it to be said why a keeper was gone, before it is said that it is back
 HEARD_SECONDS = 2.0  # for the hosts to say what a rank of an earlier attempt printed last
 LINES_FOLLOW = "; the last lines of its output:"  # they were shown before, most of them: each begins with `> ` now
 END_SECONDS_BEYOND_GRACE = 20.0  # for the hosts of a stopped run to end
@@ -69,6 +72,8 @@ class Watch:
         self._told = False  # whether the cause was
         self._later: list[tuple[str, Mapping[str, Any]]] = []  # events of attempts that are shown in a moment
         self._later_since = 0.0
+        self._rejoined: list[str] = []  # hosts of which it is to be said
+        self._rejoined_at = 0.0
         self._progress = Progress()
         self._live_due = 0.0
         self._stopping: float | None = None  # when the run was asked to stop
@@ -124,7 +129,8 @@ class Watch:
         elif heard.what == "back":
             self.display.say(f"{host}: in view again")
         elif heard.what == "rejoined":
-            self.display.say(f"{host}: its keeper was gone, and is started again; it can join at the next attempt")
+            self._rejoined.append(host)
+            self._rejoined_at = time.monotonic()
         elif heard.what == "gone":
             self.display.say(f"{host}: its keeper is gone, and was not started again: {words['reason']}")
         elif heard.what == "skipped":
@@ -171,7 +177,7 @@ class Watch:
         because = event.get("because")
         if self._told or not because:
             return True
-        _, cause = outcome.agreed([view.end() for view in self.views.values()], because)
+        _, cause = outcome.agreed([view.end() for view in self.views.values()], because, int(event["attempt"]))
         return cause is not because or because["kind"] not in WITH_LINES
 
     def _take_later(self) -> None:
@@ -190,7 +196,9 @@ class Watch:
     def _go_on(self, event: Mapping[str, Any]) -> None:
         """Another attempt begins."""
         if not self._told and event.get("because"):
-            self._tell_cause(outcome.agreed([view.end() for view in self.views.values()], event["because"]))
+            ends = [view.end() for view in self.views.values()]
+            self._tell_cause(outcome.agreed(ends, event["because"], int(event["attempt"])))
+        self._say_rejoined()
         self._attempt, self._failed_at, self._told = int(event["attempt"]), None, False
         for view in self.views.values():
             if not view.ended:
@@ -198,6 +206,12 @@ class Watch:
         self._over.clear()
         self.display.begin_again()
         self.display.say(attempt_line(event))
+
+    def _say_rejoined(self) -> None:
+        """Which hosts have their keepers back; after what they were missed for."""
+        for host in self._rejoined:
+            self.display.say(f"{host}: its keeper was gone, and is started again; it waits for the next attempt")
+        self._rejoined.clear()
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -210,8 +224,11 @@ class Watch:
             ends = [view.end() for view in self.views.values()]
             cause = outcome.first_cause(ends)
             only_stopped = self._stopping is not None and bool(cause and cause.get("consequence"))
-            if not only_stopped and now - self._failed_at > settle_seconds(cause):
+            away = any(self.views[end.host].lost for end in outcome.newest(ends))
+            if not only_stopped and now - self._failed_at > settle_seconds(cause, away):
                 self._tell_cause(outcome.first_failure(ends))
+        if self._told or now - self._rejoined_at > REJOINED_SECONDS:
+            self._say_rejoined()
         if now >= self._due:
             self._due = now + WAITING_SECONDS
             self._say_waiting(self._waited_for(now), now)
@@ -354,10 +371,10 @@ def attempt_line(event: Mapping[str, Any]) -> str:
     return "; ".join([where, *left_out])
 
 
-def settle_seconds(cause: Mapping[str, Any] | None) -> float:
-    """How long after the first word of a failure this one may count as its cause. Pure."""
+def settle_seconds(cause: Mapping[str, Any] | None, away: bool = False) -> float:
+    """How long after the first word of a failure this may count as its cause. away: a host does not answer. Pure."""
     if cause is None or cause.get("consequence"):
-        return CAUSE_SECONDS
+        return AWAY_SECONDS if away else CAUSE_SECONDS
     return SILENCE_SETTLES_SECONDS if cause["kind"] in ("host_lost", "cut") else SETTLE_SECONDS
 
 

@@ -22,6 +22,7 @@ from tests.keeper.simulation import (
     LONGEST_WITH_RESTARTS,
     RETURNS,
     WITNESS_FAULTS,
+    Host,
     World,
 )
 
@@ -363,6 +364,31 @@ def test_a_host_that_comes_back_joins_at_the_next_attempt(
     found = {step.attempt.number: step.attempt.hosts for step in world.steps}
     assert found == {1: ("h1", "h2", "h3"), **attempts} and world.steps[-1].step == 2 * STEPS
     assert world.verdicts() == ["succeeded"] * 3
+
+
+def test_what_a_host_that_comes_back_waits_for_is_a_word_of_the_others() -> None:
+    world = World(3, 1, 10.0, replace(MANY, nodes=3), 2 * STEPS)
+    while world.now < 20.0:
+        world.step()
+    world.inject("power", "h3", "")
+    world.inject(RETURNS, "h3", "")
+    assert c.waited_for(world.hosts["h3"].course, world.now) == "a word of h1, h2"
+
+
+def test_a_loss_is_noted_of_the_attempt_that_it_ended_though_another_one_begins_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    noted, do = [], World.do
+
+    def watching(world: World, host: Host, action: Any) -> None:
+        if isinstance(action, d.Note) and action.words.get("kind") == "host_lost":
+            noted.append((host.course.me, action.attempt))
+        do(world, host, action)
+
+    monkeypatch.setattr(World, "do", watching)
+    world = World(3, 1, 10.0, replace(MANY, nodes=3), STEPS)
+    world.run([(20.0, "power", "h3", "")], LONGEST_WITH_RESTARTS)
+    assert sorted(noted) == [("h1", 1), ("h2", 1)] and world.steps[-1].attempt.number == 2
 
 
 def test_a_host_that_comes_back_after_the_end_ends_too() -> None:

@@ -18,6 +18,7 @@ fault_lists = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.integers(2, 4), st.integers(), st.floats(5, 100), fault_lists)
 @example(
@@ -42,6 +43,7 @@ def test_without_a_fault_all_succeed(count: int, seed: int, finish: float) -> No
     assert [d.verdict(host.state) for host in world.hosts.values()] == ["succeeded"] * count
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(st.integers(2, 4), st.integers(), st.lists(st.tuples(st.floats(0, 60), st.integers(0, 3)), max_size=3))
 def test_a_keeper_that_its_disk_holds_up_loses_nobody(count: int, seed: int, disks: list[tuple[float, int]]) -> None:
@@ -74,6 +76,7 @@ def test_all_hosts_name_the_host_of_the_fault(count: int, seed: int, at: float, 
         assert d.verdict(survivor.state) == "failed"
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(st.integers(3, 4), st.integers(), st.floats(5, 80) | st.just(0.0))
 def test_two_hosts_that_do_not_hear_each_other_are_named_as_a_pair(count: int, seed: int, at: float) -> None:

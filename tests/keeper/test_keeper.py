@@ -454,6 +454,7 @@ if os.environ["MUSTER_ATTEMPT"] == "1":
 FAILS_TWICE = FAILS_ONCE.replace('== "1"', '< "3"')
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_is_started_again_on_all_hosts(run: Run, tmp_path: Path) -> None:
     run.start(3, lambda node: ["-c", FAILS_ONCE, str(tmp_path / f"begun{node}")], ranks=2, restarts=3)
     before = {**run.pids(0), **run.pids(1), **run.pids(2)}
@@ -471,6 +472,7 @@ def test_a_rank_that_dies_is_started_again_on_all_hosts(run: Run, tmp_path: Path
     assert event["attempt"] == 2 and event["because"]["reason"] == "killed by SIGKILL" and event["left_out"] == {}
 
 
+@pytest.mark.slow
 def test_a_spare_takes_the_place_of_a_host_whose_keeper_is_gone(run: Run, tmp_path: Path) -> None:
     run.start(4, lambda node: ["-c", FAILS_ONCE, str(tmp_path / f"begun{node}")], restarts=3, spares=1)
     wait_for(lambda: all((tmp_path / f"begun{node}").exists() for node in range(3)))
@@ -551,6 +553,7 @@ def test_half_of_the_hosts_without_the_master_end_and_say_why(run: Run) -> None:
     assert (found["cause"]["kind"], found["cause"]["host"]) == ("host_lost", "h1")
 
 
+@pytest.mark.slow
 def test_ranks_that_are_given_up_are_not_started_again(run: Run) -> None:
     run.start(2, lambda node: ["-c", "import sys; sys.exit(2)" if node else WAIT], restarts=3)
     assert run.statuses() == [1, 1]

@@ -42,6 +42,7 @@ HELD = replace(QUIET, held={3: 10.0}, busy=20.0, idle=0.0)
         ),
         (replace(HELD, busy=12.0, steal=8.0), "other virtual machines take 40% of its processors' time"),
         (replace(HELD, own=10.0), "other processes take 50% of its processors' time"),
+        (replace(HELD, own=19.5), "its ranks, and their threads, have too few processors: they wait for each other"),
         (replace(QUIET, hot={"heat": 7}), "its processors are too hot: they slowed down 7 times in 20 s"),
         (replace(QUIET, hot={"power": 3}), "its processors are at their power limit: they slowed down 3 times in 20 s"),
         (QUIET, ""),

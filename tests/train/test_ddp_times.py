@@ -37,6 +37,7 @@ os._exit(0)  # gloo's threads may abort an ordinary end: hooks.py is what sees t
 """
 
 
+@pytest.mark.slow
 def test_a_script_under_ddp_tells_its_work(tmp_path: Path) -> None:
     for name, module in (("muster_ddp_times", ddp_times), ("sitecustomize", faster_import)):
         (tmp_path / f"{name}.py").symlink_to(str(module.__file__))

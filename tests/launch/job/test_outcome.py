@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keeper.decide import CONTAINER_ENDED as GONE
 from launch import files
 from launch.cli import exits
 from launch.job import outcome
@@ -237,10 +238,26 @@ def test_an_attempt_that_is_over_has_a_cause_of_its_own() -> None:
     ends = [HostEnd("h1", events=noted, ended=False)]
     found = outcome.first_failure(ends)
     assert found is not None and found[0].reason == "second"
-    failure, known = outcome.agreed(ends, {"kind": "rank", "host": "h2", "rank": 1, "other": "", "reason": "first"})
-    assert (failure, known) == (Failure("h2", 1, "first"), noted[0])
+    because = {"kind": "rank", "host": "h2", "rank": 1, "other": "", "reason": "first"}
+    assert outcome.agreed(ends, because, 2) == (Failure("h2", 1, "first"), noted[0])
+    assert outcome.agreed(ends, because, 3) == (Failure("h2", 1, "first"), because)  # the same once more, unheard
     cut = {"kind": "cut", "host": "h2", "rank": None, "other": "h1", "reason": "do not hear each other"}
-    assert outcome.agreed(ends, cut)[0].host == "h1 and h2"
+    assert outcome.agreed(ends, cut, 2)[0].host == "h1 and h2"
+
+
+@pytest.mark.parametrize("container", [{}, {"ExitCode": 137}])
+def test_a_container_that_has_ended_is_named_though_its_keeper_is_back_and_has_the_last_word(container: Any) -> None:
+    gone = cause("h2", "host_lost", reason=GONE)
+    ends = [ended("h1", gone), HostEnd("h2", exit_words("failed", gone), container=container)]
+    verdict = outcome.verdict(ends)
+    what = "the container was killed by SIGKILL" if container else GONE
+    assert verdict.failure == Failure("h2", None, what)
+
+
+def test_of_how_attempts_ended_the_host_is_asked_that_knows_most() -> None:
+    known = [{"number": 1}, {"number": 2}]
+    ends = [ended(host, attempt=3, hosts=["h2"], attempts=known[:count]) for host, count in (("h1", 1), ("h2", 2))]
+    assert list(outcome.verdict(ends).attempts) == known
 
 
 def test_the_results_are_those_of_the_last_master() -> None:

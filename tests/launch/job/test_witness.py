@@ -68,6 +68,7 @@ def test_of_two_hosts_the_master_may_be_lost_while_a_view_is_there(run: Run, tmp
     assert (found["status"], found["attempt"], found["hosts"]) == ("succeeded", 2, ["h2"])
 
 
+@pytest.mark.slow
 def test_a_run_that_is_not_started_again_asks_no_witness(run: Run) -> None:
     run.start(1, lambda node: ["-c", "import time; time.sleep(1)"])
     witness = Witness(plan_of(run))

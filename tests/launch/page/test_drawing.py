@@ -85,6 +85,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     drawing.library.cache_clear()
 
 
+@pytest.mark.slow
 def test_the_program_of_the_drawings_is_put_together_once(elsewhere: Path) -> None:
     made = drawing.library()
     (kept,) = (elsewhere / "build" / "page").iterdir()
@@ -94,6 +95,7 @@ def test_the_program_of_the_drawings_is_put_together_once(elsewhere: Path) -> No
     assert drawing.library() == "kept"
 
 
+@pytest.mark.slow
 def test_a_build_folder_that_cannot_be_written_does_not_matter(elsewhere: Path) -> None:
     (elsewhere / "build").write_text("a file")
     assert "vegaEmbed" in drawing.library()

@@ -17,6 +17,7 @@ from tests.launch.report import made_runs
 from tests.launch.report.made_runs import FAILED, LOCAL, NASTY, SCRIPT, SUCCEEDED
 
 
+@pytest.mark.slow
 def test_the_page_of_one_run_is_written_and_its_path_is_said(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.report(SUCCEEDED) == 0
     page = runs / SUCCEEDED / "report.html"

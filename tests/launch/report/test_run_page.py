@@ -295,6 +295,7 @@ FIELDS = [
 ]
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.dictionaries(st.sampled_from(FIELDS), WORDS).flatmap(

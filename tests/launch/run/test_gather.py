@@ -99,6 +99,7 @@ def test_what_there_is_comes_each_streams_output_in_one_file(on_host: Path, here
     assert [path.name for path in (here / "workload").iterdir()] == ["out"]
 
 
+@pytest.mark.slow
 def test_of_other_hosts_comes_what_the_first_has_not_or_has_otherwise(
     tmp_path: Path, on_host: Path, hosts: dict[str, Host], monkeypatch: pytest.MonkeyPatch
 ) -> None:

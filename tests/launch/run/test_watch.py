@@ -166,6 +166,30 @@ def test_a_host_that_the_run_counts_as_lost_is_named_and_soon_not_waited_for(
     )
 
 
+def test_a_rank_that_only_lost_a_host_that_does_not_answer_is_not_blamed(
+    hosts: dict[str, Host], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for room in (follow, watch):
+        monkeypatch.setattr(room, "SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(watch, "CAUSE_SECONDS", 0.2)
+    monkeypatch.setattr(watch, "SILENCE_SETTLES_SECONDS", 0.1)
+    closed = cause("h1", rank=0, reason="RuntimeError: Connection reset by peer", consequence=True)
+    lost = cause("h2", "host_lost", reason="no word from it for 10 s")
+    hosts["h2"].say(state(), *[DROP] * 200)
+    first = event("failed", **closed)
+    hosts["h1"].say(first)
+
+    def later() -> None:
+        time.sleep(0.7)  # the others are not sure yet
+        hosts["h1"].say(output("events", len(first.data), event("failed", **lost).data), end("failed", closed, lost))
+
+    thread = when(hosts["h1"].frames.empty, later)
+    assert watched(hosts["h1"], hosts["h2"]) == exits.FAILED
+    thread.join()
+    said = [line for line in capsys.readouterr().out.splitlines() if "no view" not in line]
+    assert said[0] == "muster | h2: the host is lost: no word from it for 10 s"
+
+
 def test_a_frozen_keeper_is_named_and_not_waited_for_without_end(
     hosts: dict[str, Host], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -537,7 +561,7 @@ def test_a_keeper_that_is_started_again_is_said_and_how_it_ended_before_explains
     assert watched(hosts["h1"], hosts["h2"], max_restarts=3) == exits.FAILED
     thread.join()
     said = [line.removeprefix("muster | ") for line in capsys.readouterr().out.splitlines()]
-    assert "h1: its keeper was gone, and is started again; it can join at the next attempt" in said
+    assert "h1: its keeper was gone, and is started again; it waits for the next attempt" in said
     assert "attempt 2 goes on from the newest checkpoint, on h1, h2" in said
     assert "h1 and h2: do not hear each other on the training network, though both answer over SSH" in said
     assert hosts["h1"].verbs()[0] == "rejoin" and hosts["h2"].verbs()[0] == "private"
