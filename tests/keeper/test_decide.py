@@ -65,6 +65,7 @@ def test_a_torchrun_that_does_not_learn_of_the_end_is_ended(count: int, seed: in
 NAMED = {"rank dies": "rank", "launcher dies": "launcher", "hang": "hang", "power": "host_lost", "alone": "host_lost"}
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(st.integers(3, 4), st.integers(), st.floats(5, 80), st.sampled_from(sorted(NAMED)), st.integers(0, 3))
 def test_all_hosts_name_the_host_of_the_fault(count: int, seed: int, at: float, fault: str, where: int) -> None:
@@ -98,6 +99,7 @@ def test_silence_ends_all_ranks_within_seconds(fault: str, seconds: float) -> No
         assert world.now < 20.0 + seconds + 1.0
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(st.integers(2, 4), st.integers(), st.floats(5, 80), st.integers(0, 3))
 def test_a_stop_on_one_host_stops_all(count: int, seed: int, at: float, where: int) -> None:

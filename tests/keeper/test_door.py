@@ -407,6 +407,7 @@ def test_who_wants_events_alone_gets_no_output(host: Host) -> None:
     assert set(streams) == {"events"}
 
 
+@pytest.mark.slow
 def test_a_keeper_that_is_gone_ends_the_view_with_podmans_words(host: Host) -> None:
     folder = host.has_run("r1")
     Writer(folder / "output", "rank-0").append(b"line\n")

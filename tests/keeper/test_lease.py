@@ -125,6 +125,7 @@ def test_looking_never_makes_a_take_fail_and_never_shows_words_of_an_earlier_hol
     assert [wrong.strip() for _seen, wrong in looks] == ["[]", "[]"]
 
 
+@pytest.mark.slow
 def test_a_holder_that_has_not_written_its_words_is_unknown_and_not_the_one_before(tmp_path: Path) -> None:
     lease.take(str(tmp_path), {"run": "before", "owner": "o"}).release()
     with open(tmp_path / "lease", "r+b") as held:

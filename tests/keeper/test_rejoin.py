@@ -94,6 +94,7 @@ def test_a_keeper_is_not_started_again_where_it_must_not_be(
         taken.release()
 
 
+@pytest.mark.slow
 def test_a_keeper_that_ends_again_is_reported_with_its_last_words(host: Host) -> None:
     host.has_run("r1", promises=PROMISES)
     host.when_podman_runs("echo 4711abc")

@@ -260,6 +260,7 @@ def test_a_host_that_is_kept_elsewhere_is_named(monkeypatch: pytest.MonkeyPatch)
     assert "h2 answers, but did not come to its pair with h1 within 1 s" in found["h1", "h2"]["error"]
 
 
+@pytest.mark.slow
 def test_a_host_that_fails_costs_its_partner_no_longer_than_its_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     async def nothing(self: Any) -> None:
         pass
@@ -288,6 +289,7 @@ def test_a_connection_back_that_fails_is_the_error_of_that_direction_alone(monke
     assert found["h2", "h1"]["error"] == "h2 does not reach h1 at 127.0.0.1: no answer on port 1"
 
 
+@pytest.mark.slow
 def test_a_path_smaller_than_the_nics_is_found_and_a_black_hole_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The callee misses packets above 1400 bytes, and bulk data stalls, as behind a tunnel that tells nobody."""
     ports = free_ports()

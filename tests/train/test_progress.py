@@ -51,6 +51,7 @@ def torchrun(
     )
 
 
+@pytest.mark.slow
 def test_phases_come_at_once_and_steps_ten_a_second(keeper: FakeKeeper) -> None:
     mine = teller(keeper)
     mine.tell("training", {"step": 1, "loss": None})

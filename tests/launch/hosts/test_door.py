@@ -230,6 +230,7 @@ machine.close()
 """
 
 
+@pytest.mark.slow
 def test_thirty_mebibytes_arrive_and_the_control_machines_memory_does_not_grow(
     connect: Connect, root: str, server: Sshd, tmp_path: Path
 ) -> None:

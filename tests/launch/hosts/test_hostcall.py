@@ -160,6 +160,7 @@ def test_a_host_whose_survey_fails_says_why_in_its_own_words(tmp_path: Path) -> 
     assert isinstance(answer, RuntimeError) and "Traceback" not in str(answer) and "ValueError" not in str(answer)
 
 
+@pytest.mark.slow
 def test_hosts_end_when_the_control_machine_has_gone() -> None:
     """In the middle of a measurement: standard input ends, as it does when the SSH connection drops."""
     meeting = hostcall.meetings({"h1": ["127.45.9.1"]})["h1"]

@@ -159,6 +159,7 @@ def test_a_waiting_start_says_for_whom_how_long_and_its_place_at_once_when_it_ch
         assert a.entered.wait(5)
 
 
+@pytest.mark.slow
 def test_a_host_that_does_not_answer_is_named_and_so_is_one_that_fails(
     hosts: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -310,6 +311,7 @@ def test_of_two_starts_at_the_same_moment_over_the_same_hosts_one_goes_and_one_i
         assert f"run {winner} of " in outcome[loser] and "make stop" in outcome[loser], outcome
 
 
+@pytest.mark.slow
 def test_waiting_starts_go_one_after_the_other_in_the_order_in_which_they_came(hosts: list[Any]) -> None:
     order: list[str] = []
 

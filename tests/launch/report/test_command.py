@@ -25,6 +25,7 @@ def test_the_page_of_one_run_is_written_and_its_path_is_said(runs: Path, capsys:
     assert not (runs / LOCAL / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_without_a_run_there_is_a_page_of_all_with_links_to_theirs(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
