@@ -221,17 +221,23 @@ class Watch:
             self._live_due = now + LIVE_SECONDS
             self.display.status(self._progress.line({host: view.state for host, view in self.views.items()}, now))
         if self._failed_at is not None and not self._told:
-            ends = [view.end() for view in self.views.values()]
-            cause = outcome.first_cause(ends)
-            only_stopped = self._stopping is not None and bool(cause and cause.get("consequence"))
-            away = any(self.views[end.host].lost for end in outcome.newest(ends))
-            if not only_stopped and now - self._failed_at > settle_seconds(cause, away):
-                self._tell_cause(outcome.first_failure(ends))
+            self._look_why(now, self._failed_at)
         if self._told or now - self._rejoined_at > REJOINED_SECONDS:
             self._say_rejoined()
         if now >= self._due:
             self._due = now + WAITING_SECONDS
             self._say_waiting(self._waited_for(now), now)
+
+    def _look_why(self, now: float, failed_at: float) -> None:
+        """Tell the cause of a failure once it is known, as far as that can be."""
+        ends = [view.end() for view in self.views.values()]
+        if any(end.attempt > self._attempt for end in ends):
+            return  # the event that another attempt begins, which is to be heard in a moment, says why
+        cause = outcome.first_cause(ends)
+        only_stopped = self._stopping is not None and bool(cause and cause.get("consequence"))
+        away = any(self.views[end.host].lost for end in outcome.newest(ends))
+        if not only_stopped and now - failed_at > settle_seconds(cause, away):
+            self._tell_cause(outcome.first_failure(ends))
 
     def _say_waiting(self, line: str, now: float) -> None:
         """Say what is waited for, but not again and again where nothing ends."""
