@@ -82,7 +82,7 @@ class Host:
         self.name = name
         self.target = Target(name, f"192.0.2.{name[1:]}")
         self.known_hosts = Path("known_hosts")
-        self.frames: queue.SimpleQueue[Frame | Exception | None] = queue.SimpleQueue()
+        self.frames: queue.SimpleQueue[Frame | Exception] = queue.SimpleQueue()
         self.follows: list[dict[str, Any]] = []  # the options of each `follow`
         self.said: list[dict[str, Any]] = []  # what these were sent while they went on
         self.asked: list[tuple[str, dict[str, Any]]] = []  # every other verb, with its options
@@ -128,15 +128,19 @@ class FakeDoor:
         assert verb == "follow"
         self._host: Host = machine
         self._host.follows.append(json.loads(json.dumps(options)))
+        self._closed = threading.Event()
 
     def send(self, words: dict[str, Any]) -> None:
         self._host.said.append(json.loads(json.dumps(words)))
 
     def frames(self, idle_timeout: float | None) -> Iterator[Frame]:
         while True:
-            frame = self._host.frames.get()
-            if frame is None:
+            if self._closed.is_set():
                 raise EOFError("closed")
+            try:
+                frame = self._host.frames.get(timeout=0.01)
+            except queue.Empty:
+                continue
             if isinstance(frame, Exception):
                 raise frame
             yield frame
@@ -144,7 +148,7 @@ class FakeDoor:
                 return
 
     def close(self) -> None:
-        self._host.frames.put(None)
+        self._closed.set()
 
 
 class FakeStart:

@@ -28,10 +28,12 @@ def followed(hosts: dict[str, Host], beat: dict[str, Any], rejoins: int, *then: 
     views = [hosts[name].view() for name in ("h1", "h2")]
     follower = Follower("some-run", views, lambda *shown: None, rejoins=rejoins)
     hosts["h2"].say(state(beat))
+    others = set(threading.enumerate())  # of other tests
     follower.start()
+    (thread,) = (one for one in set(threading.enumerate()) - others if one.name == "follow-h1")
     until(lambda: views[1].state)
     hosts["h1"].say(output("rank-0", 0, b"one\n"), died(ExitCode=137), *then)
-    until(lambda: "follow-h1" not in [thread.name for thread in threading.enumerate()])  # nothing more comes from it
+    until(lambda: not thread.is_alive())  # nothing more comes from it
     hosts["h2"].say(end())
     until(lambda: not follower.waiting)
     found = []
