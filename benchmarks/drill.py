@@ -254,14 +254,12 @@ class Drill:
         """Do it; returns where."""
         hosts = targets[int(fault.place * len(targets))]
         stack = ExitStack()
-        self.run.undo, undo = stack, self.run.undo
         try:
-            self.do(fault, hosts)
+            with self.run.undone_by(stack):
+                self.do(fault, hosts)
         except BaseException:
             stack.close()
             raise
-        finally:
-            self.run.undo = undo
         self.heals.append((time.monotonic() + fault.seconds, stack))
         return " and ".join(hosts)
 

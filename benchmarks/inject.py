@@ -125,13 +125,9 @@ def come_back(host: str, other: str) -> Callable[[Run], float]:
     one is killed."""
 
     def inject(run: Run) -> float:
-        with ExitStack() as booted:
-            run.undo, undo = booted, run.undo
-            try:
-                lose_power(host)(run)
-                run.wait_for(lambda: "attempt 2 goes on" in run.output, "attempt without the host")
-            finally:
-                run.undo = undo
+        with ExitStack() as booted, run.undone_by(booted):
+            lose_power(host)(run)
+            run.wait_for(lambda: "attempt 2 goes on" in run.output, "attempt without the host")
         run.wait_for(lambda: f"{host}: its keeper was gone, and is started again" in run.output, "keeper that is back")
         run.wait_for(lambda: run.output.count("first optimizer step") == 2, "step without it")
         kill(next(pid for where, pid in run.living_ranks().values() if where == other))

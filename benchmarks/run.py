@@ -13,7 +13,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
@@ -57,6 +57,15 @@ class Run:
     @property
     def output(self) -> str:
         return "\n".join(line for _, line in list(self.lines))
+
+    @contextlib.contextmanager
+    def undone_by(self, stack: ExitStack) -> Iterator[None]:
+        """What is done meanwhile is put right again by this, not at the run's end."""
+        before, self.undo = self.undo, stack
+        try:
+            yield
+        finally:
+            self.undo = before
 
     def wait_for(self, condition: Callable[[], Any], what: str, seconds: float = LIMIT_SECONDS) -> Any:
         """The first true value. Raises SystemExit after so many seconds, or when make train ends before."""

@@ -12,6 +12,8 @@ import threading
 from pathlib import Path
 from typing import Any, Dict, List, Mapping
 
+from keeper.host import write_document
+
 RESERVED_BYTES = 262144  # in each file that keeps room
 RESERVED_FILES = 4  # all but one are given up for events; the last one for exit.json
 
@@ -48,9 +50,8 @@ class Documents:
 
     def keep(self, name: str, document: Mapping[str, Any]) -> None:
         """Write a document whole, and to the disk. Where that fails, also in the reserved room, there is none."""
-        data = json.dumps(document).encode()
         with self._lock:
-            while not self._is_kept(name, data):
+            while not self._is_kept(name, document):
                 if len(self._reserved) <= 1:
                     with contextlib.suppress(OSError):
                         (self._folder / name).unlink()
@@ -67,16 +68,15 @@ class Documents:
             while self._reserved:
                 self._give_room()
 
-    def _is_kept(self, name: str, data: bytes) -> bool:
-        draft = self._folder / f".{name}.draft"
+    def _is_kept(self, name: str, document: Mapping[str, Any]) -> bool:
         try:
-            draft.write_bytes(data)
-            _sync(draft)
-            os.replace(draft, self._folder / name)
-            _sync(self._folder)
+            write_document(self._folder / name, document)
+            folder = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(folder)  # its new name, too
+            finally:
+                os.close(folder)
         except OSError:
-            with contextlib.suppress(OSError):
-                draft.unlink()
             return False
         return True
 
@@ -100,15 +100,6 @@ class Documents:
             return False
         finally:
             os.close(file)
-
-
-def _sync(path: Path) -> None:
-    """Have a file, or a folder's names, on the disk. Raises OSError."""
-    opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 def read(path: Path) -> Dict[str, Any]:

@@ -200,9 +200,6 @@ class Watch:
             self._tell_cause(outcome.agreed(ends, event["because"], int(event["attempt"])))
         self._say_rejoined()
         self._attempt, self._failed_at, self._told = int(event["attempt"]), None, False
-        for view in self.views.values():
-            if not view.ended:
-                view.container = {}  # of a keeper that was gone before, and is no word of what comes
         self._over.clear()
         self.display.begin_again()
         self.display.say(attempt_line(event))
