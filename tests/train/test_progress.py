@@ -176,20 +176,27 @@ def test_a_script_reports_and_stops_on_all_ranks_at_the_same_step(keeper: FakeKe
 def test_a_script_that_stops_leaves_the_process_group_before_the_interpreter_ends(
     keeper: FakeKeeper, tmp_path: Path
 ) -> None:
-    """Threads of gloo that let go of a tensor later abort the process; one that goes on keeps its group."""
+    """Threads of gloo that let go of a tensor later abort the process; one that has destroyed its group does not keep it
+    by the helper's reference; one that goes on keeps it."""
     (tmp_path / "muster_run.py").symlink_to(HELPER)
     script = (
         "import atexit, signal, sys\nimport torch.distributed as dist\n"
-        "atexit.register(lambda: print('held', dist.is_initialized(), bool(muster_run._left)))\n"  # runs after others
+        "held = lambda: bool(muster_run._left) or muster_run._flag.group is not None\n"
+        "atexit.register(lambda: print('held', dist.is_initialized(), held()))\n"  # runs after others
         "import muster_run\nstore = dist.HashStore()\n"
         "dist.init_process_group('gloo', store=store, rank=0, world_size=1)\n"
         "model = __import__('torch').nn.parallel.DistributedDataParallel(__import__('torch').nn.Linear(1, 1))\n"
         "assert muster_run.stopping() is False\n"
         "if sys.argv[1] == 'stopped':\n    signal.raise_signal(signal.SIGTERM)\n    assert muster_run.stopping()\n"
         "    assert muster_run.stopping()\n    sys.exit(muster_run.EXIT_STOPPED)\n"
+        "if sys.argv[1] == 'destroys':\n    dist.destroy_process_group()\n"
     )
     environment = {**os.environ, **keeper.environment(tmp_path), "PYTHONPATH": str(tmp_path), "RANK": "0"}
-    for case, status, held in (("stopped", 75, "held False False\n"), ("ends", 0, "held True False\n")):
+    for case, status, held in (
+        ("stopped", 75, "held False False\n"),
+        ("destroys", 0, "held False False\n"),
+        ("ends", 0, "held True False\n"),
+    ):
         command = [sys.executable, "-c", script, case]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=GUARD_SECONDS)
         assert (done.returncode, done.stdout) == (status, held), done.stderr

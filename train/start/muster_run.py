@@ -114,7 +114,7 @@ def leave_process_group() -> None:
     """
     dist = sys.modules["torch"].distributed
     if dist.is_initialized():
-        _left.append(dist.group.WORLD)
+        _left.add(dist.group.WORLD)
         dist.destroy_process_group()
 
 
@@ -122,10 +122,13 @@ def leave_process_group() -> None:
 def let_go() -> None:
     """While the interpreter still lives: gloo's threads need it to drop their last tensors, or abort the process
     ("terminate called without an active exception")."""
+    if _flag is not None and _flag.group is not None:  # a script that has destroyed its group does not know of this one
+        _left.add(_flag.group)
+        _flag.group = None
     if not _left:
         return
     gc.collect()  # DDP's cycles hold the group
-    kept = sys.getrefcount(_left[0]) > 2  # the list's and the argument's
+    kept = any(sys.getrefcount(group) > 3 for group in _left)  # the set's, the variable's and the argument's
     _left.clear()
     if kept:  # by torch (FSDP's meshes are) or a script's model: its threads cannot be joined, but they get the lock
         time.sleep(LAST_TENSORS_SECONDS)
@@ -135,7 +138,7 @@ def let_go() -> None:
 _teller: Teller | None = None
 _flag: StopFlag | None = None
 _stacks: TextIO | None = None
-_left: list[Any] = []  # process groups that are destroyed and not dropped yet
+_left: set[Any] = set()  # process groups that are destroyed and not dropped yet
 
 
 def tell(phase: str, step: int | None = None, steps: int | None = None, **figures: Any) -> None:
