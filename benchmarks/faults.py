@@ -52,6 +52,7 @@ from benchmarks.inject import (
     signal_rank,
     stand_still,
     starve,
+    stop_container,
 )
 from benchmarks.run import LIMIT_SECONDS, ROOT, Run, is_alive, read_summary
 
@@ -207,6 +208,10 @@ SURVIVED = {
     "container_back": Survived(
         "a container, and the keeper in it, is killed while the run is in view", kill_above_ranks("h2", 2),
         ("h1", "h2", "h3"), 15.0,
+    ),
+    "host_leaves": Survived(
+        "the container of the host of rank 0 is stopped (`podman stop`), as when that is shut down",
+        stop_container("h1"), ("h2", "h3"), 10.0,
     ),
     "host_back": Survived(
         "a rank is killed after another host was booted again", come_back("h3", "h1"), ("h1", "h2", "h3"), 15.0,

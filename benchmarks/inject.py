@@ -120,6 +120,17 @@ def lose_power(host: str) -> Callable[[Run], float]:
     return inject
 
 
+def stop_container(host: str) -> Callable[[Run], float]:
+    """`podman stop` on a host: SIGTERM to the keeper, and SIGKILL after the run's grace."""
+
+    def inject(run: Run) -> float:
+        at = time.monotonic()
+        run.on_host(host, "sh", "-c", f"podman stop $(podman ps --quiet --filter label=muster.run={run.id})")
+        return at
+
+    return inject
+
+
 def come_back(host: str, other: str) -> Callable[[Run], float]:
     """A host loses its power and is booted again while the others go on; when its keeper is back, a rank of another
     one is killed."""

@@ -52,7 +52,8 @@ CAUSE           {"kind": see below, "host", "rank": number or null, "reason": on
 
 Kinds of causes: "rank" (one failed), "launcher" (torchrun failed or was killed), "host_lost" (it is silent, or its
 keeper is gone), "cut" (two hosts do not hear each other), "hang" (a rank is stopped, or makes no progress), "start" (a
-host did not start in time), "lease" (it is another run's).
+host did not start in time), "lease" (it is another run's), "leaves" (its container was asked to end, and the others may
+go on without it).
 
 Events: "lease" (it is held; ranks may start), "returned" (the same of a keeper that was started again, and waits for
 the next attempt), "attempt" (another one begins: hosts, master, left_out: {host: why},

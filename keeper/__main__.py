@@ -31,7 +31,7 @@ from keeper import (
 from keeper import course as courses
 from keeper import decide as deciding
 from keeper.beats import Beats
-from keeper.course import Ports, Start
+from keeper.course import LeaveAsked, Ports, Start
 from keeper.decide import LOST_SECONDS, Cause, Ended, Failed, Heard, Refused, StopAsked, Tick
 from keeper.documents import Documents, read
 from keeper.known import WITNESS, Attempt
@@ -208,7 +208,7 @@ class Keeper:
 
     def _signalled(self, number: int, frame: Any) -> None:
         by = f"{signal.Signals(number).name} to the container on {self.me}"
-        self.events.put(StopAsked(time.monotonic(), by))
+        self.events.put(LeaveAsked(time.monotonic(), by))
 
     # One turn after the other
 
@@ -279,7 +279,7 @@ class Keeper:
             return
         self._take_all()  # what the agent reported before it ended comes first
         own = self.course.own
-        for event in self.running.ended(status, bool(own.causes) or own.kill_at is not None):
+        for event in self.running.ended(status, bool(own.causes) or own.kill_at is not None, own.terminated):
             self._handle(event)
         self._handle(Ended(time.monotonic(), status))
         self._find_ports()

@@ -37,6 +37,7 @@ from keeper import decide as attempts
 from keeper.decide import Actions, Cause, Heard, Leave, Note, StopAsked, Tell, Tick, Words
 from keeper.known import WITNESS, Attempt, Course, Known, Over, Rules, attempt_of, is_majority
 from keeper.next_attempt import (
+    can_do_without,
     chosen_decider,
     known_ballots,
     may_suffice,
@@ -49,6 +50,7 @@ VOTE_SECONDS = 3.0  # for a proposal to be accepted; then another one is made
 MINORITY_SECONDS = 30.0  # for hosts that are missing to be heard again, before a run gives up or a host leaves
 BETWEEN_SECONDS = 90.0  # from the end of a host's ranks to the next attempt, whatever happens
 BETWEEN = "to begin"  # what is said to be waited for between two attempts
+LEAVE_SECONDS = 5.0  # beyond the ranks' grace, for the others to agree on an attempt without a host that leaves
 MOST_WAITS = 3  # a proposal that is not accepted gives the next one longer, up to so many times VOTE_SECONDS
 
 
@@ -66,6 +68,14 @@ class Stepped:
 
     now: float
     step: int
+
+
+@dataclass(frozen=True)
+class LeaveAsked:
+    """This host's container is asked to end. by: how; it stops the run where that cannot go on without the host."""
+
+    now: float
+    by: str
 
 
 @dataclass(frozen=True)
@@ -136,6 +146,8 @@ def decide(course: Course, event: Any) -> Tuple[Course, Actions]:
     elif isinstance(event, Resumable):
         course = replace(course, rules=resumable(course.rules))
     else:
+        if isinstance(event, LeaveAsked):
+            course, event = _asked_to_leave(course, event)
         if isinstance(event, StopAsked):
             course = _stopped(course, event, actions)
         course = _within(course, event, actions)
@@ -162,6 +174,7 @@ def beat(course: Course, now: float) -> Words:
         "ports": list(course.ports) if course.ports else None,
         "reached": course.reached,
         "stop": {"by": stop.by, "grace": stop.grace, "age": now - stop.at} if stop else within.get("stop"),
+        "leaving": course.leaving is not None,
         "over": {key: value for key, value in vars(course.over).items() if key != "at"} if course.over else None,
         "restarts": course.rules.max_restarts,
     }
@@ -292,6 +305,15 @@ def _stopped(course: Course, event: StopAsked, actions: Actions) -> Course:
     return replace(course, stop=attempts.Stop(event.by, grace, event.now))
 
 
+def _asked_to_leave(course: Course, event: LeaveAsked) -> Tuple[Course, Any]:
+    """The end of this host's part in the run where others can go on, else the end of the run: the course, and what has
+    happened then."""
+    now = event.now
+    if course.leaving is not None or not can_do_without(course, now):
+        return course, StopAsked(now, event.by)
+    return replace(course, leaving=now), attempts.Failed(now, Cause("leaves", course.me, None, attempts.LEAVES, now))
+
+
 def _learn_stop(course: Course) -> Course:
     """A stop that the attempt has learnt by itself (ranks that saved and stopped) is the run's."""
     if course.stop is None and course.own and course.own.stop:
@@ -315,6 +337,7 @@ def _go_on(course: Course, event: Any, actions: Actions) -> Course:
             course = (_propose if course.has_ended else _propose_decider)(course, now, actions)
             course = _accept(course, now, actions)
             course = _give_up_late(course, now, actions)
+        course = _leave_the_others(course, now, actions)
     return _leave(course, now, actions)
 
 
@@ -482,10 +505,19 @@ def _leave(course: Course, now: float, actions: Actions) -> Course:
     return replace(course, left=True)
 
 
+def _leave_the_others(course: Course, now: float, actions: Actions) -> Course:
+    """A host that was asked to leave votes for an attempt without it; it is gone when that has begun, or is late."""
+    if course.leaving is None or course.over or not course.has_ended:
+        return course
+    if course.takes_part and now - course.leaving < course.grace + LEAVE_SECONDS:
+        return course
+    return _over(course, "failed", attempts.LEAVES, now, actions, alone=True)
+
+
 def _leave_unused(course: Course, now: float, actions: Actions) -> Course:
     """A host that is in no attempt goes with the last host of a run that is not started again."""
     ends = [known.words["status"] == "ended" for host, known in course.known.items() if host in course.attempt.hosts]
-    course = _give_up_late(course, now, actions)
+    course = _leave_the_others(_give_up_late(course, now, actions), now, actions)
     if course.rules.max_restarts and not course.over and not course.stop and not (ends and all(ends)):
         return course
     actions.append(Leave())

@@ -30,6 +30,7 @@ AFTER_DEATH_SECONDS = 0.2  # from SIGTERM to SIGKILL for the ranks when there is
 DONE_SECONDS = 30.0  # for torchrun to end when all ranks of the run have ended well
 LAST_WORDS_SECONDS = 2.0  # for ranks to end by themselves when another one has: they may have more to say
 CONTAINER_ENDED = "its container has ended, and not because the run has"
+LEAVES = "its container was asked to end, by `podman stop` or as the host is shut down"
 CAUSE_SECONDS = 6.0  # the same when all that is known only follows from another failure: its rank may still be ending
 
 Words = Dict[str, Any]
@@ -347,7 +348,8 @@ def _learn(state: State, cause: Cause, now: float, actions: Actions) -> State:
     state = replace(state, causes=(*state.causes, cause))
     actions.append(Note("failed", cause.words(now)))
     actions.append(Tell())
-    return _end_ranks(state, now + cause.patience, AFTER_DEATH_SECONDS)
+    # Where nothing has failed the ranks can save what they have.
+    return _end_ranks(state, now + cause.patience, state.grace if cause.kind == "leaves" else AFTER_DEATH_SECONDS)
 
 
 def _stop(state: State, stop: Stop, now: float, actions: Actions) -> State:
@@ -382,7 +384,7 @@ def _ended(state: State, event: Ended, actions: Actions) -> State:
         return state
     asked = state.stop is not None or event.status == EXIT_STOPPED
     bad = event.status != 0 and not state.causes and not asked and not state.done
-    if event.status == EXIT_STOPPED and not state.stop:
+    if event.status == EXIT_STOPPED and not state.stop and not state.terminated:
         state = _stop(state, Stop(f"a signal to a rank on {state.me}, not from Muster", state.grace, event.now),
                       event.now, actions)  # fmt: skip
     if bad:

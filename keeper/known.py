@@ -92,6 +92,11 @@ class Known:
         """Whether it was said a moment ago."""
         return now - self.at <= attempts.FRESH_SECONDS
 
+    @property
+    def stays(self) -> bool:
+        """Whether it may take part in another attempt."""
+        return not (self.words["over"] or self.words["leaving"])
+
 
 @dataclass(frozen=True)
 class Course:
@@ -112,6 +117,7 @@ class Course:
     alone_since: Optional[float] = None  # waiting, and nobody of the attempt can be heard
     ended_at: Optional[float] = None  # when this host's ranks had ended
     stop: Optional[attempts.Stop] = None
+    leaving: Optional[float] = None  # when this host was asked to end, while the run may go on without it
     over: Optional[Over] = None
     left: bool = False
 

@@ -37,6 +37,8 @@ def next_attempt(course: Course, now: float) -> Tuple[Optional[Attempt], str]:
 
 def _may_be_ready_soon(course: Course, host: str, now: float) -> bool:
     """Whether a host that is not ready is not known to be lost, or its keeper may be back at once."""
+    if host in course.known and not course.known[host].stays:
+        return False
     if course.own and host in course.own.peers:
         peer = course.own.peers[host]
         return not peer.lost or (peer.refused_since is not None and course.is_in_view(now))
@@ -48,7 +50,7 @@ def chosen_hosts(course: Course, ends: Sequence[Words], now: float) -> Tuple[Tup
 
     Those of the last attempt first, then as many of the others as have left a place; all hear each other.
     """
-    ready = {host for host in course.all_hosts if host == course.me or _is_ready(course, host, now)}
+    ready = {host for host in course.all_hosts if _is_ready(course, host, now)}
     why = {host: why_not_ready(course, host, now) for host in course.all_hosts if host not in ready}
     failed = {host: reason for host, reason in hosts_that_fail(course, ends).items() if host in ready}
     if len(ready - failed.keys()) >= max(1, course.rules.min_nodes):
@@ -69,8 +71,10 @@ def chosen_hosts(course: Course, ends: Sequence[Words], now: float) -> Tuple[Tup
 
 def _is_ready(course: Course, host: str, now: float) -> bool:
     """Whether a host is heard, and its ranks have ended."""
+    if host == course.me:
+        return course.leaving is None
     known = course.known.get(host)
-    if known is None or not known.is_fresh(now) or known.words["over"]:
+    if known is None or not known.is_fresh(now) or not known.stays:
         return False
     return known.words["status"] == "waiting" or (
         known.words["status"] == "ended" and known.words["about"] == course.attempt.identity
@@ -79,12 +83,14 @@ def _is_ready(course: Course, host: str, now: float) -> bool:
 
 def why_not_ready(course: Course, host: str, now: float) -> str:
     """Why a host cannot be in the next attempt, in a line."""
+    known = course.known.get(host)
+    if host == course.me or (known and known.words["leaving"]):
+        return attempts.LEAVES
     for cause in course.own.causes if course.own else ():
         if cause.kind in ("host_lost", "start") and cause.host == host:
             return cause.reason
         if cause.kind == "cut" and host in (cause.host, cause.other):
             return cause.reason
-    known = course.known.get(host)
     if known is None:
         return "it was never heard"
     return "its ranks have not ended" if known.is_fresh(now) else f"no word from it for {now - known.at:.0f} s"
@@ -107,7 +113,7 @@ def chosen_decider(course: Course, hosts: Sequence[str], now: float) -> str:
     idle = [host for host in course.all_hosts if host not in hosts and host != course.me]
     idle += sorted(name for name in course.known if name.startswith(WITNESS))
     known = ((name, course.known.get(name)) for name in idle)
-    waiting = [name for name, one in known if one and one.is_fresh(now) and not one.words["over"]]
+    waiting = [name for name, one in known if one and one.is_fresh(now) and one.stays]
     return next((name for name in waiting if all(_hears(course, host, name, now) for host in hosts)), hosts[0])
 
 
@@ -129,9 +135,12 @@ def may_suffice(course: Course, now: float) -> bool:
     in_view, heard = course.is_in_view(now), course.heard(now)
     gone = {host for host, peer in peers.items() if peer.lost and peer.refused_since is not None and not in_view}
     gone |= {host for host, known in course.known.items() if known.words["over"]}
+    leaving = {host for host, known in course.known.items() if known.words["leaving"]}
+    leaving |= {course.me} if course.leaving is not None else set()
     there = set(course.all_hosts) - gone
     voters = there | ({course.attempt.decider} - gone)  # a witness, too
     left_out = hosts_that_fail(course, ends_of(course)).keys() - heard  # they may vote, where they are heard again
+    left_out |= leaving  # the same
     return is_majority(voters, course.attempt) and len(there - left_out) >= course.rules.min_nodes
 
 
@@ -170,6 +179,17 @@ def why_not_again(course: Course) -> str:
         where = first.get("host", "") if first.get("rank") is None else f"rank {first['rank']} on {first['host']}"
         return f"{idle} attempts in a row made no new step; the first of them ended so: {where}: {first.get('reason')}"
     return ""
+
+
+def can_do_without(course: Course, now: float) -> bool:
+    """Whether the run may go on when this host leaves it now: it may be started again, and enough others are heard."""
+    if course.stop or course.over:
+        return False
+    others = {host for host, known in course.known.items() if known.is_fresh(now) and known.stays}
+    others &= set(course.all_hosts) - hosts_that_fail(course, ends_of(course)).keys()
+    if not course.takes_part:
+        return bool(others)
+    return course.attempt.number <= course.rules.max_restarts and len(others) >= max(1, course.rules.min_nodes)
 
 
 def _others_suffice(course: Course, ends: Sequence[Words]) -> bool:

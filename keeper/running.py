@@ -142,7 +142,7 @@ class Running:
                     known["state"] = "ended"
                 return Done(now)
             if words.get("agent") == "failed":
-                return self.failed(words["failure"])
+                return self.failed(words["failure"], terminated)
             return self._progressed(words, now)
         return None
 
@@ -162,12 +162,15 @@ class Running:
             return Stepped(now, int(known["step"]))
         return None
 
-    def failed(self, failure: Words) -> Event:
-        """A rank, or torchrun itself, has failed as the agent says; None where that is known."""
+    def failed(self, failure: Words, terminated: bool) -> Event:
+        """A rank, or torchrun itself, has failed as the agent says; None where that is known, or it was asked to end
+        and has saved a checkpoint."""
         if any(failure.get("rank") == known.get("rank") for known in self.failures):
             return None
         now, rank = time.monotonic(), failure.get("rank")
         if rank is not None and failure["exitcode"] == causes.EXIT_STOPPED:
+            if terminated:
+                return None
             return StopAsked(now, f"a signal to rank {rank} on {self.me}, not from Muster; it saved a checkpoint")
         stream = LAUNCHER if rank is None else f"rank-{rank}"
         if rank is not None:
@@ -204,10 +207,11 @@ class Running:
             return {**failure, "exception": reason, "consequence": False}
         return dict(failure) if failure.get("rank") is None else causes.completed(dict(failure), said)
 
-    def ended(self, status: int, blamed: bool) -> List[Event]:
-        """What is learnt only now that torchrun has ended. blamed: something else is known to have ended it."""
+    def ended(self, status: int, blamed: bool, terminated: bool) -> List[Event]:
+        """What is learnt only now that torchrun has ended. blamed: something else is known to have ended it.
+        terminated: as in `reported`."""
         # What the agent wrote down at its end, and has not reported before.
-        found = [self.failed(one) for one in read(self.run_dir / "failure.json").get("failures", [])]
+        found = [self.failed(one, terminated) for one in read(self.run_dir / "failure.json").get("failures", [])]
         killed = status == 128 + signal.SIGKILL and not blamed and not any(found)
         if killed and (reason := self.memory.out_of_memory()):
             now = time.monotonic()

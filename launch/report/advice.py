@@ -19,6 +19,7 @@ _FIXES = {
     "hang": "Where each rank stood is in `{logs}/stacks/`; what it printed, in `{logs}/`.",
     "start": "`make check` looks at every host; what this one said is in `{logs}/`.",
     "lease": "`make status` shows whose run holds the host; WAIT=1 waits for the turn.",
+    "leaves": "`journalctl` on the host says who stopped its container, or shut it down.",
     "rank": "All that the rank printed is in `{logs}/`.",
 }
 

@@ -24,7 +24,10 @@ LONGEST_SECONDS = d.START_SECONDS + 4 * d.LOST_SECONDS + GRACE_SECONDS + d.DONE_
 LONGEST_WITH_RESTARTS = LONGEST_SECONDS + c.BETWEEN_SECONDS + 2 * c.MINORITY_SECONDS
 KEPT_STEPS = 5
 HOSTS = ("h1", "h2", "h3", "h4", "h5")
-FAULTS = ("rank dies", "launcher dies", "hang", "power", "container", "cut", "alone", "heal", "disk", "store", "stop")
+FAULTS = (
+    *("rank dies", "launcher dies", "hang", "power", "container", "container asked to end", "cut", "alone", "heal"),
+    *("disk", "store", "stop"),
+)
 RETURNS = "returns"  # a host whose keeper was ended with it, or with its container
 WITNESS_FAULTS = ("witness goes", "witness comes", "witness cut", "witness heals")
 
@@ -226,6 +229,8 @@ class World:
             self.happen(host, d.Failed(self.now, d.Cause("hang", name, 0, "no progress", self.now)))
         elif fault in ("power", "container"):
             host.powered, host.ranks, host.refuses = False, "gone", fault == "container"
+        elif fault == "container asked to end":
+            self.happen(host, c.LeaveAsked(self.now, "SIGTERM"))
         elif fault == "cut" and other != name:
             self.cut.add(frozenset((name, other)))
         elif fault == "alone":

@@ -272,6 +272,44 @@ def test_with_a_witness_half_of_the_hosts_may_be_lost_whichever_they_are(
     assert world.steps[-1].step == STEPS and not set(world.steps[-1].attempt.hosts) & set(lost)
 
 
+@pytest.mark.slow
+@settings(max_examples=30, deadline=None, phases=PHASES)
+@given(st.integers(2, 5), st.integers(), st.floats(5, 80), st.integers(0, 4))
+def test_a_host_that_is_shut_down_leaves_the_others_whichever_it_is(
+    count: int, seed: int, at: float, where: int
+) -> None:
+    """Also one of two without a witness: it votes for its end."""
+    world, name = World(count, seed, 10.0, replace(MANY, nodes=count), STEPS), HOSTS[where % count]
+    run(world, [(at, "container asked to end", where, 0)])
+    rest = [host for host in HOSTS[:count] if host != name]
+    assert [c.verdict(world.hosts[host].course) for host in rest] == ["succeeded"] * (count - 1)
+    assert world.steps[-1].step == STEPS and list(world.steps[-1].attempt.hosts) == rest
+    assert dict(world.steps[-1].attempt.left_out) == {name: d.LEAVES}
+    assert world.hosts[name].course.left and not world.hosts[name].course.stop
+
+
+def test_hosts_that_are_shut_down_stop_the_run_where_the_others_are_too_few() -> None:
+    """Also one after the other; and where it may not be started again."""
+    both = [(20.0, "container asked to end", "h2", ""), (20.5, "container asked to end", "h1", "")]
+    for rules, faults in (
+        (replace(MANY, nodes=2), both),
+        (replace(MANY, nodes=2, min_nodes=2), both[:1]),
+        (replace(MANY, nodes=2, max_restarts=0), both[:1]),
+    ):
+        world = World(2, 1, 10.0, rules, STEPS)
+        world.run(faults, LONGEST_WITH_RESTARTS)
+        assert [name for host in world.hosts.values() for name, _ in host.notes if name == "stop"], rules
+        assert "stopped" in world.verdicts() and world.ended()
+
+
+def test_a_spare_that_is_shut_down_ends_alone() -> None:
+    for restarts in (5, 0, -5):
+        world = World(3, 1, 10.0, replace(MANY, nodes=2, max_restarts=restarts), STEPS)
+        world.run([(20.0, "container asked to end", "h3", "")], LONGEST_WITH_RESTARTS)
+        assert [c.verdict(world.hosts[host].course) for host in ("h1", "h2")] == ["succeeded"] * 2, restarts
+        assert {step.attempt.number for step in world.steps} == {1} and world.ended()
+
+
 @pytest.mark.parametrize(
     ("faults", "verdict"),
     [

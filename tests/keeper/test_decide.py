@@ -188,3 +188,10 @@ def test_a_host_that_is_never_heard_is_named_after_the_start() -> None:
 def test_a_rank_that_was_asked_to_stop_by_somebody_else_stops_the_run() -> None:
     state, _ = d.decide(keeper("h2"), d.Ended(9.0, EXIT_STOPPED))
     assert d.verdict(state) == "stopped" and state.stop is not None and "not from Muster" in state.stop.by
+
+
+def test_ranks_save_when_a_host_leaves_and_that_is_no_stop() -> None:
+    state, actions = d.decide(keeper("h2"), d.Failed(9.0, d.Cause("leaves", "h1", None, d.LEAVES, 9.0)))
+    assert d.Terminate() in actions and state.kill_at == 9.0 + GRACE_SECONDS
+    state, _ = d.decide(state, d.Ended(10.0, EXIT_STOPPED))
+    assert state.stop is None and d.verdict(state) == "failed"

@@ -22,8 +22,9 @@ import pytest
 
 from keeper import HELD_SECONDS
 from keeper.__main__ import KEPT_SECONDS, Keeper
+from keeper.causes import EXIT_STOPPED
 from keeper.course import beat
-from keeper.decide import LOST_SECONDS, Heard, Tick
+from keeper.decide import LEAVES, LOST_SECONDS, Heard, Tick
 from keeper.placement import Place
 from keeper.running import Running
 
@@ -359,8 +360,17 @@ class Full:
 def test_a_failure_is_said_in_words_that_help_on_the_host(tmp_path: Path, failure: dict[str, Any], reason: str) -> None:
     (tmp_path / "run").mkdir()
     running = running_here(tmp_path)
-    event = running.failed({"rank": 0, "traceback": "", "consequence": False, **failure})
+    event = running.failed({"rank": 0, "traceback": "", "consequence": False, **failure}, terminated=False)
     assert event.cause.reason == reason
+    running.close()
+
+
+def test_a_rank_that_has_saved_stops_the_run_unless_its_keeper_asked_it_to_end(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    running = running_here(tmp_path)
+    saved = {"rank": 0, "traceback": "", "consequence": False, "exitcode": EXIT_STOPPED, "signal": None}
+    assert running.failed(saved, terminated=True) is None
+    assert "not from Muster" in running.failed(saved, terminated=False).by
     running.close()
 
 
@@ -451,6 +461,14 @@ if os.environ["MUSTER_ATTEMPT"] == "1":
     mark.touch()
     time.sleep(600)
 """
+SAVES_ONCE = f"""
+import signal
+def save(*_):
+    time.sleep(1)
+    print("saved", flush=True)
+    sys.exit({EXIT_STOPPED})
+{FAILS_ONCE.replace("    mark.touch()", "    signal.signal(signal.SIGTERM, save); mark.touch()")}
+"""
 FAILS_TWICE = FAILS_ONCE.replace('== "1"', '< "3"')
 
 
@@ -526,6 +544,25 @@ def test_a_keeper_that_is_started_again_at_once_joins_the_attempt_that_follows(r
     found = run.document(1, "exit.json")
     assert (found["attempt"], found["hosts"]) == (2, ["h1", "h2"])
     assert (found["attempts"][0]["cause"]["kind"], found["attempts"][0]["cause"]["host"]) == ("host_lost", "h1")
+
+
+@pytest.mark.slow
+def test_a_keeper_that_is_asked_to_end_lets_its_ranks_save_and_leaves_the_run_to_the_others(
+    run: Run, tmp_path: Path
+) -> None:
+    """As `podman stop` asks it, or the shutdown of its host: here of the master, one of two."""
+    run.start(2, lambda node: ["-c", SAVES_ONCE, str(tmp_path / f"begun{node}")], restarts=3)
+    wait_for(lambda: all((tmp_path / f"begun{node}").exists() for node in range(2)))
+    wait_for(lambda: hears(run, 0, "h2") and hears(run, 1, "h1"))
+    run.processes[0].send_signal(signal.SIGTERM)
+    assert run.statuses() == [1, 0]
+    assert [run.output(node, node).count("saved\n") for node in range(2)] == [1, 1]
+    own, found = run.document(0, "exit.json"), run.document(1, "exit.json")
+    assert (own["status"], own["given_up"], own["stop"]) == ("failed", LEAVES, None)
+    assert (found["status"], found["attempt"], found["hosts"], found["stop"]) == ("succeeded", 2, ["h2"], None)
+    cause = found["attempts"][0]["cause"]
+    assert (cause["kind"], cause["host"], cause["reason"]) == ("leaves", "h1", LEAVES)
+    assert run.events(1, "attempt")[0]["left_out"] == {"h1": LEAVES}
 
 
 def test_a_keeper_that_cannot_be_started_again_leaves_no_word_of_the_run_s_end(run: Run) -> None:

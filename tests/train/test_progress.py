@@ -176,8 +176,8 @@ def test_a_script_reports_and_stops_on_all_ranks_at_the_same_step(keeper: FakeKe
 def test_a_script_that_stops_leaves_the_process_group_before_the_interpreter_ends(
     keeper: FakeKeeper, tmp_path: Path
 ) -> None:
-    """Threads of gloo that let go of a tensor later abort the process; one that has destroyed its group does not keep it
-    by the helper's reference; one that goes on keeps it."""
+    """Threads of gloo that let go of a tensor later abort the process. Also where the script has destroyed its group
+    and the helper has another reference; a script that does not leave its group keeps it."""
     (tmp_path / "muster_run.py").symlink_to(HELPER)
     script = (
         "import atexit, signal, sys\nimport torch.distributed as dist\n"
