@@ -19,6 +19,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 from keeper import (
     HELD_SECONDS,
     LEASE_DIR,
+    MASTER_PORTS,
     PRIVATE_DIR,
     PROJECT_DIR,
     PROMISES,
@@ -37,7 +38,8 @@ from keeper.documents import Documents, read
 from keeper.known import WITNESS, Attempt
 from keeper.next_attempt import ends_of
 from keeper.placement import placed
-from keeper.running import Running, free_ports
+from keeper.ports import free_ports
+from keeper.running import Running
 
 PAUSE_SECONDS = 0.05  # between two looks at children and at what became due
 STATE_SECONDS = 1.0  # between two state.json
@@ -190,8 +192,8 @@ class Keeper:
 
     def _find_ports(self) -> None:
         """Have free ports ready, in case that this host becomes the master."""
-        if self.course.rules.max_restarts and (ports := free_ports()):
-            self._handle(Ports(time.monotonic(), ports))
+        if self.course.rules.max_restarts and len(found := free_ports("", *MASTER_PORTS, 2)) == 2:
+            self._handle(Ports(time.monotonic(), (found[0], found[1])))
 
     def _listen(self) -> Beats:
         key = (self.private_dir / "key").read_bytes().strip()

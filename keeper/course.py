@@ -50,7 +50,7 @@ VOTE_SECONDS = 3.0  # for a proposal to be accepted; then another one is made
 MINORITY_SECONDS = 30.0  # for hosts that are missing to be heard again, before a run gives up or a host leaves
 BETWEEN_SECONDS = 90.0  # from the end of a host's ranks to the next attempt, whatever happens
 BETWEEN = "to begin"  # what is said to be waited for between two attempts
-LEAVE_SECONDS = 5.0  # beyond the ranks' grace, for the others to agree on an attempt without a host that leaves
+LEAVING_SECONDS = 5.0  # beyond the ranks' grace, for the others to agree on an attempt without a host that leaves
 MOST_WAITS = 3  # a proposal that is not accepted gives the next one longer, up to so many times VOTE_SECONDS
 
 
@@ -509,7 +509,7 @@ def _leave_the_others(course: Course, now: float, actions: Actions) -> Course:
     """A host that was asked to leave votes for an attempt without it; it is gone when that has begun, or is late."""
     if course.leaving is None or course.over or not course.has_ended:
         return course
-    if course.takes_part and now - course.leaving < course.grace + LEAVE_SECONDS:
+    if course.takes_part and now - course.leaving < course.grace + LEAVING_SECONDS:
         return course
     return _over(course, "failed", attempts.LEAVES, now, actions, alone=True)
 

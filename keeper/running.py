@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
-import socket
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional
 
-from keeper import HOST_RUNS_DIR, MASTER_PORTS, RUN_DIR, causes
+from keeper import HOST_RUNS_DIR, RUN_DIR, causes
 from keeper.course import Resumable, Stepped
 from keeper.decide import CAUSE_SECONDS, LAST_WORDS_SECONDS, Cause, Done, Failed, Heard, Started, StopAsked
 from keeper.documents import read
@@ -260,20 +258,3 @@ def age(words: Words, now: float) -> Optional[float]:
     """Seconds since a rank's last progress."""
     seen = words.get("seen")
     return None if seen is None else round(now - float(seen), 1)
-
-
-def free_ports() -> Optional[Tuple[int, int]]:
-    """Two ports of MASTER_PORTS on which nobody listens here; None where there are fewer."""
-    ports, found = list(range(MASTER_PORTS[0], MASTER_PORTS[1] + 1)), []
-    random.shuffle(ports)
-    both = socket.has_dualstack_ipv6()  # on all addresses, as torch's store listens
-    for port in ports:
-        with contextlib.suppress(OSError):
-            if both:
-                socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True).close()
-            else:
-                socket.create_server(("0.0.0.0", port)).close()
-            found.append(port)
-            if len(found) == 2:
-                return found[0], found[1]
-    return None

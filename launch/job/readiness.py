@@ -5,11 +5,13 @@ Not for whether a host is free: that is asked for in the queue (queue.py), where
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from keeper import MASTER_PORTS
+from keeper import MASTER_PORTS, ports
 from launch.cli import exits
 from launch.cli.refusal import Problem, Refusal
 from launch.hosts import ssh
@@ -19,39 +21,6 @@ from launch.job import resume as resuming
 from launch.job.plan import Ports
 
 NO_ANSWER_FIX = "log in and try `sudo -n podman ps`: Muster needs root and Podman there; then run this command again"
-
-#: Tries the ports of each range and prints free ones, as many as are wanted, a range a line; and who has the others,
-#: where they are too few. Without an address on all of them, as torch's TCPStore listens on all; a keeper listens on
-#: its own address alone.
-_FREE_PORTS = """
-import random, re, socket, subprocess
-both = socket.has_dualstack_ipv6()
-for name, address, first, last, count in {wanted!r}:
-    ports, found = list(range(first, last + 1)), []
-    random.shuffle(ports)
-    for port in ports:
-        try:
-            if address:
-                family = socket.AF_INET6 if ":" in address else socket.AF_INET
-                socket.create_server((address, port), family=family).close()
-            elif both:
-                socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True).close()
-            else:
-                socket.create_server(("0.0.0.0", port)).close()
-        except OSError:
-            continue
-        found.append(str(port))
-        if len(found) == count:
-            break
-    print(name + "=" + " ".join(found))
-    if len(found) < count:
-        try:
-            asked = ["ss", "-Hltnp", "sport >= :%d and sport <= :%d" % (first, last)]
-            listed = subprocess.run(asked, stdout=subprocess.PIPE, timeout=10).stdout.decode()
-        except (OSError, subprocess.TimeoutExpired):
-            continue
-        print(name + "_held=" + ", ".join(sorted(set(re.findall(r'"[^"]+",pid=[0-9]+', listed)))[:5]))
-"""
 
 
 class ImageLacking(Refusal):
@@ -127,7 +96,7 @@ def ask(
         f"podman image exists {image}; case $? in 0) echo image=yes;; 1) ;; *) exit 1;; esac",
         f"test -d {shlex.quote(data_dir)} && echo data=yes" if data_dir else "echo data=yes",
         *([f"{resume} && echo resume=yes"] if resume else []),
-        shlex.join([machine.target.python, "-c", _FREE_PORTS.format(wanted=wanted)]),
+        shlex.join([machine.target.python, "-c", Path(ports.__file__).read_text(), json.dumps(wanted)]),
     ]
     return parse(machine.answer("; ".join(script)))
 

@@ -1,0 +1,47 @@
+"""Promises: a port that is given is free where it is wanted, and who has the others is said."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from keeper import ports
+
+
+@pytest.fixture
+def taken() -> int:
+    """A port of all addresses on which nobody listens."""
+    (port,) = ports.free_ports("", 20000, 29000, 1)
+    return port
+
+
+def test_a_port_that_somebody_has_is_not_given(taken: int) -> None:
+    assert ports.free_ports("127.0.0.1", taken, taken, 2) == [taken]
+    with socket.create_server(("127.0.0.1", taken)):
+        assert ports.free_ports("127.0.0.1", taken, taken, 1) == []
+        assert ports.free_ports("", taken, taken, 1) == []
+        assert ports.free_ports("127.0.0.2", taken, taken, 1) == [taken]
+
+
+def test_no_more_are_given_than_are_wanted_and_no_two_the_same() -> None:
+    found = ports.free_ports("127.0.0.1", 20000, 29000, 3)
+    assert len(set(found)) == 3 and all(20000 <= port <= 29000 for port in found)
+
+
+def test_a_host_is_asked_with_the_file_alone(taken: int) -> None:
+    source = ports.__file__
+    wanted = [["keeper", "127.0.0.1", taken, taken, 1], ["master", "", taken, taken, 1]]
+    with open(source) as file, socket.create_server(("0.0.0.0", taken)):
+        command = [sys.executable, "-I", "-c", file.read(), json.dumps(wanted)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    if shutil.which("ss") is None:
+        assert done.stdout == "keeper=\nmaster=\n"
+        return
+    keeper, held, master, _ = done.stdout.splitlines()
+    assert (keeper, master) == ("keeper=", "master=") and held.endswith(f",pid={os.getpid()}")
