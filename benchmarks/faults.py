@@ -324,7 +324,7 @@ def measure_survival(lab: str, fault: Survived) -> SeenOn:
         if steps != list(range(1, len(steps) + 1)) or len(steps) < before:
             problems.append(f"the metrics do not have each step once: {steps}")
     hosts = ", ".join(fault.hosts)
-    if f"attempt {fault.attempt} goes on from the newest checkpoint, on {hosts}" not in run.output:
+    if f"attempt {fault.attempt} begins, on {hosts}" not in run.output:
         problems.append(f"it does not go on on {hosts}")
     left = run.left()
     if problems or left:

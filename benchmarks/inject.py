@@ -138,7 +138,7 @@ def come_back(host: str, other: str) -> Callable[[Run], float]:
     def inject(run: Run) -> float:
         with ExitStack() as booted, run.undone_by(booted):
             lose_power(host)(run)
-            run.wait_for(lambda: "attempt 2 goes on" in run.output, "attempt without the host")
+            run.wait_for(lambda: "attempt 2 begins" in run.output, "attempt without the host")
         run.wait_for(lambda: f"{host}: its keeper was gone, and is started again" in run.output, "keeper that is back")
         run.wait_for(lambda: run.output.count("first optimizer step") == 2, "step without it")
         kill(next(pid for where, pid in run.living_ranks().values() if where == other))

@@ -370,7 +370,7 @@ def _without_seconds(text: str) -> str:
 def attempt_line(event: Mapping[str, Any]) -> str:
     """What is said of another attempt that begins. Pure."""
     left_out = [f"{host} is left out: {why}" for host, why in (event.get("left_out") or {}).items()]
-    where = f"attempt {event['attempt']} goes on from the newest checkpoint, on {', '.join(event['hosts'])}"
+    where = f"attempt {event['attempt']} begins, on {', '.join(event['hosts'])}"
     return "; ".join([where, *left_out])
 
 

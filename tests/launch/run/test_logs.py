@@ -74,7 +74,7 @@ def test_a_live_view_says_why_and_where_a_run_goes_on(
     assert logs.logs(INVENTORY, "some-run", "", console()) == exits.SUCCEEDED
     assert capsys.readouterr().out.splitlines()[1:] == [
         "muster | rank 1 on h2: killed by SIGKILL",
-        "muster | attempt 2 goes on from the newest checkpoint, on h1; h2 is left out: gone",
+        "muster | attempt 2 begins, on h1; h2 is left out: gone",
     ]
 
 

@@ -523,7 +523,7 @@ def test_a_run_that_goes_on_is_told_in_order_and_a_lost_host_is_not_waited_for(
     said = [line for line in capsys.readouterr().out.splitlines() if "| h1: no view" not in line]
     assert said[0] == "muster | h1: the host is lost: no word from it for 10 s"
     assert said[1] == "muster | the ranks of the run are being ended, on every host"
-    goes_on = "attempt 2 goes on from the newest checkpoint, on h2, h3; h1 is left out: no word from it for 10 s"
+    goes_on = "attempt 2 begins, on h2, h3; h1 is left out: no word from it for 10 s"
     assert said[2] == f"muster | {goes_on}" and sum(goes_on in line for line in said) == 1
     assert said[-1] == "muster | run some-run succeeded after 1 restart; not gathered yet: h1"
     assert (summary()["restarts"], summary()["missing_hosts"]) == (1, ["h1"])
@@ -562,7 +562,7 @@ def test_a_keeper_that_is_started_again_is_said_and_how_it_ended_before_explains
     thread.join()
     said = [line.removeprefix("muster | ") for line in capsys.readouterr().out.splitlines()]
     assert "h1: its keeper was gone, and is started again; it waits for the next attempt" in said
-    assert "attempt 2 goes on from the newest checkpoint, on h1, h2" in said
+    assert "attempt 2 begins, on h1, h2" in said
     assert "h1 and h2: do not hear each other on the training network, though both answer over SSH" in said
     assert hosts["h1"].verbs()[0] == "rejoin" and hosts["h2"].verbs()[0] == "private"
 
@@ -593,7 +593,7 @@ def test_a_view_that_begins_late_has_the_last_lines_of_an_earlier_attempt_whiche
         f"muster | rank 0 on h1 failed: ValueError: no{lines[0]}",
         *lines[1:],
         "muster | the ranks of the run are being ended, on every host",
-        "muster | attempt 2 goes on from the newest checkpoint, on h1, h2",
+        "muster | attempt 2 begins, on h1, h2",
     ]
 
 
