@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from tests.keeper import test_door
-from tests.keeper.test_door import EXIT, Host
+from tests.keeper import fake_host
+from tests.keeper.fake_host import EXIT, Host
 
-host = test_door.host
+host = fake_host.host
 
-GIVEN = {"key": "ab12", "secrets": {"token": "AHNlY3JldA=="}}  # as `start` has put it there in test_door.py
+GIVEN = {"key": "ab12", "secrets": {"token": "AHNlY3JldA=="}}  # as `start` has put it there in fake_host.py
 PROMISES: dict[str, Any] = {"votes": []}
 
 #: A keeper that takes the lease, and keeps it for a while.
