@@ -136,12 +136,13 @@ def may_suffice(course: Course, now: float) -> bool:
     gone = {host for host, peer in peers.items() if peer.lost and peer.refused_since is not None and not in_view}
     gone |= {host for host, known in course.known.items() if known.words["over"]}
     leaving = {host for host, known in course.known.items() if known.words["leaving"]}
-    leaving |= {course.me} if course.leaving is not None else set()
+    if course.leaving is not None:
+        leaving.add(course.me)
     there = set(course.all_hosts) - gone
     voters = there | ({course.attempt.decider} - gone)  # a witness, too
-    left_out = hosts_that_fail(course, ends_of(course)).keys() - heard  # they may vote, where they are heard again
-    left_out |= leaving  # the same
-    return is_majority(voters, course.attempt) and len(there - left_out) >= course.rules.min_nodes
+    # Those that fail or leave may vote, where they are heard.
+    failing = hosts_that_fail(course, ends_of(course)).keys() - heard
+    return is_majority(voters, course.attempt) and len(there - failing - leaving) >= course.rules.min_nodes
 
 
 def too_few(course: Course, heard: Set[str]) -> str:

@@ -279,7 +279,7 @@ class Watch:
         """Hosts that do not answer here, or whose keeper does not, and that the run counts as lost or has left out."""
         ends = [view.end() for view in self.views.values()]
         causes = [cause for end in ends for cause in end.causes]
-        named = {str(cause["host"]) for cause in causes if cause["kind"] in ("host_lost", "start", "leaves")}
+        named = {str(cause["host"]) for cause in causes if cause["kind"] in ("host_lost", "start")}
         members = {end.host for end in outcome.newest(ends)}
         silent = {end.host for end in ends if not end.answers or end.stuck}
         return {host for host in silent if host in named or host not in members}

@@ -15,29 +15,28 @@ from keeper import ports
 
 
 @pytest.fixture
-def taken() -> int:
+def port() -> int:
     """A port of all addresses on which nobody listens."""
-    (port,) = ports.free_ports("", 20000, 29000, 1)
-    return port
+    (found,) = ports.free_ports("", 20000, 29000, 1)
+    return found
 
 
-def test_a_port_that_somebody_has_is_not_given(taken: int) -> None:
-    assert ports.free_ports("127.0.0.1", taken, taken, 2) == [taken]
-    with socket.create_server(("127.0.0.1", taken)):
-        assert ports.free_ports("127.0.0.1", taken, taken, 1) == []
-        assert ports.free_ports("", taken, taken, 1) == []
-        assert ports.free_ports("127.0.0.2", taken, taken, 1) == [taken]
+def test_a_port_that_somebody_has_is_not_given(port: int) -> None:
+    assert ports.free_ports("127.0.0.1", port, port, 2) == [port]
+    with socket.create_server(("127.0.0.1", port)):
+        assert ports.free_ports("127.0.0.1", port, port, 1) == []
+        assert ports.free_ports("", port, port, 1) == []
+        assert ports.free_ports("127.0.0.2", port, port, 1) == [port]
 
 
 def test_no_more_are_given_than_are_wanted_and_no_two_the_same() -> None:
     found = ports.free_ports("127.0.0.1", 20000, 29000, 3)
-    assert len(set(found)) == 3 and all(20000 <= port <= 29000 for port in found)
+    assert len(set(found)) == 3 and all(20000 <= one <= 29000 for one in found)
 
 
-def test_a_host_is_asked_with_the_file_alone(taken: int) -> None:
-    source = ports.__file__
-    wanted = [["keeper", "127.0.0.1", taken, taken, 1], ["master", "", taken, taken, 1]]
-    with open(source) as file, socket.create_server(("0.0.0.0", taken)):
+def test_a_host_is_asked_with_the_file_alone(port: int) -> None:
+    wanted = [["keeper", "127.0.0.1", port, port, 1], ["master", "", port, port, 1]]
+    with open(ports.__file__) as file, socket.create_server(("0.0.0.0", port)):
         command = [sys.executable, "-I", "-c", file.read(), json.dumps(wanted)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     if shutil.which("ss") is None:
