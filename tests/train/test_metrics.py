@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from train.reporting import picture, progress
-from train.reporting.metrics import Metrics, kept, peak_memory, read_metrics
+from train.reporting.metrics import Metrics, events_before, kept, peak_memory, read_metrics
 from train.reporting.report import rank_times
 from train.reporting.step_stats import StepRecord
 from train.whole_files import write_json
@@ -124,6 +124,21 @@ def test_tensorboard_shows_the_curves_and_after_a_resumption_each_step_once(tmp_
     assert curve_of(tmp_path, "step/loss") == [(step, 1.0 if step <= 6 else 2.0) for step in range(1, 13)]
     assert curve_of(tmp_path, "loss/held_out") == [(4, 1.0), (8, 2.0), (12, 2.0)]
     assert [step for step, _ in curve_of(tmp_path, "speed/waiting_for_data")] == [4, 8, 12]
+
+
+@pytest.mark.parametrize("after", [0, 6])
+@pytest.mark.parametrize("left", ["killed before its last minutes were written", "all of another host's steps"])
+def test_tensorboard_of_a_start_before_is_replaced(left: str, after: int, tmp_path: Path) -> None:
+    with Metrics(tmp_path, tensorboard=left != "killed before its last minutes were written") as log:
+        write(log, 1, 10)
+    files = tmp_path / "tensorboard"
+    files.mkdir(exist_ok=True)
+    (files / "events.out.tfevents.1.h1.1.0").touch()
+    known = [{**event, "time": event["time"] + 1.0} for event in events_before(tmp_path, after)]
+    with Metrics(tmp_path, after=after, tensorboard=True, given=known) as log:
+        write(log, after + 1, 12, loss=2.0)
+    assert curve_of(tmp_path, "step/loss") == [(step, 1.0 if step <= after else 2.0) for step in range(1, 13)]
+    assert len(list(files.iterdir())) == 1
 
 
 def test_tensorboard_of_a_continued_run_has_the_steps_of_before(run: Path, tmp_path: Path) -> None:

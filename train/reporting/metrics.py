@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-from train.reporting.eventfiles import EventFiles
+from train.reporting.eventfiles import Event, EventFiles
 from train.whole_files import write_file
 
-Event = dict[str, Any]
 METRICS_FILE = "metrics.jsonl"
 
 
@@ -48,17 +47,12 @@ class Metrics:
     ) -> None:
         """Raises OSError."""
         path = folder / METRICS_FILE
-        own = events_before(folder, after, earlier)
-        before = own if given is None else given
+        before = events_before(folder, after, earlier) if given is None else given
         write_file(path, "".join(line_of(event) for event in before).encode())
         self.file = path.open("a", encoding="utf-8", buffering=1)
         self.event_files: EventFiles | None = None
         if tensorboard:
-            self.event_files = EventFiles(folder / "tensorboard", after)
-            shown = set(map(line_of, own)) if self.event_files.has_history() else set[str]()
-            for event in before:
-                if line_of(event) not in shown:
-                    self.event_files.add(event)
+            self.event_files = EventFiles(folder / "tensorboard", before)
 
     def __enter__(self) -> "Metrics":
         return self

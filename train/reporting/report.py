@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from train.evaluate import Score
 from train.reporting import metrics, picture
+from train.reporting.eventfiles import Event
 from train.reporting.progress import progress_for
 from train.reporting.step_stats import StepRecord
 from train.session import Session
@@ -69,14 +70,14 @@ class Report:
         if self.keeps:
             self.metrics.__exit__(kind, error, trace)
 
-    def missed(self) -> list[metrics.Event] | None:
+    def missed(self) -> list[Event] | None:
         """The events before this start, where this host has fewer steps of them than another: it was not in an attempt
         that made them. None where it has as many. Collective.
         """
         session = self.session
         if not session.position.step or session.place.world_size == 1:
             return None
-        own, steps = list[metrics.Event](), -1  # of a rank that keeps none
+        own, steps = list[Event](), -1  # of a rank that keeps none
         if self.keeps:
             own = metrics.events_before(session.settings.run_dir, session.position.step, earlier_run(session))
             steps = sum(event["event"] == "step" for event in own)
