@@ -127,9 +127,9 @@ def test_tensorboard_shows_the_curves_and_after_a_resumption_each_step_once(tmp_
 
 
 @pytest.mark.parametrize("after", [0, 6])
-@pytest.mark.parametrize("left", ["killed before its last minutes were written", "all of another host's steps"])
-def test_tensorboard_of_a_start_before_is_replaced(left: str, after: int, tmp_path: Path) -> None:
-    with Metrics(tmp_path, tensorboard=left != "killed before its last minutes were written") as log:
+@pytest.mark.parametrize("flushed", [False, True])
+def test_tensorboard_of_a_start_before_is_replaced(flushed: bool, after: int, tmp_path: Path) -> None:
+    with Metrics(tmp_path, tensorboard=flushed) as log:
         write(log, 1, 10)
     files = tmp_path / "tensorboard"
     files.mkdir(exist_ok=True)
