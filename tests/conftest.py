@@ -1,18 +1,22 @@
-"""What all tests share: what a lab test needs is made first, nothing hangs, and failures are printed at once.
+"""What all tests share: what a lab test needs is made first, nothing hangs, and failures are printed at once. Other
+tests connect to this machine alone.
 
 With CI=true a test that cannot run fails instead of being skipped.
 """
 
 from __future__ import annotations
 
+import errno
+import ipaddress
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -44,6 +48,30 @@ def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     for name in KNOWN:
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _stays_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A test that is not the lab's connects to loopback alone: a made-up address may be somebody's, such as a lab's."""
+    connect, tried = socket.socket.connect, list[str]()
+
+    def connect_here(self: socket.socket, address: Any) -> None:
+        if self.family in (socket.AF_INET, socket.AF_INET6) and not _is_loopback(address[0]):
+            tried.append(f"{address[0]}:{address[1]}")
+            raise OSError(errno.ENETUNREACH, "a test may connect to loopback alone")
+        connect(self, address)
+
+    if not is_lab(request.node):
+        monkeypatch.setattr(socket.socket, "connect", connect_here)
+    yield
+    assert not tried, f"the test tried to connect to {', '.join(tried)}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 @pytest.fixture(scope="session")

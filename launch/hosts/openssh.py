@@ -9,12 +9,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import random
 import re
 import shlex
 import shutil
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from launch.hosts.inventory import Target
@@ -22,6 +23,12 @@ from launch.hosts.inventory import Target
 CONNECT_SECONDS = 10
 #: sshd drops logins at random when ten are under way (MaxStartups 10:30:100), and others use a jump host too.
 LOGINS_AT_ONCE = 5
+#: So it does where others log in to a host: a login that it has dropped is tried again after so many seconds, about.
+PAUSES_SECONDS = (0.5, 1.0, 2.0)
+DROPPED_FIX = (
+    "too many logins are under way there (MaxStartups in its sshd_config), or a rule keeps this machine out "
+    "(PerSourcePenalties, fail2ban, hosts.deny)"
+)
 
 _jump_logins = threading.BoundedSemaphore(LOGINS_AT_ONCE)
 
@@ -34,6 +41,16 @@ def through_jump_host(target: Target) -> bool:
 def login_slot(target: Target) -> contextlib.AbstractContextManager[object]:
     """Held while a host is logged in to: through jump hosts LOGINS_AT_ONCE logins are under way at most."""
     return _jump_logins if through_jump_host(target) else contextlib.nullcontext()
+
+
+def pauses() -> Iterator[float]:
+    """The seconds to wait after each login that was dropped; no two callers wait equally long."""
+    return (random.uniform(0.5, 1.5) * seconds for seconds in PAUSES_SECONDS)
+
+
+def dropped(said: str) -> bool:
+    """Whether ssh says (in `reason`'s words) that an sshd hung up on it before it could log in. Pure."""
+    return bool(re.match(r"(kex_exchange_identification: |Connection (closed|reset) by \S+ port )", said))
 
 
 def write_config(path: Path, options: Mapping[str, object]) -> Path:

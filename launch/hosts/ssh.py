@@ -62,14 +62,35 @@ class Unreachable(Exception):
         super().__init__(str(problem))
 
 
+class Dropped(Unreachable):
+    """An sshd that hung up before anybody could log in: it may let the next one in."""
+
+
 def fingerprint(key: paramiko.PKey) -> str:
     """The SHA-256 fingerprint of a key, as ssh-keygen prints it."""
     digest = base64.b64encode(hashlib.sha256(key.asbytes()).digest()).decode().rstrip("=")
     return f"SHA256:{digest}"
 
 
+def patiently(login: Callable[[], T]) -> T:
+    """login(), again where the host's sshd has dropped it, for about openssh.CONNECT_SECONDS at most."""
+    latest = time.monotonic() + openssh.CONNECT_SECONDS
+    for pause in openssh.pauses():
+        try:
+            return login()
+        except Dropped:
+            if time.monotonic() + pause > latest:
+                raise
+            time.sleep(pause)
+    return login()
+
+
 def connect(target: Target, known_hosts: Path) -> Connection:
     """An open connection to a host. Raises Unreachable, saying what to do, for each way in which a login can fail."""
+    return patiently(lambda: _connect(target, known_hosts))
+
+
+def _connect(target: Target, known_hosts: Path) -> Connection:
     # The user's ~/.ssh/config is loaded by Fabric, so host aliases work as they do for ssh and Ansible.
     connection = Connection(
         target.address,
@@ -89,17 +110,22 @@ def connect(target: Target, known_hosts: Path) -> Connection:
     client = connection.client
     client.set_missing_host_key_policy(_RefuseUnknown())
     where = f"host {target.name} ({connection.user}@{target.address}:{connection.port})"
-    proxy = None
+    proxy, begun = None, time.monotonic()
     try:
         if known_hosts.exists():
             client.load_host_keys(str(known_hosts))
         with openssh.login_slot(target):
             if words := openssh.proxy_words(target, connection.host, known_hosts):
                 connection.connect_kwargs["sock"] = proxy = _ProxySocket(words)
+            begun = time.monotonic()
             connection.open()
     except Exception as error:
+        transport, in_time = client.get_transport(), time.monotonic() - begun < openssh.CONNECT_SECONDS
+        hung_up = in_time and transport is not None and not transport.remote_version
         connection.close()
         proxy_said = proxy.last_words() if proxy else ""
+        if openssh.dropped(proxy_said) or (hung_up and not proxy_said):
+            raise Dropped(_dropped(where, proxy_said)) from error
         problem = _why_not(where, error, known_hosts, proxy_said)
         if problem is None:
             raise
@@ -184,6 +210,11 @@ def _why_not(where: str, error: Exception, known_hosts: Path, proxy_said: str) -
         fix = "check that the host is up, its address and port, and that sshd runs"
         return Problem(where, f"no SSH connection: {reason}", fix)
     return None
+
+
+def _dropped(where: str, said: str) -> Problem:
+    way = f" on the way through its jump host: {said}" if said else ""
+    return Problem(where, f"no SSH connection: sshd hung up before the login, each time{way}", openssh.DROPPED_FIX)
 
 
 def jump_problem(where: str, said: str) -> Problem:

@@ -54,6 +54,10 @@ def collect_keys(target: inventory.Target) -> list[str]:
             reason = openssh.reason(done.stderr) or f"ssh ended with {done.returncode}"
         if not file.exists():
             where = f"host {target.name} ({target.address}:{target.port})"
+            if openssh.dropped(reason):
+                raise ssh.Dropped(
+                    Problem(where, f"sshd hung up before it showed its key: {reason}", openssh.DROPPED_FIX)
+                )
             if openssh.through_jump_host(target):
                 raise ssh.Unreachable(ssh.jump_problem(where, reason))
             fix = "check that the host is up, its address and port, and that sshd runs"
@@ -99,7 +103,7 @@ def trust(path: Path, assume_yes: bool, console: Console) -> int:
     """
     inv = inventory.read(path)
     file = inventory.known_hosts_path(path)
-    results = ssh.in_parallel(lambda host: collect_keys(host.target), inv.hosts)
+    results = ssh.in_parallel(lambda host: ssh.patiently(lambda: collect_keys(host.target)), inv.hosts)
     ssh.refuse_unreachable(results)
     keys = {host.name: lines for host, lines in zip(inv.hosts, results, strict=True) if isinstance(lines, list)}
     offered = name_keys(keys)

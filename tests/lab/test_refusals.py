@@ -5,15 +5,18 @@ Every test uses its own copy of the lab's inventory, so the lab itself stays as 
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from launch.hosts import inventory, openssh, ssh, trust
 from tests.lab.conftest import HOSTS, Lab, wait_for
 
 pytestmark = pytest.mark.lab
@@ -61,6 +64,52 @@ def test_all_hosts_that_let_us_not_in_stand_in_one_report(lab: Lab, copy: Path) 
     spoil(copy, "h4", ansible_host=down)
     said = refused(lab, copy, 3, "host h1 ", "host h2 ", "login refused", "host h4 ", "no SSH connection")
     assert "PLAY" not in said
+
+
+def only_login(address: str) -> socket.socket | None:
+    """A login under way to a host whose sshd drops another one beside it; None where it does not, or not yet."""
+    with contextlib.suppress(OSError):
+        first = socket.create_connection((address, 22), timeout=10)
+        with socket.create_connection((address, 22), timeout=10) as second:
+            if first.recv(64).startswith(b"SSH-") and not second.recv(64).startswith(b"SSH-"):
+                return first
+        first.close()
+    return None
+
+
+def test_logins_that_a_host_s_own_sshd_drops_are_tried_again_and_then_explained(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = inventory.read(lab.inventory).hosts[0].target
+    known_hosts = inventory.known_hosts_path(lab.inventory)
+    attempts: list[Callable[[], object]] = [
+        lambda: ssh.connect(target, known_hosts).close(),
+        lambda: ssh.patiently(lambda: trust.collect_keys(target)),
+    ]
+    others = contextlib.ExitStack()
+
+    def pauses(and_then: Callable[[], object]) -> Iterator[float]:
+        yield 0.1
+        and_then()
+        yield from (0.5, 1.0, 2.0)  # sshd needs a moment to notice that a login has gone
+
+    settings = "/etc/ssh/sshd_config.d/one-login.conf"
+    one_login = f"echo MaxStartups 1:100:1 >{settings} && kill -HUP $(cat /run/sshd.pid)"
+    lab.on("h1", one_login)
+    try:
+        for attempt in attempts:
+            with others:
+                others.enter_context(
+                    wait_for(lambda: only_login(target.address), "the one login that may be under way")
+                )
+                monkeypatch.setattr(openssh, "pauses", lambda: pauses(lambda: None))
+                with pytest.raises(ssh.Dropped) as refused:
+                    attempt()
+                assert "hung up" in refused.value.problem.what and "MaxStartups" in refused.value.problem.fix
+                monkeypatch.setattr(openssh, "pauses", lambda: pauses(others.close))
+                attempt()
+    finally:
+        lab.on("h1", f"rm {settings} && kill -HUP $(cat /run/sshd.pid)")
 
 
 def test_unknown_host_key(lab: Lab, copy: Path) -> None:

@@ -70,7 +70,7 @@ def cluster(*nprocs: int, gpus: bool = False) -> ClusterMap:
         hosts=[
             MapHost(
                 name=f"h{i + 1}",
-                ssh={"address": f"10.77.0.{11 + i}", "port": 22, "user": "muster", "needs_sudo_password": False},
+                ssh={"address": f"192.0.2.{11 + i}", "port": 22, "user": "muster", "needs_sudo_password": False},
                 address=f"10.78.0.{11 + i}",
                 interface=f"eno{i}",
                 nproc_per_node=nproc,

@@ -25,13 +25,15 @@ class Sshd:
     """A server with a host key of its own, at 127.0.0.1:port.
 
     open_to_all: log everybody in without a key; else any key will do.
-    most_logins: how many logins were under way at once, at most.
+    most_logins: how many logins were under way at once, at most. drops: on so many connections it hangs up first, as
+    OpenSSH's does past MaxStartups.
     """
 
-    def __init__(self, open_to_all: bool = False) -> None:
+    def __init__(self, open_to_all: bool = False, drops: int = 0) -> None:
         self.key = paramiko.ECDSAKey.generate()
         self.open_to_all = open_to_all
         self.most_logins = 0
+        self.drops = drops
         self._logins = 0
         self._lock = threading.Lock()
         self._transports: list[paramiko.Transport] = []
@@ -68,6 +70,11 @@ class Sshd:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            if self.drops:
+                self.drops -= 1
+                client.sendall(b"Exceeded MaxStartups\r\n")
+                client.close()
+                continue
             self.count_login(1)
             transport = paramiko.Transport(client)
             self._transports.append(transport)

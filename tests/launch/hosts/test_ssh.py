@@ -25,6 +25,8 @@ from launch.hosts import inventory, openssh, preflight, ssh, trust
 from launch.hosts.inventory import Target
 from tests.launch.hosts.sshd import Sshd, user_key
 
+TRIES = len(openssh.PAUSES_SECONDS) + 1  # to log in where sshd hangs up
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -212,6 +214,43 @@ def test_a_jump_host_that_refuses_is_the_one_that_is_blamed(folder: Path, server
             attempt()
 
 
+@pytest.mark.parametrize("through", [False, True])
+def test_a_login_that_sshd_drops_is_tried_again_and_then_explained(
+    folder: Path, servers: tuple[Sshd, Sshd], through: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openssh, "PAUSES_SECONDS", (0.01,) * (TRIES - 1))
+    jump, host = servers
+    wanted = target(folder, host, jump=f"anyone@127.0.0.1:{jump.port}" if through else None)
+    known_hosts = trusted(folder, *servers)
+    dropping = jump if through else host
+
+    def both() -> Iterator[Callable[[], object]]:
+        yield lambda: ssh.connect(wanted, known_hosts).close()
+        yield lambda: ssh.patiently(lambda: trust.collect_keys(wanted))
+
+    for attempt in both():
+        dropping.drops = TRIES - 1
+        attempt()
+        assert dropping.drops == 0
+        dropping.drops = TRIES
+        with pytest.raises(ssh.Unreachable, match="sshd hung up before") as refused:
+            attempt()
+        assert dropping.drops == 0 and "MaxStartups" in refused.value.problem.fix
+
+
+def test_a_host_whose_sshd_says_nothing_is_asked_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openssh, "CONNECT_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(0)
+        silent_host = Target("h1", "127.0.0.1", silent.getsockname()[1], "me", str(user_key(folder)))
+        with pytest.raises(ssh.Unreachable, match="no SSH connection") as refused:
+            ssh.connect(silent_host, folder / "known_hosts")
+        assert "MaxStartups" not in refused.value.problem.fix
+        silent.accept()
+        with pytest.raises(BlockingIOError):
+            silent.accept()
+
+
 def test_a_few_logins_at_once_pass_through_a_jump_host(folder: Path, servers: tuple[Sshd, Sshd]) -> None:
     jump, host = servers
     behind = target(folder, host, jump=f"anyone@127.0.0.1:{jump.port}")
@@ -283,8 +322,9 @@ def test_paramiko_prints_no_traceback_of_its_own(tmp_path: Path) -> None:
     script = """
 import socket, threading, sys
 from pathlib import Path
-from launch.hosts import ssh
+from launch.hosts import openssh, ssh
 from launch.hosts.inventory import Target
+openssh.PAUSES_SECONDS = ()
 server = socket.create_server(("127.0.0.1", 0))
 def hang_up():
     while True:
