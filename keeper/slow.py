@@ -14,8 +14,9 @@ long as the others'; by how much that exceeds 1 and an ALLOWANCE is added up, ne
 Biometrika 41, 1954), and at ENOUGH the host is named. So twice as long is enough after three windows, half as long
 again after eight, and a pause of one rank (a garbage collection, a checkpoint, a command that somebody types there)
 never is: MOST bounds what one window counts. Evaluation and saving are no steps. The allowance is wider where steps
-were less even before. Machines that differ by nature are named, too, once: all others wait for the slowest, and unequal
-shares of the batch are the fix.
+were less even before. Less than LEAST_LONGER_SECONDS a step is the scheduler's and the caches' doing, and no slowness:
+so ranks differ whose steps take a millisecond. Machines that differ by nature are named, too, once: all others wait for
+the slowest, and unequal shares of the batch are the fix.
 
 Every keeper judges its own host, and its own ranks where the host as a whole is not slow.
 """
@@ -30,6 +31,7 @@ from typing import Deque, Dict, List, Mapping, Optional, Sequence, Tuple
 SETTLING_STEPS = 10  # of a rank are not looked at: memory is taken, caches fill
 LEAST_WINDOW_STEPS = 6  # of every rank, at least, are one window
 LEAST_WINDOW_SECONDS = 1.0  # that a window lasts, at least
+LEAST_LONGER_SECONDS = 0.002  # than the others' that a mean step must take, to count at all
 ALLOWANCE = 0.25  # beyond 1: so many times as long as the others a host may take
 MOST_ALLOWANCE = 0.45  # the same, however uneven the steps were before
 DEVIATIONS = 2.0  # of the windows before, for which the allowance must do
@@ -150,7 +152,9 @@ class _Judged:
 
     def add(self, own: Took, others: Took, named: bool) -> None:
         """Another window. named: whether it was said that this one is slow."""
-        times = own.seconds / others.seconds if others.seconds > 0 else 1.0
+        longer = own.seconds - others.seconds
+        counts = others.seconds > 0 and not 0 <= longer < LEAST_LONGER_SECONDS
+        times = own.seconds / others.seconds if counts else 1.0
         change = min(MOST, times - 1 - self.allowance)
         self.score = min(ENOUGH, max(0.0, self.score + (BACK * change if named and change < 0 else change)))
         self.windows = self.windows + 1 if self.score > 0 else 0

@@ -271,11 +271,14 @@ def slow_in_words(event: Words) -> str:
     at = "" if step is None else f" (step {step})"
     if event.get("over"):
         return f"{who} is no longer slow{at}"
-    took, others = (1000 * (number(event.get(name)) or 0.0) for name in ("seconds", "others_seconds"))
+    took, others = (_ms(number(event.get(name)) or 0.0) for name in ("seconds", "others_seconds"))
     why = f": {event['reason']}" if event.get("reason") else ""
-    return (
-        f"{who} is slow: its steps take {times:.1f} times as long as the others', {took:.0f} : {others:.0f} ms{at}{why}"
-    )
+    return f"{who} is slow: its steps take {times:.1f} times as long as the others', {took} : {others} ms{at}{why}"
+
+
+def _ms(seconds: float) -> str:
+    """Two digits at least."""
+    return f"{1000 * seconds:.0f}" if seconds >= 0.0095 else f"{1000 * seconds:.1f}"
 
 
 def describe_container(state: Words) -> str:

@@ -51,6 +51,8 @@ def compare(then: Path, now: Path) -> Compared:
     if not same:
         lines += [f"the same in both: {line}" for is_same, line in found if is_same]
         lines += [f"which can come of this: {reason}" for reason in reasons(*runs)]
+    if not runs[0].script and not _common_checkpoints(then, now):
+        lines.append("weights are not compared: the two runs have no checkpoint of the same step here")
     return Compared(same, lines)
 
 
@@ -76,10 +78,10 @@ def steps(then: Metrics, now: Metrics) -> Finding | None:
         if other := [f"{name} {old!r} then, {new!r} now" for name, old, new in pairs if old != new]:
             known = f", after {both.index(step)} that are the same" if step != both[0] else ""
             return False, f"the first step that differs is {step}{known}: {', '.join(other)}"
-    most = max(len(before), len(after))
-    return True, f"the loss of {_many(most, 'step')}" if len(
-        both
-    ) == most else f"the loss of {len(both)} steps, all of both"
+    parts = (
+        "" if len(before) == len(after) == len(both) else f" that both made, of {len(before)} then, {len(after)} now"
+    )
+    return True, f"the loss of {_many(len(both), 'step')}{parts}"
 
 
 def _by_step(run: Metrics) -> dict[int, tuple[float, ...]]:
@@ -97,17 +99,16 @@ def epochs(then: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) 
         if other := [f"{name} {old!r} then, {new!r} now" for name, old, new in pairs if old != new]:
             return False, f"the first epoch that differs is {epoch}: {', '.join(other)}"
     accuracy = number(after[both[-1]].get("test_accuracy")) if both else None
-    reached = f", {accuracy:.2%} at the end" if accuracy is not None else ""
+    reached = f", {accuracy:.2%} in the last of them" if accuracy is not None else ""
     return (True, f"losses and accuracy of {_many(len(both), 'epoch')}{reached}") if both else None
 
 
 def _checkpoints(then: Path, now: Path) -> Finding | None:
     """The tensors (weights, optimizer, averages) of the newest checkpoint of the same step that is here of both."""
-    before, after = ({path.name: path for path in (one / "checkpoints").glob("step-*.pt")} for one in (then, now))
-    both = sorted(before.keys() & after.keys(), key=lambda name: int("".join(filter(str.isdigit, name)) or 0))
+    both = _common_checkpoints(then, now)
     if not both:
         return None
-    old, new = tensors(before[both[-1]]), tensors(after[both[-1]])
+    old, new = (tensors(folder / "checkpoints" / both[-1]) for folder in (then, now))
     if old is None or new is None:
         return None
     differ = [name for name in old.keys() | new.keys() if old.get(name) != new.get(name)]
@@ -116,6 +117,12 @@ def _checkpoints(then: Path, now: Path) -> Finding | None:
         return False, f"{len(differ)} of {len(old.keys() | new.keys())} tensors {where} differ"
     whole = hashlib.sha256("".join(f"{name}{old[name]}" for name in sorted(old)).encode()).hexdigest()
     return True, f"all {len(old)} tensors {where}, SHA-256 {whole[:12]}"
+
+
+def _common_checkpoints(then: Path, now: Path) -> list[str]:
+    """The names of those that are here of both, by their steps."""
+    before, after = ({path.name for path in (one / "checkpoints").glob("step-*.pt")} for one in (then, now))
+    return sorted(before & after, key=lambda name: int("".join(filter(str.isdigit, name)) or 0))
 
 
 def tensors(path: Path) -> dict[str, str] | None:

@@ -136,6 +136,12 @@ def test_a_little_longer_is_not_slow_however_long_it_lasts() -> None:
     assert Course(THREE, lambda rank, step: 0.2 * (times if rank == 1 else 1.0)).take(2000).said == []
 
 
+@pytest.mark.parametrize(("longer", "named"), [(0.0019, []), (0.0021, ["h1"])])
+def test_steps_of_a_millisecond_differ_without_one_being_slow(longer: float, named: list[str]) -> None:
+    course = Course({0: "h1", 1: "h2"}, lambda rank, step: 0.001 + (longer if rank == 0 else 0.0)).take(10_000)
+    assert [host for _, host, _ in course.said] == named
+
+
 def test_uneven_steps_before_make_the_allowance_wider() -> None:
     """What is slow where steps were even is not where a host was a fifth faster or slower all the time."""
 

@@ -282,4 +282,6 @@ def test_a_slow_rank_is_named_with_its_host() -> None:
     assert outcome.slow_in_words(event) == (
         "rank 3 on h2 is slow: its steps take 1.5 times as long as the others', 300 : 200 ms"
     )
+    short = {**event, "seconds": 0.0061, "others_seconds": 0.0041}
+    assert "times as long as the others', 6.1 : 4.1 ms" in outcome.slow_in_words(short)
     assert outcome.slow_in_words({**event, "over": True, "step": 7}) == "rank 3 on h2 is no longer slow (step 7)"

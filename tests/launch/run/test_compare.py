@@ -49,7 +49,10 @@ def test_the_same_run_is_the_same_to_the_bit_however_long_it_took(tmp_path: Path
     (line,) = found.lines
     assert found.same is True
     assert line.startswith("the same as run a to the bit: the loss of 4 steps; losses and accuracy of 1 epoch")
-    assert "50.00% at the end; all 2 tensors of the checkpoint step-4.pt (weights and optimizer), SHA-256 " in line
+    assert (
+        "50.00% in the last of them; all 2 tensors of the checkpoint step-4.pt (weights and optimizer), SHA-256 "
+        in line
+    )
 
 
 def test_the_first_step_that_differs_is_named_with_both_losses(tmp_path: Path) -> None:
@@ -75,8 +78,10 @@ def test_what_differs_besides_the_steps_is_named(other: dict[str, Any], said: st
 
 def test_a_run_that_ended_early_is_compared_as_far_as_it_went(tmp_path: Path) -> None:
     found = compare.compare(left(tmp_path / "a", LOSSES), left(tmp_path / "b", LOSSES[:3]))
-    assert found.same is True and "the loss of 3 steps, all of both; " in found.lines[0]
-    assert "tensors" not in found.lines[0]  # there is no checkpoint of the same step
+    assert (
+        found.same is True and f"the loss of 3 steps that both made, of {len(LOSSES)} then, 3 now; " in found.lines[0]
+    )
+    assert "tensors" not in found.lines[0] and "weights are not compared: the two runs have no" in found.lines[1]
 
 
 def test_known_reasons_for_a_difference_are_said(tmp_path: Path) -> None:
