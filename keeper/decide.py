@@ -15,6 +15,7 @@ Times are seconds of this host's monotonic clock; what other hosts say of time c
 
 from __future__ import annotations
 
+import math
 import signal
 from dataclasses import dataclass, field, replace
 from typing import Any, Dict, List, Sequence
@@ -297,8 +298,9 @@ def waited_for(state: State, now: float) -> str:
     if state.status in ("starting", "running") and silent:
         return "the first word of " + ", ".join(sorted(silent))
     if state.status == "ending":
-        left = "" if state.kill_at is None else f"; they are killed in {max(0.0, state.kill_at - now):.0f} s"
-        return f"the ranks of {state.me} to end{left}"
+        left = math.inf if state.kill_at is None else state.kill_at - now
+        killed = f"; they are killed in {left:.0f} s" if 0.5 < left < math.inf else ""
+        return f"the ranks of {state.me} to end{killed}"
     if state.status != "ended" and not state.done:
         return ""
     others = [host for host, peer in state.peers.items() if not (peer.done or peer.lost)]

@@ -308,6 +308,12 @@ def number(value: Any) -> float | None:
     return value if is_one and abs(value) <= sys.float_info.max else None
 
 
+def after_restarts(restarts: Any) -> str:
+    """What stands behind a run's status: " after 2 restarts"; nothing without one. restarts: a summary's, as read."""
+    count = number(restarts) or 0
+    return f" after {count:.0f} restart{'s' if count > 1 else ''}" if count > 0 else ""
+
+
 def summary(
     run: str,
     nodes: int,

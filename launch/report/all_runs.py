@@ -43,6 +43,7 @@ COLUMNS = (
     Column("accuracy", True),
     Column("images/s", True),
     Column("duration", True),
+    Column("restarts", True),
     Column("owner"),
     Column("reason"),
 )
@@ -77,6 +78,7 @@ def row(run: Run) -> list[Cell]:
         _number(figures["test_accuracy"], "{:.2%}"),
         _number(figures["images_per_second"], "{:.0f}"),
         Cell(duration(run.seconds) if run.seconds else "", "" if run.seconds is None else run.seconds, is_number=True),
+        _number(number(run.summary.get("restarts")) or None, "{:.0f}"),
         Cell(str(run.plan.get("owner") or ("this machine" if run.is_local else ""))),
         Cell(run_page.failure_of(run)),
     ]

@@ -222,7 +222,7 @@ def checkpoint_times(run: Run) -> dict[int, float]:
 
 def _checkpoint_in_words(run: Run, step: int) -> str:
     kept = next((one for one in run.checkpoints if one["step"] == step), None)
-    taken = size(number(kept.get("bytes")) or 0) if kept else "not kept"
+    taken = size(number(kept.get("bytes")) or 0) if kept else "no longer kept"
     return f"checkpoint of step {step}, {taken}"
 
 

@@ -101,7 +101,6 @@ def close(plan: Plan, summary: Mapping[str, Any], say: Callable[[str], None]) ->
         say(f"run {plan.run} FAILED: {failure}")
     else:
         why = f": {summary['reason']}" if summary["reason"] else ""
-        restarts = summary.get("restarts")
-        again = f" after {restarts} restart{'s' if restarts > 1 else ''}" if restarts else ""
+        again = outcome.after_restarts(summary.get("restarts"))
         missing = f"; not gathered yet: {', '.join(summary['missing_hosts'])}"
         say(f"run {plan.run} {summary['status']}{again}{why}{missing if summary['missing_hosts'] else ''}")

@@ -16,7 +16,7 @@ from rich.table import Table
 from launch.cli import units
 from launch.cli.make_variables import name_inventory
 from launch.files import read_json, runs_dir
-from launch.job.outcome import Failure, number
+from launch.job.outcome import Failure, after_restarts, number
 from launch.run import ask_hosts
 from launch.run.find import goes_on
 from launch.run.progress import position
@@ -50,7 +50,8 @@ def status(path: Path, console: Console) -> int:
     answered = sum(isinstance(answer, dict) for answer in answers.values())
     share = f"{answered} of {len(known.targets)}"
     nothing = f"Nothing runs on the hosts that answered ({share}), and all that they had is gathered."
-    console.print(table if table.row_count else nothing)
+    unknown = f"No host answered ({share}): what runs there is not known."
+    console.print(table if table.row_count else nothing if answered else unknown)
     for line in waiting(answers):
         console.print(line, highlight=False, markup=False)
     _show_gathered(console)
@@ -130,9 +131,10 @@ def _show_gathered(console: Console) -> None:
         accuracy, rate = number(known.get("test_accuracy")), number(known.get("images_per_second"))
         missing = known.get("missing_hosts")
         left = f"; not gathered: {', '.join(map(str, missing))}" if missing and isinstance(missing, list) else ""
+        again = after_restarts(known.get("restarts"))
         table.add_row(
             file.parent.name,
-            escape(f"{known.get('status', '?')}{left}"),
+            escape(f"{known.get('status', '?')}{again}{left}"),
             escape(str(known.get("world_size", "?"))),
             "" if accuracy is None else f"{accuracy:.2%}",
             "" if rate is None else f"{rate:.0f}",

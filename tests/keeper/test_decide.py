@@ -169,6 +169,13 @@ def test_a_host_whose_ranks_have_ended_says_for_whom_it_waits() -> None:
     assert d.waited_for(state, 6.0) == "the ranks of h2" and state.status == "running"
 
 
+def test_ranks_that_are_being_killed_are_not_said_to_be_killed_in_0_s() -> None:
+    state, _ = d.decide(keeper("h2"), d.StopAsked(2.0, "Ctrl-C", 6.0))
+    state, _ = d.decide(state, d.Tick(2.1))
+    assert d.waited_for(state, 2.0) == f"the ranks of {state.me} to end; they are killed in 6 s"
+    assert {d.waited_for(state, now) for now in (7.6, 8.0, 9.0)} == {f"the ranks of {state.me} to end"}
+
+
 def test_a_keeper_whose_host_answers_but_listens_no_more_is_gone_soon() -> None:
     state, _ = d.decide(keeper("h2"), d.Refused(2.0, "h2"))
     state, _ = d.decide(state, d.Tick(2.0 + d.REFUSED_SECONDS + 0.1))

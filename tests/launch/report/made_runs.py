@@ -94,7 +94,7 @@ def restarted(folder: Path) -> Path:
     shutil.copytree(RESTARTED_HOSTS, folder)
     made = write_plan(folder, 1, 1, 1, created=began(RESTARTED_HOSTS), max_restarts=3)
     attempts = files.read_json(folder / "logs" / "h1" / "exit.json")["attempts"]
-    write_summary(folder, made, Verdict("succeeded", attempts=attempts), ["h2"])
+    write_summary(folder, made, Verdict("succeeded", attempts=attempts, restarts=1), ["h2"])
     return folder
 
 

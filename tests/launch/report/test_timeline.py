@@ -31,7 +31,7 @@ def test_the_real_run_has_its_epochs_checkpoints_and_hosts(runs: Path) -> None:
     assert len(epochs) == 3 and epochs[2].startswith("epoch 3, test accuracy 9")
     assert [what for _, _, what in spans(made, "h2")] == ["starting", "running", "starting"]  # it waits for h1's ranks
     said = [mark.what for mark in made.marks if mark.kind == "checkpoint"]
-    assert said[0] == "checkpoint of step 12, not kept" and said[-1].startswith("checkpoint of step 36, 12")
+    assert said[0] == "checkpoint of step 12, no longer kept" and said[-1].startswith("checkpoint of step 36, 12")
     assert made.seconds == pytest.approx(26.6, abs=0.1)
 
 

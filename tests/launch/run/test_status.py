@@ -75,6 +75,27 @@ def test_status_names_a_silent_host(hosts: dict[str, Host], capsys: pytest.Captu
     assert "some-run" in out and named(err)
 
 
+def test_status_says_nothing_of_the_runs_where_no_host_answered(
+    hosts: dict[str, Host], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for host in hosts.values():
+        lose(host)
+    assert status.status(INVENTORY, console()) == exits.UNREACHABLE
+    out = capsys.readouterr().out
+    assert "No host answered (0 of 2): what runs there is not known." in out and "Nothing runs" not in out
+
+
+def test_status_says_how_often_a_run_was_restarted(hosts: dict[str, Host], capsys: pytest.CaptureFixture[str]) -> None:
+    has(hosts["h1"])
+    has(hosts["h2"])
+    for run, restarts in (("a-run", 1), ("b-run", 2), ("c-run", 0)):
+        known = {"status": "succeeded", "restarts": restarts, "missing_hosts": ["h2"]}
+        files.write_json(files.runs_dir() / run / "summary.json", known)
+    assert status.status(INVENTORY, console()) == exits.SUCCEEDED
+    out = capsys.readouterr().out
+    assert "succeeded after 1 restart; not" in out and "after 2 restarts; not" in out and "succeeded; not" in out
+
+
 def test_status_names_a_host_from_which_nothing_was_gathered(
     hosts: dict[str, Host], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,7 +120,7 @@ def test_status_shows_a_reason_as_it_is(hosts: dict[str, Host], capsys: pytest.C
 def test_status_survives_whatever_a_summary_holds(
     value: Any, hosts: dict[str, Host], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    names = ("run", "status", "world_size", "test_accuracy", "images_per_second", "reason", "missing_hosts")
+    names = ("run", "status", "restarts", "world_size", "test_accuracy", "images_per_second", "reason", "missing_hosts")
     for name in names:
         files.write_json(files.runs_dir() / f"with-{name}" / "summary.json", {"test_accuracy": 0.5, name: value})
     files.write_json(files.runs_dir() / "with-all" / "summary.json", dict.fromkeys(names, value))
