@@ -19,8 +19,10 @@ from tests.launch.samples import cluster, facts, nic
 
 @pytest.fixture
 def deployed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An inventory with a fresh cluster map, in an empty folder."""
+    """An inventory with a fresh cluster map, in an empty folder that stands for the project."""
     monkeypatch.chdir(tmp_path)
+    for module in (files, clustermap, inventory):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
     path = Path("inventory/lab")
     path.mkdir(parents=True)
     (path / "hosts.yml").write_text("all: {hosts: {h1: {ansible_host: 192.0.2.1}}}\n")
@@ -38,12 +40,8 @@ def test_missing_map(deployed: Path) -> None:
         clustermap.read(deployed)
 
 
-def test_who_has_deployed_another_inventory_is_shown_its_name(
-    deployed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files, "ROOT", tmp_path)
-    monkeypatch.setattr(clustermap, "ROOT", tmp_path)
-    clustermap.write(tmp_path / "build" / "lab" / "cluster.json", replace(cluster(1), inventory="inventory/lab"))
+def test_who_has_deployed_another_inventory_is_shown_its_name(deployed: Path) -> None:
+    assert clustermap.path_of(deployed) == files.ROOT / "build" / "lab" / "cluster.json"
     Path("inventory/hosts.yml").write_text("all: {hosts: {h1: {ansible_host: 192.0.2.1}}}\n")
     with pytest.raises(Refusal, match="or name one that is deployed: INVENTORY=inventory/lab"):
         clustermap.read(Path("inventory/hosts.yml"))
