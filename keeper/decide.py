@@ -15,7 +15,6 @@ Times are seconds of this host's monotonic clock; what other hosts say of time c
 
 from __future__ import annotations
 
-import math
 import signal
 from dataclasses import dataclass, field, replace
 from typing import Any, Dict, List, Sequence
@@ -298,8 +297,8 @@ def waited_for(state: State, now: float) -> str:
     if state.status in ("starting", "running") and silent:
         return "the first word of " + ", ".join(sorted(silent))
     if state.status == "ending":
-        left = math.inf if state.kill_at is None else state.kill_at - now
-        killed = f"; they are killed in {left:.0f} s" if 0.5 < left < math.inf else ""
+        left = 0.0 if state.kill_at is None else state.kill_at - now
+        killed = f"; they are killed in {left:.0f} s" if left > 0.5 else ""
         return f"the ranks of {state.me} to end{killed}"
     if state.status != "ended" and not state.done:
         return ""

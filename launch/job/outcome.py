@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from keeper.decide import CONTAINER_ENDED
-from launch.cli import exits
+from launch.cli import exits, units
 
 Words = Mapping[str, Any]
 
@@ -271,14 +271,9 @@ def slow_in_words(event: Words) -> str:
     at = "" if step is None else f" (step {step})"
     if event.get("over"):
         return f"{who} is no longer slow{at}"
-    took, others = (_ms(number(event.get(name)) or 0.0) for name in ("seconds", "others_seconds"))
+    took, others = (units.number(1000 * (number(event.get(name)) or 0.0)) for name in ("seconds", "others_seconds"))
     why = f": {event['reason']}" if event.get("reason") else ""
     return f"{who} is slow: its steps take {times:.1f} times as long as the others', {took} : {others} ms{at}{why}"
-
-
-def _ms(seconds: float) -> str:
-    """Two digits at least."""
-    return f"{1000 * seconds:.0f}" if seconds >= 0.0095 else f"{1000 * seconds:.1f}"
 
 
 def describe_container(state: Words) -> str:

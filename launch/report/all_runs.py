@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.files import runs_dir
-from launch.job.outcome import number
+from launch.job.outcome import after_restarts, number
 from launch.page import render
 from launch.report import documents, run_page
 from launch.report.documents import Run
@@ -43,7 +43,6 @@ COLUMNS = (
     Column("accuracy", True),
     Column("images/s", True),
     Column("duration", True),
-    Column("restarts", True),
     Column("owner"),
     Column("reason"),
 )
@@ -78,9 +77,8 @@ def row(run: Run) -> list[Cell]:
         _number(figures["test_accuracy"], "{:.2%}"),
         _number(figures["images_per_second"], "{:.0f}"),
         Cell(duration(run.seconds) if run.seconds else "", "" if run.seconds is None else run.seconds, is_number=True),
-        _number(number(run.summary.get("restarts")) or None, "{:.0f}"),
         Cell(str(run.plan.get("owner") or ("this machine" if run.is_local else ""))),
-        Cell(run_page.failure_of(run)),
+        Cell(f"{run_page.failure_of(run)}{after_restarts(run.summary.get('restarts'))}".strip()),
     ]
 
 

@@ -43,20 +43,18 @@ def compare(then: Path, now: Path) -> Compared:
         return Compared(None, [f"run {then.name} is not here any more: the results are not compared"])
     runs = [documents.read(folder) for folder in (then, now)]
     found = _files(then, now) if runs[0].script else _trained(*runs)
-    if not found:
+    if all(is_same is None for is_same, _ in found):
         return Compared(None, [f"nothing is there by which this run could be compared with run {then.name}"])
-    same = all(is_same for is_same, _ in found)
+    same = all(is_same is not False for is_same, _ in found)
     head = f"the same as run {then.name} to the bit" if same else f"not the same as run {then.name}"
     lines = [f"{head}: {'; '.join(line for is_same, line in found if is_same == same)}"]
     if not same:
         lines += [f"the same in both: {line}" for is_same, line in found if is_same]
         lines += [f"which can come of this: {reason}" for reason in reasons(*runs)]
-    if not runs[0].script and not _common_checkpoints(then, now):
-        lines.append("weights are not compared: the two runs have no checkpoint of the same step here")
-    return Compared(same, lines)
+    return Compared(same, lines + [line for is_same, line in found if is_same is None])
 
 
-Finding = tuple[bool, str]  # whether a part is the same, and what is said of it
+Finding = tuple[bool | None, str]  # whether a part is the same (None: not compared), and what is said of it
 
 
 def _trained(then: Run, now: Run) -> list[Finding]:
@@ -64,7 +62,7 @@ def _trained(then: Run, now: Run) -> list[Finding]:
     found: list[Finding | None] = []
     if then.metrics and now.metrics:
         found += [steps(then.metrics, now.metrics), epochs(then.metrics.epochs, now.metrics.epochs)]
-    return [one for one in [*found, _checkpoints(then.folder, now.folder)] if one]
+    return [*(one for one in found if one), _checkpoints(then.folder, now.folder)]
 
 
 def steps(then: Metrics, now: Metrics) -> Finding | None:
@@ -103,26 +101,21 @@ def epochs(then: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) 
     return (True, f"losses and accuracy of {_many(len(both), 'epoch')}{reached}") if both else None
 
 
-def _checkpoints(then: Path, now: Path) -> Finding | None:
+def _checkpoints(then: Path, now: Path) -> Finding:
     """The tensors (weights, optimizer, averages) of the newest checkpoint of the same step that is here of both."""
-    both = _common_checkpoints(then, now)
-    if not both:
-        return None
-    old, new = (tensors(folder / "checkpoints" / both[-1]) for folder in (then, now))
+    before, after = ({path.name for path in (one / "checkpoints").glob("step-*.pt")} for one in (then, now))
+    if not before & after:
+        return None, "weights are not compared: the two runs have no checkpoint of the same step here"
+    newest = max(before & after, key=lambda name: int("".join(filter(str.isdigit, name)) or 0))
+    old, new = (tensors(one / "checkpoints" / newest) for one in (then, now))
     if old is None or new is None:
-        return None
+        return None, f"weights are not compared: {newest} of run {(now if old else then).name} cannot be read"
     differ = [name for name in old.keys() | new.keys() if old.get(name) != new.get(name)]
-    where = f"of the checkpoint {both[-1]} (weights and optimizer)"
+    where = f"of the checkpoint {newest} (weights and optimizer)"
     if differ:
         return False, f"{len(differ)} of {len(old.keys() | new.keys())} tensors {where} differ"
     whole = hashlib.sha256("".join(f"{name}{old[name]}" for name in sorted(old)).encode()).hexdigest()
     return True, f"all {len(old)} tensors {where}, SHA-256 {whole[:12]}"
-
-
-def _common_checkpoints(then: Path, now: Path) -> list[str]:
-    """The names of those that are here of both, by their steps."""
-    before, after = ({path.name for path in (one / "checkpoints").glob("step-*.pt")} for one in (then, now))
-    return sorted(before & after, key=lambda name: int("".join(filter(str.isdigit, name)) or 0))
 
 
 def tensors(path: Path) -> dict[str, str] | None:
@@ -153,7 +146,7 @@ def _files(then: Path, now: Path) -> list[Finding]:
         return []
     differ = [name for name in everything if before.get(name) != after.get(name)]
     same = len(everything) - len(differ)
-    equal = [(True, f"{_many(same, 'file')} that the script wrote")] if same else []
+    equal: list[Finding] = [(True, f"{_many(same, 'file')} that the script wrote")] if same else []
     if not differ:
         return equal
     named = ", ".join(differ[:NAMED_FILES]) + (f" and {len(differ) - NAMED_FILES} more" if differ[NAMED_FILES:] else "")

@@ -50,8 +50,9 @@ def status(path: Path, console: Console) -> int:
     answered = sum(isinstance(answer, dict) for answer in answers.values())
     share = f"{answered} of {len(known.targets)}"
     nothing = f"Nothing runs on the hosts that answered ({share}), and all that they had is gathered."
-    unknown = f"No host answered ({share}): what runs there is not known."
-    console.print(table if table.row_count else nothing if answered else unknown)
+    if not answered:
+        nothing = f"No host answered ({share}): what runs there is not known."
+    console.print(table if table.row_count else nothing)
     for line in waiting(answers):
         console.print(line, highlight=False, markup=False)
     _show_gathered(console)

@@ -74,6 +74,13 @@ def test_a_page_follows_the_screen_when_it_is_turned(chromium: Chromium, pages: 
     assert chromium.run("return document.documentElement.scrollWidth") <= 400
 
 
+def test_the_list_of_runs_is_seen_whole_on_a_wide_screen(chromium: Chromium, pages: dict[str, Path]) -> None:
+    chromium.open(pages["runs"], 1280)
+    box = "document.querySelector('.scroll')"
+    width, room = chromium.run(f"return [{box}.scrollWidth, {box}.clientWidth]")
+    assert width <= room
+
+
 def test_the_list_of_runs_is_sorted_by_a_click_both_ways(chromium: Chromium, pages: dict[str, Path]) -> None:
     chromium.open(pages["runs"])
 

@@ -121,4 +121,5 @@ def test_what_is_no_checkpoint_is_not_compared(tmp_path: Path) -> None:
     (other / "checkpoints" / "step-4.pt").write_bytes(b"no archive")
     found = compare.compare(one, other)
     assert found.same is True and "tensors" not in found.lines[0]
+    assert found.lines[1:] == ["weights are not compared: step-4.pt of run b cannot be read"]
     assert compare.tensors(tmp_path / "absent.pt") is None
