@@ -67,7 +67,7 @@ SURVIVING = {**TRAINER, "ARGS": f"{TRAINER['ARGS']} --checkpoint-every 20", "MAX
 #: Of slow hosts: two equal ones, each on a core of its own of which it gets EVEN_CPUS, so that both get that also while
 #: others use the machine: the kernel shares a core out evenly. Then one of them gets half.
 EVEN = {**TRAINER, "ARGS": "--epochs 1000 --batch-size 32 --model shufflenet_v2_x0_5 --checkpoint-every 50"}
-EVEN_CPUS = 0.4
+EVEN_CPUS = 0.4  # a rank, in cores
 HEALTHY_STEPS = 300
 SAID_SECONDS = 240.0
 NAMED_STEPS = 50  # the bar
@@ -356,16 +356,19 @@ def measure_slow(lab: str, host: str, job: Mapping[str, object] = EVEN) -> Slowe
     is over. host: "" for none: then the run takes HEALTHY_STEPS. Raises SystemExit if it does not come so far."""
     run, problems = Run(lab, job, 2), []
     try:
-        for name in run.hosts:
+        cpus = {one["host"]: EVEN_CPUS * len(one["ranks"]) for one in run.plan["hosts"]}
+        for name in cpus:
             run.undo.callback(give_time, run, name, None)
-            give_time(run, name, EVEN_CPUS)
+            give_time(run, name, cpus[name])
         wanted = KNOWN_STEPS if host else HEALTHY_STEPS
         run.wait_for(
             lambda: run.ranks_of("h1") and run.ranks_of("h1")[0].get("step", 0) > wanted, "steps", SAID_SECONDS
         )
+        if host:  # one that is named already would not be named again
+            run.wait_for(lambda: not is_named(run, host), "end of a slowness without cause", SAID_SECONDS)
         at, clock = time.monotonic(), time.time() - time.monotonic()
         if host:
-            give_time(run, host, EVEN_CPUS / 2)
+            give_time(run, host, cpus[host] / 2)
             with contextlib.suppress(SystemExit):
                 run.wait_for(lambda: said(run, at, SLOW.format(host)), "name", SAID_SECONDS)
                 give_time(run, host, None)
@@ -389,6 +392,11 @@ def measure_slow(lab: str, host: str, job: Mapping[str, object] = EVEN) -> Slowe
     if problems or left:
         problems.append(f"output:\n{run.output}")
     return Slowed(steps, None if when is None else when - at, line, false, len(times), left, problems)
+
+
+def is_named(run: Run, host: str) -> bool:
+    """Whether a host is slow by what the control machine said last of it."""
+    return len(said(run, 0.0, SLOW.format(host))) > len(said(run, 0.0, OVER.format(host)))
 
 
 def said(run: Run, since: float, pattern: str) -> list[tuple[float, str]]:
