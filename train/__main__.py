@@ -16,7 +16,8 @@ STARTED: float = globals().get("STARTED") or time.monotonic()  # a forked rank k
 INTERRUPTED = "train: interrupted before the first step: nothing was trained"
 
 # Only what reads the command line is imported here; torch, which takes a second, after that.
-from train.settings import EXIT_REFUSED, Settings, SettingsError, parse, problems, refuse, unknown_model  # noqa: E402
+from train import own_parts  # noqa: E402
+from train.settings import EXIT_REFUSED, Settings, SettingsError, parse, problems, refuse  # noqa: E402
 
 
 def main() -> int:
@@ -34,8 +35,7 @@ def main() -> int:
     settings, complaint = Settings(), ""
     try:
         settings = parse(arguments[only_check:])
-        models = unknown_model(settings.model) if only_check else []
-        complaint = "; ".join([*problems(settings, settings.spawn or world_size), *models])
+        complaint = "; ".join([*problems(settings, settings.spawn or world_size), *own_parts.problems(settings)])
     except SettingsError as error:
         complaint = str(error)
     if complaint and (only_check or world_size == 1):

@@ -1,13 +1,14 @@
 """Accuracy and loss over the held-out part: every sample exactly once, for any number of ranks."""
 
+import math
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional
 
 from train.datasets.loader import Loader
+from train.losses import Loss, per_sample, right
 from train.model.precision import Precision
 from train.order import Cut, evaluation_passes
 from train.start.group import Place
@@ -17,12 +18,17 @@ from train.start.muster_run import tell
 @dataclass(frozen=True)
 class Score:
     samples: int
-    correct: int
+    correct: float | None  # None: there is no accuracy of such outputs and targets (see train.losses.right)
     loss: float  # mean
 
     @property
-    def accuracy(self) -> float:
-        return self.correct / self.samples
+    def accuracy(self) -> float | None:
+        return None if self.correct is None else self.correct / self.samples
+
+    @property
+    def metric(self) -> float:
+        """The higher the better: the accuracy; where there is none, the loss with its sign changed."""
+        return -self.loss if self.accuracy is None else self.accuracy
 
 
 def sum_over_ranks(values: Tensor) -> list[float]:
@@ -41,6 +47,7 @@ def evaluate(
     cut: Cut,
     place: Place,
     precision: Precision,
+    loss: Loss = per_sample,
 ) -> Score:
     """`network` is the bare module, not DDP's wrapper; `batch_size` counts the samples of one rank.
 
@@ -51,14 +58,15 @@ def evaluate(
     passes = list(evaluation_passes(samples, batch_size, cut, place.rank))
     sums = torch.zeros(2, dtype=torch.float64, device=precision.device)
     batches = loader.held_out(piece.indices for piece in passes)
-    for number, (piece, (images, labels)) in enumerate(zip(passes, batches, strict=True)):
+    for number, (piece, (inputs, targets)) in enumerate(zip(passes, batches, strict=True)):
         tell("evaluating", number, len(passes))
         with precision.autocast():
-            outputs = network(images)
-        outputs, labels = outputs[: piece.count].float(), labels[: piece.count]
-        sums[0] += (outputs.argmax(1) == labels).sum()
-        sums[1] += functional.cross_entropy(outputs, labels, reduction="sum").double()
+            outputs = network(inputs)
+            losses = loss(outputs, targets)
+        answers = right(outputs, targets)
+        sums[0] += math.nan if answers is None else answers[: piece.count].double().sum()
+        sums[1] += losses[: piece.count].double().sum()
     tell("evaluating", len(passes), len(passes))
     network.train(was_training)
-    correct, loss = sum_over_ranks(sums)
-    return Score(samples, int(correct), loss / samples)
+    correct, total = sum_over_ranks(sums)
+    return Score(samples, None if math.isnan(correct) else correct, total / samples)

@@ -1,53 +1,123 @@
-"""Losses of single samples; mixup and CutMix as functions of (seed, step) and the place in the global batch."""
+"""Losses of single samples, and which answers are right; mixup and CutMix as functions of (seed, step) and the place in
+the global batch.
+"""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils._pytree import tree_leaves
 
+from train import own_parts
+from train.names import is_own
 from train.order import random_words, uniform
+from train.settings import Settings
+
+Loss = Callable[[Any, Any], Tensor]  # (outputs, targets) -> a loss for each sample, [n]
 
 # Weights of the auxiliary heads' losses, by the field of torchvision's named tuples: GoogLeNet's (Szegedy et al. 2014,
-# 5) and what is usual for Inception v3.
-AUXILIARY = {"aux_logits1": 0.3, "aux_logits2": 0.3, "aux_logits": 0.4}
+# 5) and what is usual for Inception v3; by the key in its segmentation models' dicts as in torchvision's references.
+AUXILIARY = {"aux_logits1": 0.3, "aux_logits2": 0.3, "aux_logits": 0.4, "aux": 0.5}
+NOT_COUNTED = -100  # a pixel of this class: cross entropy's own default
 # First coordinate of the random numbers here: apart from order's (seed, epoch, ...) and dropout's (seed, step, rank).
 STREAM = 0x6D69785F00000000
 CHOICE, LAM, ROW, COLUMN = range(4)
 GRID = 2.0**-20
 
 
-def logits(outputs: Any) -> Tensor:
-    """[n, classes]: the model's answer, without the auxiliary heads that GoogLeNet and Inception have in training."""
-    answer: Tensor = outputs.logits if hasattr(outputs, "logits") else outputs
-    return answer
+def logits(outputs: Any) -> Any:
+    """The model's answer, without the auxiliary heads that torchvision's models have in training: GoogLeNet and
+    Inception return it as `logits`, those for segmentation as `out`. Of other models all that they return.
+    """
+    if isinstance(outputs, dict):
+        return outputs.get("out", outputs)
+    return getattr(outputs, "logits", outputs)
 
 
-def per_sample(outputs: Any, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+def make(settings: Settings, smoothing: bool = True) -> Loss:
+    """The loss of `settings`; smoothing: with its label smoothing, as in training. Raises SettingsError."""
+    if is_own(settings.loss):
+        return partial(checked, settings.loss, own_parts.load("--loss", settings.loss))
+    return partial(per_sample, smoothing=settings.label_smoothing if smoothing else 0.0)
+
+
+class LossError(Exception):
+    """A loss that is not one value for each sample; the message says what came instead."""
+
+
+def checked(name: str, loss: Loss, outputs: Any, targets: Any) -> Tensor:
+    """The losses of the user's own function. Raises LossError unless they are [n], for n samples."""
+    losses, count = loss(outputs, targets), len(tree_leaves(targets)[0])
+    if isinstance(losses, Tensor) and losses.shape == (count,) and losses.dtype.is_floating_point:
+        return losses
+    is_tensor = isinstance(losses, Tensor)
+    got = f"{losses.dtype} {list(losses.shape)}" if is_tensor else f"a {type(losses).__name__}"
+    why = ""
+    if is_tensor and losses.ndim == 0:
+        why = (
+            ". One value of the whole batch would weight samples wrongly where ranks have different shares of it, and "
+            'where a batch is short or padded: use reduction="none", and a mean over what belongs to one sample'
+        )
+    raise LossError(f"it returned {got} for {count} samples, and [{count}] is needed, one loss for each sample{why}")
+
+
+def per_sample(outputs: Any, targets: Tensor, smoothing: float = 0.0) -> Tensor:
     """Cross entropy of each sample, float32 [n], also under autocast; auxiliary heads count with AUXILIARY's weights.
 
-    outputs: [n, classes], or torchvision's GoogLeNetOutputs or InceptionOutputs. labels: int64 [n]. smoothing: the part
-    of a label's weight that goes to all classes alike. Raises TypeError for other outputs.
+    outputs: [n, classes] or, for class numbers of pixels, [n, classes, ...]; or torchvision's GoogLeNetOutputs,
+    InceptionOutputs, or dict of a model for segmentation. targets: whole numbers, [n] or [n, ...]; of pixels a sample's
+    loss is the mean, without those of class NOT_COUNTED. smoothing: the part of a label's weight that goes to all
+    classes alike. Raises TypeError for other outputs.
     """
     if isinstance(outputs, Tensor):
-        return functional.cross_entropy(outputs.float(), labels, reduction="none", label_smoothing=smoothing)
-    if not hasattr(outputs, "logits"):
+        targets = targets if targets.dtype.is_floating_point else targets.long()
+        losses = functional.cross_entropy(outputs.float(), targets, reduction="none", label_smoothing=smoothing)
+        return losses if losses.ndim < 2 else mean_of_pixels(losses, targets)
+    answer = logits(outputs)
+    if not isinstance(answer, Tensor):
         raise TypeError(f"the model returned {type(outputs).__name__}; a classifier returns logits, [n, classes]")
-    loss = per_sample(outputs.logits, labels, smoothing)
+    loss = per_sample(answer, targets, smoothing)
     for name, weight in AUXILIARY.items():
-        head = getattr(outputs, name, None)
+        head = outputs.get(name) if isinstance(outputs, dict) else getattr(outputs, name, None)
         if head is not None:
-            loss = loss + weight * per_sample(head, labels, smoothing)
+            loss = loss + weight * per_sample(head, targets, smoothing)
     return loss
 
 
-def mixed(outputs: Any, labels: Tensor, partners: Tensor, lam: float, smoothing: float = 0.0) -> Tensor:
-    """Losses of mixed samples, float32 [n]: `lam` of the own label's, 1 - lam of the partner's."""
+def mean_of_pixels(values: Tensor, targets: Tensor) -> Tensor:
+    """Of values [n, ...] the mean of each sample, [n], over the pixels that count."""
+    counted = (targets != NOT_COUNTED).flatten(1)
+    return (values.flatten(1) * counted).sum(1) / counted.sum(1).clamp(min=1)
+
+
+def right(outputs: Any, targets: Any) -> Tensor | None:
+    """Which samples are answered right, bool [n], for outputs [n, classes] and whole numbers [n]; for those of pixels,
+    [n, classes, ...] and [n, ...], the part of a sample's pixels that are, float32 [n]. None where there is no such
+    thing: regression, structures of the user's own. outputs: as the model returned them.
+    """
+    outputs = logits(outputs)
+    if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)) or not is_class_number(targets):
+        return None
+    if outputs.ndim < 2 or outputs.shape[1] < 2 or targets.shape != (outputs.shape[0], *outputs.shape[2:]):
+        return None
+    equal = outputs.argmax(1) == targets
+    return equal if equal.ndim == 1 else mean_of_pixels(equal.float(), targets)
+
+
+def is_class_number(targets: Tensor) -> bool:
+    return not (targets.dtype.is_floating_point or targets.dtype.is_complex or targets.dtype == torch.bool)
+
+
+def mixed(outputs: Any, labels: Tensor, partners: Tensor, lam: float, loss: Loss = per_sample) -> Tensor:
+    """Losses of mixed samples, [n]: `lam` of the own label's, 1 - lam of the partner's."""
     if lam == 1.0:
-        return per_sample(outputs, labels, smoothing)
-    return lam * per_sample(outputs, labels, smoothing) + (1 - lam) * per_sample(outputs, partners, smoothing)
+        return loss(outputs, labels)
+    return lam * loss(outputs, labels) + (1 - lam) * loss(outputs, partners)
 
 
 def beta(alpha: float, key: int) -> float:

@@ -13,21 +13,34 @@ from train.settings import Settings
 Group = dict[str, Any]
 
 
-def make_groups(network: nn.Module, weight_decay: float) -> list[Group]:
-    """Two groups for an optimizer, in the network's order: decayed weights, then norms and biases, undecayed.
+def make_groups(
+    network: nn.Module, weight_decay: float, head: str | None = None, head_factor: float = 1.0
+) -> list[Group]:
+    """Two groups for an optimizer, in the network's order: decayed weights, then norms and biases, undecayed; without
+    frozen parameters. head: the layer whose parameters get two groups of their own, with `head_factor` times the
+    learning rate of the others (Schedule.set).
 
     What has at most one dimension is a norm or a bias: pulling a scale to zero does not simplify a network (He et
     al. 2018, 3.1). `param_names` is torch's own key: checkpoints and reports name the parameters
     by it. Call it on the bare network (plain names), with `fsdp` after wrapping (other parameters).
     """
-    named = list(network.named_parameters())
-    decayed = [(name, parameter) for name, parameter in named if parameter.ndim > 1]
-    undecayed = [(name, parameter) for name, parameter in named if parameter.ndim <= 1]
+    named = [(name, parameter) for name, parameter in network.named_parameters() if parameter.requires_grad]
+    in_head = [(name, parameter) for name, parameter in named if head == name.rpartition(".")[0]]
+    others = [(name, parameter) for name, parameter in named if head != name.rpartition(".")[0]]
+    parts = [*by_decay(others, weight_decay, {}), *by_decay(in_head, weight_decay, {"lr_factor": head_factor})]
     return [
-        {"params": [p for _, p in part], "param_names": [name for name, _ in part], "weight_decay": decay}
-        for part, decay in ((decayed, weight_decay), (undecayed, 0.0))
+        {"params": [p for _, p in part], "param_names": [name for name, _ in part], **options}
+        for part, options in parts
         if part
     ]
+
+
+def by_decay(
+    named: list[tuple[str, nn.Parameter]], weight_decay: float, options: Group
+) -> list[tuple[list[tuple[str, nn.Parameter]], Group]]:
+    decayed = [(name, parameter) for name, parameter in named if parameter.ndim > 1]
+    undecayed = [(name, parameter) for name, parameter in named if parameter.ndim <= 1]
+    return [(decayed, {"weight_decay": weight_decay, **options}), (undecayed, {"weight_decay": 0.0, **options})]
 
 
 def make_optimizer(settings: Settings, groups: list[Group], device: torch.device) -> torch.optim.Optimizer:
@@ -93,10 +106,11 @@ class Schedule:
         return peak * (1 + math.cos(math.pi * progress)) / 2
 
     def set(self, optimizer: torch.optim.Optimizer, step: int) -> float:
-        """Gives every group the learning rate of this step, as a float, and returns it."""
+        """Gives every group the learning rate of this step, as a float, and returns it; a head's own is in proportion
+        to it."""
         lr = self.at(step)
         for group in optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("lr_factor", 1.0)
         return lr
 
     def state(self) -> dict[str, Any]:

@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from train import session
+from train import own_parts, session
 from train.checkpoints import CheckpointError, Writer, fit, load_weights
-from train.datasets import DataError, Dataset, fingerprint, load
-from train.model import torchvision_cpu
+from train.datasets import DataError, Dataset, data_dir_of, fingerprint, load
+from train.model import pretrained, torchvision_cpu
 from train.model.build import build as build_model
 from train.reporting.report import Report
 from train.session import Session
@@ -23,6 +23,7 @@ from train.start import group, proof
 from train.start.group import Place
 from train.start.muster_run import keep_stacks, tell
 from train.trainer import Training
+from train.trial import trial
 
 Wrong = (SettingsError, DataError, CheckpointError, proof.ProofError)
 
@@ -74,11 +75,11 @@ def prepare(settings: Settings, complaint: str, place: Place, device: torch.devi
     if complaint := group.first_complaint(complaint, place):
         raise SettingsError(complaint)
     assert materials is not None
-    dataset, network = materials
+    dataset, network, data = materials
     settings = dataclasses.replace(settings, image_size=settings.image_size or dataset.image_size)
-    proof.prove(settings, fingerprint(dataset))
+    proof.prove(settings, data)
     made = session.build(settings, place, device, dataset, network)
-    notes += [made.strategy.note, *session.begin(made)]
+    notes += [made.strategy.note, *session.fine_tuning(made), *session.begin(made)]
     if settings.shares == "auto":
         notes.append(f"--shares auto: {', '.join(f'{weight / sum(made.weights):.1%}' for weight in made.weights)}")
     if settings.amp == "fp16" and device.type == "cpu":
@@ -86,11 +87,21 @@ def prepare(settings: Settings, complaint: str, place: Place, device: torch.devi
     return made, [note for note in notes if note]
 
 
-def gather(settings: Settings, place: Place, notes: list[str]) -> tuple[Dataset, nn.Module]:
-    """This rank's dataset and network, and its run folder made. Raises one of Wrong, on this rank alone."""
+def gather(settings: Settings, place: Place, notes: list[str]) -> tuple[Dataset, nn.Module, str]:
+    """This rank's dataset and network, and the dataset's fingerprint; its run folder is made. Raises one of Wrong, on
+    this rank alone."""
+    own_parts.use(settings.project)
+    folder, failed = data_dir_of(settings.data_dir) / "weights", None
     if settings.download:
         tell("fetching")
+        if settings.weights and place.local_rank == 0:  # the others wait for it where they wait for the dataset
+            try:
+                pretrained.fetch(settings.model, settings.weights, folder)
+            except SettingsError as error:
+                failed = error
     dataset = load(settings, place, wait=dist.barrier)
+    if failed:
+        raise failed
     tell("starting")
     size = settings.image_size or dataset.image_size
     network = build_model(settings.model, dataset.classes, size, settings.seed)
@@ -98,8 +109,13 @@ def gather(settings: Settings, place: Place, notes: list[str]) -> tuple[Dataset,
         weights, said = fit(network, load_weights(settings.init_from))
         network.load_state_dict(weights)
         notes += [f"--init-from: {line}" for line in said]
+    if settings.weights:
+        weights, said = fit(network, load_weights(pretrained.find(settings.model, settings.weights, folder)))
+        network.load_state_dict(weights)
+        notes += [f"--weights: {line}" for line in said]
+    trial(settings, dataset, network)
     session.make_run_dir(settings.run_dir)
-    return dataset, network
+    return dataset, network, fingerprint(dataset)
 
 
 def finished(made: Session) -> bool:

@@ -13,16 +13,17 @@ from typing import Any
 import numpy as np
 import torch
 import torchvision
-from torch import Tensor, nn
+from torch import nn
 
-from train import optim, order, parallel
-from train.checkpoints import CheckpointError, StartPoint, load_path, resolve
+from train import losses, optim, order, parallel
+from train.checkpoints import CheckpointError, StartPoint, head_of, load_path, resolve
 from train.datasets import Dataset
 from train.datasets.loader import Loader
 from train.inference import recipe
-from train.losses import Mix, per_sample
+from train.losses import Loss, Mix
 from train.model import running_statistics
 from train.model.ema import Ema
+from train.model.freeze import trained
 from train.model.precision import Precision
 from train.model.prepare import prepare, use_deterministic
 from train.parallel import shares
@@ -66,6 +67,7 @@ class Session:
     dataset: Dataset
     strategy: parallel.Strategy
     optimizer: torch.optim.Optimizer
+    loss: Loss  # of training
     schedule: optim.Schedule
     precision: Precision
     loader: Loader
@@ -103,13 +105,13 @@ def build(settings: Settings, place: Place, device: torch.device, dataset: Datas
     """`network`: on the CPU, the same on all ranks. Collective. Raises SettingsError, on all ranks alike."""
     use_deterministic(settings)
     network = prepare(network, settings, device, place.world_size).to(device)
-    loader = Loader(dataset, settings, device, place)
-    weights = share_weights(settings, place, dataset, network, loader)
+    loader, loss = Loader(dataset, settings, device, place), losses.make(settings)
+    weights = share_weights(settings, place, dataset, network, loader, loss)
     strategy = parallel.make(settings, network, place, device)
     if settings.compile:
         say_when_compiling()
         strategy.compile()
-    groups = optim.make_groups(strategy.network, settings.weight_decay)
+    groups = optim.make_groups(strategy.network, settings.weight_decay, *head(settings, strategy.network))
     optimizer = strategy.optimizer(lambda groups: optim.make_optimizer(settings, groups, device), groups)
     per_epoch = order.steps_per_epoch(len(dataset.train), settings.batch_size)
     return Session(
@@ -119,6 +121,7 @@ def build(settings: Settings, place: Place, device: torch.device, dataset: Datas
         dataset=dataset,
         strategy=strategy,
         optimizer=optimizer,
+        loss=loss,
         schedule=optim.Schedule(settings, per_epoch, settings.epochs * per_epoch),
         precision=Precision(settings, device),
         loader=loader,
@@ -126,6 +129,25 @@ def build(settings: Settings, place: Place, device: torch.device, dataset: Datas
         weights=weights,
         position=Position(),
     )
+
+
+def head(settings: Settings, network: nn.Module) -> tuple[str | None, float]:
+    """(the layer with a learning rate of its own, how many times the others'). Raises SettingsError."""
+    if not settings.head_lr:
+        return None, 1.0
+    name, outputs = head_of(network)
+    layer = network.get_submodule(name)
+    if not outputs or not any(parameter.requires_grad for parameter in layer.parameters(recurse=False)):
+        why = f"{name} is frozen" if outputs else f"{settings.model} has no linear or convolutional layer"
+        raise SettingsError(f"--head-lr {settings.head_lr}: {why}: leave it out")
+    return name, settings.head_lr / settings.lr
+
+
+def fine_tuning(session: Session) -> list[str]:
+    """What is trained, and how, where it is not all alike: for the user."""
+    settings, network = session.settings, session.strategy.network
+    frozen = [f"--freeze {settings.freeze}: {trained(network)}"] if settings.freeze else []
+    return frozen + ([f"--head-lr {settings.head_lr}: for {head_of(network)[0]}"] if settings.head_lr else [])
 
 
 def say_when_compiling() -> None:
@@ -136,7 +158,7 @@ def say_when_compiling() -> None:
 
 
 def share_weights(
-    settings: Settings, place: Place, dataset: Dataset, network: nn.Module, loader: Loader
+    settings: Settings, place: Place, dataset: Dataset, network: nn.Module, loader: Loader, loss: Loss
 ) -> list[float]:
     """The ranks' parts of a global batch as --shares says (collective where they are measured: also where a run that
     was given shares goes on with fewer ranks)."""
@@ -145,10 +167,10 @@ def share_weights(
     if settings.shares != "auto" and not (was_restarted() and len(settings.shares.split(",")) != place.world_size):
         return shares.parse_shares(settings.shares, place.world_size)
     images, labels = some_samples(settings, place, dataset, loader)
-    return shares.measured(network, images, labels, per_sample)
+    return shares.measured(network, images, labels, loss)
 
 
-def some_samples(settings: Settings, place: Place, dataset: Dataset, loader: Loader) -> tuple[Tensor, Tensor]:
+def some_samples(settings: Settings, place: Place, dataset: Dataset, loader: Loader) -> tuple[Any, Any]:
     """Training images as many as a rank's usual pass has: to measure and to warm up with."""
     usual = min(-(-settings.batch_size // place.world_size), settings.micro_batch or settings.batch_size)
     indices = np.arange(min(max(usual, order.LEAST), len(dataset.train)), dtype=np.int64)
@@ -201,7 +223,7 @@ def restore(session: Session, state: State) -> list[str]:
     session.position = Position(**state["position"])
     if same_ranks:  # else its sums come in another order anyway
         images, labels = some_samples(session.settings, session.place, session.dataset, session.loader)
-        session.strategy.warm_up(images, labels, per_sample)
+        session.strategy.warm_up(images, labels, session.loss)
     return notes
 
 

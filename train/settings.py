@@ -19,9 +19,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from train.names import DATASETS, LOSSES, MODELS, OWN, is_own
+
 EXIT_REFUSED = 2
 EXIT_STOPPED = 75  # sysexits.h's EX_TEMPFAIL: asked to stop, checkpoint written, continue later
-DATASET_NAMES = ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "stl10", "imagefolder", "fake")
 PARALLEL_NAMES = ("ddp", "dp", "fsdp", "horovod", "none")
 CONFIGS = Path(__file__).resolve().parent / "configs"
 
@@ -56,18 +57,29 @@ the_run = partial(setting, group="the run")
 
 @dataclass(frozen=True)
 class Settings:
-    model: str = what("resnet18", "any torchvision classification model")
-    dataset: str = what("digits", "digits need no download", DATASET_NAMES)
+    model: str = what("resnet18", "any torchvision classification model, or your own: module:function")
+    dataset: str = what("digits", f"{', '.join(DATASETS)}, or your own: module:function")
+    classes: int = what(0, "classes, or outputs, of your own dataset (0: as it says)", metavar="N")
+    project: Path | None = what(
+        None, "folder of your own model, dataset, loss and transform: docs/own-parts.md", metavar="DIR"
+    )
     data_dir: Path | None = what(
         None, "folder of the datasets on this host (default: MUSTER_DATA_DIR, else /data, else ./data)"
     )
     download: bool = what(False, "fetch a missing dataset, one rank per host")
     image_size: int = what(0, "the model's input (0: what suits the dataset)", metavar="PIXELS")
     init_from: Path | None = what(None, "start from the weights in this file (.pt, .pth, .safetensors)", metavar="FILE")
+    weights: str = what("", "start from torchvision's, such as IMAGENET1K_V2 (default: random)", metavar="NAME")
 
     epochs: int = how(9, "passes over the training part")
     batch_size: int = how(120, "samples of one optimizer step, of all ranks together", metavar="N")
+    loss: str = how("cross-entropy", "cross-entropy, or your own: module:function")
+    transform: str = how(
+        "", "of each sample, your own: module:function (default: the dataset's)", metavar="MODULE:FUNCTION"
+    )
     lr: float = how(0.002, "highest learning rate")
+    head_lr: float = how(0.0, "highest learning rate of the last layer (0: --lr)", metavar="LR")
+    freeze: str = how("", "parameters to leave as they are: conv1.*,layer1.* (default: none)", metavar="PATTERNS")
     scale_lr: int = how(0, "--lr is meant for this batch size: multiply it by batch size / N (0: off)", metavar="N")
     optimizer: str = how("adamw", "how gradients become updates", ("adamw", "sgd"))
     momentum: float = how(0.9, "of SGD")
@@ -270,13 +282,13 @@ def every(text: str) -> Every:
 
 def problems(settings: Settings, world_size: int) -> list[str]:
     """All that is wrong with the settings for this many ranks, one clause each; empty if nothing is."""
-    return [*ranges(settings), *contradictions(settings, world_size)]
+    return [*ranges(settings), *strangers(settings), *contradictions(settings, world_size), *own_parts(settings)]
 
 
 POSITIVE = ("epochs", "keep", "step_every")
 POSITIVE_NUMBERS = ("lr", "timeout", "step_gamma")
-NOT_NEGATIVE = ("seed", "image_size", "scale_lr", "micro_batch", "spawn", "gpu0_batch")
-NOT_NEGATIVE_NUMBERS = ("weight_decay", "mixup", "cutmix", "clip")
+NOT_NEGATIVE = ("seed", "image_size", "scale_lr", "micro_batch", "spawn", "gpu0_batch", "classes")
+NOT_NEGATIVE_NUMBERS = ("weight_decay", "mixup", "cutmix", "clip", "head_lr")
 PARTS = ("momentum", "warmup", "label_smoothing", "ema")
 
 
@@ -321,6 +333,40 @@ def contradictions(settings: Settings, world_size: int) -> Iterator[str]:
         yield f"--spawn {settings.spawn}: torchrun has started this rank already; leave one of the two out"
 
 
+def strangers(settings: Settings) -> Iterator[str]:
+    """Names that are neither built in nor written as names of the user's own parts, with near ones."""
+    built_in = {
+        "model": (MODELS, "torchvision has no such model"),
+        "dataset": (DATASETS, "there is no such dataset"),
+        "loss": (LOSSES, "there is no such loss"),
+        "transform": (("",), "it is your own"),
+    }
+    for name, (known, text) in built_in.items():
+        value = getattr(settings, name)
+        if value in known or OWN.fullmatch(value):
+            continue
+        from difflib import get_close_matches  # only for this message
+
+        near = ", ".join(filter(None, get_close_matches(value, known)))
+        hint = f"did you mean {near}?" if near else "your own is written package.module:function"
+        yield f"{flag(name)} {value}: {text}; {hint}"
+
+
+def own_parts(settings: Settings) -> Iterator[str]:
+    """What does not go with parts of the user's own, or with pretrained weights."""
+    own_data = is_own(settings.dataset) or is_own(settings.transform)
+    if settings.label_smoothing and is_own(settings.loss):
+        yield f"--label-smoothing {settings.label_smoothing}: goes with --loss cross-entropy, not with your own"
+    if settings.memory in ("ram", "gpu") and own_data:
+        yield f"--memory {settings.memory}: nothing is kept of a dataset or transform of your own: leave it out"
+    if settings.classes and not is_own(settings.dataset):
+        yield f"--classes {settings.classes}: goes with a dataset of your own; {settings.dataset} knows its classes"
+    if settings.weights and is_own(settings.model):
+        yield f"--weights {settings.weights}: torchvision has none for a model of your own: --init-from FILE"
+    if settings.weights and settings.init_from:
+        yield f"--weights {settings.weights} --init-from {settings.init_from}: two starts; leave one of the two out"
+
+
 def refuse(complaint: str, shown: bool = True) -> int:
     """Prints the complaint if `shown`, and returns the exit status. Each rank reports it to torchrun: any may be the
     first to end.
@@ -334,28 +380,3 @@ def refuse(complaint: str, shown: bool = True) -> int:
     if shown:
         print(f"train: {complaint}", file=sys.stderr, flush=True)
     return EXIT_REFUSED
-
-
-#: torchvision's classification models, so that a wrong name is found without torch. tests/train/test_settings.py
-#: compares them with those of the torchvision that is pinned.
-MODEL_NAMES = """
-alexnet convnext_base convnext_large convnext_small convnext_tiny densenet121 densenet161 densenet169 densenet201
-efficientnet_b0 efficientnet_b1 efficientnet_b2 efficientnet_b3 efficientnet_b4 efficientnet_b5 efficientnet_b6
-efficientnet_b7 efficientnet_v2_l efficientnet_v2_m efficientnet_v2_s googlenet inception_v3 maxvit_t mnasnet0_5
-mnasnet0_75 mnasnet1_0 mnasnet1_3 mobilenet_v2 mobilenet_v3_large mobilenet_v3_small regnet_x_16gf regnet_x_1_6gf
-regnet_x_32gf regnet_x_3_2gf regnet_x_400mf regnet_x_800mf regnet_x_8gf regnet_y_128gf regnet_y_16gf regnet_y_1_6gf
-regnet_y_32gf regnet_y_3_2gf regnet_y_400mf regnet_y_800mf regnet_y_8gf resnet101 resnet152 resnet18 resnet34 resnet50
-resnext101_32x8d resnext101_64x4d resnext50_32x4d shufflenet_v2_x0_5 shufflenet_v2_x1_0 shufflenet_v2_x1_5
-shufflenet_v2_x2_0 squeezenet1_0 squeezenet1_1 swin_b swin_s swin_t swin_v2_b swin_v2_s swin_v2_t vgg11 vgg11_bn vgg13
-vgg13_bn vgg16 vgg16_bn vgg19 vgg19_bn vit_b_16 vit_b_32 vit_h_14 vit_l_16 vit_l_32 wide_resnet101_2 wide_resnet50_2
-""".split()  # noqa: SIM905
-
-
-def unknown_model(name: str) -> list[str]:
-    """One complaint, with near names, about a model that torchvision does not have; else none."""
-    if name in MODEL_NAMES:
-        return []
-    from difflib import get_close_matches  # only for this message
-
-    near = ", ".join(get_close_matches(name, MODEL_NAMES))
-    return [f"--model {name}: torchvision has no such model{f'; did you mean {near}?' if near else ''}"]

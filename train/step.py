@@ -5,18 +5,20 @@ passes: each pass adds the gradient of (this rank's sum of sample losses) * stra
 the strategy's synchronisation, in the last pass, adds up or averages what that factor expects.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from train.losses import Mix, logits, mixed, per_sample
+from train.losses import Loss, Mix, mixed, right
 from train.model.precision import Precision
 from train.order import Pass, Step
 from train.parallel import Strategy
 
-Batch = tuple[Tensor, Tensor]
+Batch = tuple[Any, Any]  # inputs and targets: tensors, or tensors in lists and dicts
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Sums:
     """This rank's own figures of a step, on the device: nothing here waits for it."""
 
     loss: Tensor  # float64 [], the sum over its samples
-    correct: Tensor  # int64 []
+    correct: Tensor  # float64 [], not a number where there is no accuracy (train.losses.right)
     finite: Tensor  # bool []
 
 
@@ -35,7 +37,7 @@ def optimizer_step(
     batches: Iterator[Batch],
     step: Step,
     mix: Mix | None,
-    smoothing: float,
+    loss: Loss,
     clip: float,
 ) -> Sums:
     """All passes of one step, then the update of the weights. `batches` yields one batch for each pass.
@@ -46,11 +48,11 @@ def optimizer_step(
     losses, correct, finite = [], [], []
     for number, piece in enumerate(step.passes, 1):
         with strategy.passes(last=number == len(step.passes)):
-            each, right = forward(strategy, precision, next(batches), piece, mix, smoothing)
+            each, answers = forward(strategy, precision, next(batches), piece, mix, loss)
             counted, padding = each[: piece.count].sum(), each[piece.count :].sum()
             precision.backward((counted + 0.0 * padding) * scale)
         losses.append(counted.detach().double())
-        correct.append(right)
+        correct.append(answers)
         finite.append(torch.isfinite(each.detach()).all())
     strategy.before_step()
     if clip:
@@ -62,18 +64,20 @@ def optimizer_step(
 
 
 def forward(
-    strategy: Strategy, precision: Precision, batch: Batch, piece: Pass, mix: Mix | None, smoothing: float
+    strategy: Strategy, precision: Precision, batch: Batch, piece: Pass, mix: Mix | None, loss: Loss
 ) -> tuple[Tensor, Tensor]:
-    """(loss of each sample, float32 [n]; correct answers among the counted ones)"""
-    images, labels = batch
+    """(loss of each sample, [n]; how many of the counted answers are right, float64 [], or not a number)"""
+    inputs, targets = batch
     with precision.autocast():
         if mix is None:
-            outputs = strategy.module(images)
-            losses = per_sample(outputs, labels, smoothing)
+            outputs = strategy.module(inputs)
+            losses = loss(outputs, targets)
         else:
-            images, labels, partners, part = mix.apply(images, labels)
-            outputs = strategy.module(images)
-            losses = mixed(outputs, labels, partners, part, smoothing)
+            inputs, targets, partners, part = mix.apply(inputs, targets)
+            outputs = strategy.module(inputs)
+            losses = mixed(outputs, targets, partners, part, loss)
     with torch.no_grad():
-        right = (logits(outputs)[: piece.count].argmax(1) == labels[: piece.count]).sum()
-    return losses, right
+        answers = right(outputs, targets)
+        none = losses.new_tensor(math.nan, dtype=torch.float64)
+        correct = none if answers is None else answers[: piece.count].double().sum()
+    return losses, correct

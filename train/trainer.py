@@ -12,7 +12,7 @@ from types import FrameType
 
 import torch
 
-from train import order
+from train import losses, order
 from train.checkpoints.writer import Writer
 from train.evaluate import Score, evaluate
 from train.model.running_statistics import evaluating_with, mean_buffers
@@ -123,7 +123,7 @@ class Training:
         waited = session.loader.waited
         sums = optimizer_step(
             session.strategy, session.optimizer, session.precision, batches, step, session.mix(),
-            settings.label_smoothing, settings.clip,
+            session.loss, settings.clip,
         )  # fmt: skip
         self.work.waited += session.loader.waited - waited
         self.report.stepped()
@@ -192,7 +192,7 @@ class Training:
         with evaluating_with(network, mean_buffers(network)), averaged:
             return evaluate(
                 network, session.loader, len(session.dataset.test), rank_batch, session.cut, session.place,
-                session.precision,
+                session.precision, losses.make(settings, smoothing=False),
             )  # fmt: skip
 
     def end_epoch(self) -> Score:
@@ -201,8 +201,8 @@ class Training:
         self.report.trained()
         score = self.evaluate()
         position.train_seconds += position.seconds
-        position.best_accuracy = max(position.best_accuracy, score.accuracy)
+        position.best_accuracy = max(position.best_accuracy, score.accuracy or 0.0)
         self.report.epoch(score)
         position.begin_epoch()
-        self.checkpoint(score.accuracy)
+        self.checkpoint(score.metric)
         return score

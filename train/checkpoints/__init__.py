@@ -10,7 +10,7 @@ foreign: weights to start from, also files of other programs.
 
 from train.checkpoints.agree import StartPoint, newest_common, resolve
 from train.checkpoints.files import CheckpointError, State, load, load_path, saved_steps
-from train.checkpoints.foreign import fit, load_weights
+from train.checkpoints.foreign import fit, head_of, load_weights
 from train.checkpoints.writer import Writer
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "State",
     "Writer",
     "fit",
+    "head_of",
     "load",
     "load_path",
     "load_weights",

@@ -13,7 +13,6 @@ def fingerprint(dataset: Dataset) -> str:
     """
     parts = [source.manifest() for source in (dataset.train, dataset.test)]
     digest = hashlib.sha256("\0".join([dataset.name, *dataset.class_names, *(part[1] for part in parts)]).encode())
-    return (
-        f"{dataset.name} {len(dataset.train)}+{len(dataset.test)} images, "
-        f"{sum(part[0] for part in parts)} bytes, sha256 {digest.hexdigest()[:32]}"
-    )
+    size = sum(part[0] for part in parts)
+    what = f"images, {size} bytes" if size else "samples"  # the bytes of a user's own dataset are not known
+    return f"{dataset.name} {len(dataset.train)}+{len(dataset.test)} {what}, sha256 {digest.hexdigest()[:32]}"

@@ -6,21 +6,22 @@ asks for what it still needs and gets the same bits.
 
 import time
 from collections.abc import Iterable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from train.datasets.array_batches import ArrayBatches
 from train.datasets.base import ArraySource, Dataset
 from train.datasets.file_batches import FileBatches
 from train.datasets.folder import FolderSource
+from train.datasets.own import OwnSource
+from train.datasets.own_batches import OwnBatches
 from train.datasets.transform import Form
 from train.order import Ints
 from train.settings import Settings
 from train.start.group import Place
 
-Batch = tuple[Tensor, Tensor]
+Batch = tuple[Any, Any]  # images and labels; of a user's own dataset whatever it makes of them
 
 
 class Batches(Protocol):
@@ -39,7 +40,9 @@ class Loader:
         self.waited = 0.0
         form = Form(settings.image_size or dataset.image_size, settings.channels_last, device)
         self.maker: Batches
-        if isinstance(dataset.train, ArraySource) and isinstance(dataset.test, ArraySource):
+        if isinstance(dataset.train, OwnSource) and isinstance(dataset.test, OwnSource):
+            self.maker = OwnBatches(dataset, dataset.train, dataset.test, settings, form, place)
+        elif isinstance(dataset.train, ArraySource) and isinstance(dataset.test, ArraySource):
             self.maker = ArrayBatches(dataset, dataset.train, dataset.test, settings, form, place)
         else:
             assert isinstance(dataset.train, FolderSource) and isinstance(dataset.test, FolderSource)

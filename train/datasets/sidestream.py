@@ -2,12 +2,13 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
-Batch = tuple[Tensor, Tensor]
+Batch = tuple[Any, Any]
 Request = TypeVar("Request")
 
 AHEAD = 2  # batches
@@ -38,6 +39,7 @@ def on_side_stream(
         begin()  # the host prepares the next one while the device still works on earlier steps
         current = torch.cuda.current_stream(stream.device)
         current.wait_event(ready)
-        for tensor in batch:
-            tensor.record_stream(current)  # its memory is not used again before the model is done with it
+        for leaf in tree_leaves(batch):
+            if isinstance(leaf, Tensor):
+                leaf.record_stream(current)  # its memory is not used again before the model is done with it
         yield batch

@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from train import own_parts
 from train.model import torchvision_cpu
 from train.settings import Settings, SettingsError, problems, refuse
 from train.settings import parse as parse_settings
@@ -231,7 +232,8 @@ def main(arguments: list[str]) -> int:
         seconds = options.seconds
         if rest is not None:
             settings = parse_settings(rest)
-            complaint = "; ".join(problems(settings, Place.from_environment().world_size))
+            found = [*problems(settings, Place.from_environment().world_size), *own_parts.problems(settings)]
+            complaint = "; ".join(found)
     except SettingsError as error:
         complaint = str(error)
     return run(settings, rest or [], complaint, seconds)

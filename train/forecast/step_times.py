@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
-from train import order, session
+from train import order, own_parts, session
 from train.datasets import DataError, load
 from train.model.build import build as build_model
 from train.model.precision import Precision
@@ -50,6 +50,7 @@ from train.settings import Settings, SettingsError
 from train.start import group
 from train.start.group import Place, from_all_ranks
 from train.step import optimizer_step
+from train.trial import trial
 
 Figures = dict[str, list[float]]
 Wrong = (SettingsError, DataError)
@@ -118,10 +119,12 @@ def build(settings: Settings, place: Place, device: torch.device) -> tuple[Sessi
     """A session of this rank alone, with the strategy that watches its gradients (collective). Raises one of Wrong."""
     complaint, found = "", None
     try:
+        own_parts.use(settings.project)
         dataset = load(settings, place, wait=dist.barrier)
         size = settings.image_size or dataset.image_size
         settings = dataclasses.replace(settings, image_size=size, parallel="none", shares="")
         found = dataset, build_model(settings.model, dataset.classes, size, settings.seed)
+        trial(settings, *found)
     except Wrong as error:
         complaint = str(error)
     if complaint := group.first_complaint(complaint, place):
@@ -275,7 +278,7 @@ class TimedDdp(Single):
             torch.manual_seed(order.word(made.settings.seed, 0, 0))
             sums = optimizer_step(
                 self, made.optimizer, made.precision, batches, step, made.mix(),
-                made.settings.label_smoothing, made.settings.clip,
+                made.loss, made.settings.clip,
             )  # fmt: skip
             if made.ema:
                 made.ema.update(1)

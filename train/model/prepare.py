@@ -8,12 +8,14 @@ import os
 import torch
 from torch import nn
 
+from train.model.freeze import freeze
 from train.model.recompute import checkpoint_blocks
 from train.settings import Settings, SettingsError
 
 
 def prepare(network: nn.Module, settings: Settings, device: torch.device, world_size: int) -> nn.Module:
-    """The network with SyncBatchNorm, channels_last and activation checkpointing, where asked for; names stay plain.
+    """The network with SyncBatchNorm, frozen parameters, channels_last and activation checkpointing, where asked for;
+    names stay plain.
 
     device: where it will compute. Changes the network in place; returns it, or its replacement. Raises SettingsError.
     """
@@ -21,6 +23,8 @@ def prepare(network: nn.Module, settings: Settings, device: torch.device, world_
         check_sync_bn(settings, device)
         if world_size > 1:
             network = nn.SyncBatchNorm.convert_sync_batchnorm(network)
+    if settings.freeze:
+        freeze(network, settings.freeze)
     if settings.channels_last:
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if settings.activation_checkpointing and not checkpoint_blocks(network):

@@ -16,9 +16,10 @@ Its switches, and why they are set as they are:
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from train.model.plain_names import plain
@@ -101,7 +102,7 @@ class Ddp(Single):
         # DDP divides the sum of the ranks' gradients by their number.
         return self.world_size / global_count
 
-    def warm_up(self, images: Tensor, labels: Tensor, loss: Loss) -> None:
+    def warm_up(self, images: Any, labels: Any, loss: Loss) -> None:
         """DDP sorts its buckets again, by the order in which gradients came, after the first backward of a process. On
         three ranks or more that changes the order of the all-reduce's sums, thus bits. A resumed run does its first
         backward here, so that its first step already has the buckets of the unbroken run.

@@ -7,10 +7,12 @@ The update does not depend on them: each rank weighs its samples by world size /
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from train.model.running_statistics import unchanged_buffers
 from train.order import Cut
@@ -67,16 +69,15 @@ def settled(speeds: Sequence[float]) -> list[float]:
     return [round(speed / slowest, 2) for speed in speeds]
 
 
-def measured(
-    network: nn.Module, images: Tensor, labels: Tensor, loss: Callable[[Tensor, Tensor], Tensor]
-) -> list[float]:
+def measured(network: nn.Module, images: Any, labels: Any, loss: Callable[[Any, Any], torch.Tensor]) -> list[float]:
     """Weights by the speed of each rank's own device, the same list on all ranks (collective).
 
     network: the bare model on its device, before a strategy wraps it: no rank may wait for another inside. All ranks
     measure at the same time, as they train. Changes no weight, buffer, gradient or random number. `images`, `labels`:
     this rank's usual share of a batch, on the device.
     """
-    device = images.device
+    one = tree_leaves(images)[0]  # whatever structure a user's own dataset makes
+    device = one.device
     was_training = network.training
     network.train()
     dist.barrier()
@@ -90,7 +91,7 @@ def measured(
             times.append(time.perf_counter() - begun)
             network.zero_grad(set_to_none=True)
     network.train(was_training)
-    mine = torch.tensor([len(images) / statistics.median(times[WARM_UP_ROUNDS:])], dtype=torch.float64, device=device)
+    mine = torch.tensor([len(one) / statistics.median(times[WARM_UP_ROUNDS:])], dtype=torch.float64, device=device)
     speeds = torch.empty(dist.get_world_size(), dtype=torch.float64, device=device)
     dist.all_gather_single(speeds, mine)
     return settled(speeds.tolist())

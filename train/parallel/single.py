@@ -57,7 +57,7 @@ class Single:
         if optimizer is not None and saved is not None:
             state.load_optimizer(self.network, optimizer, saved)
 
-    def warm_up(self, images: Tensor, labels: Tensor, loss: Loss) -> None:
+    def warm_up(self, images: Any, labels: Any, loss: Loss) -> None:
         pass
 
     def comm_share(self) -> float | None:

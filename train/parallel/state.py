@@ -120,8 +120,8 @@ def load_optimizer(network: nn.Module, optimizer: Optimizer, state: dict[str, An
     mine = [sorted(names[parameter] for parameter in group["params"]) for group in optimizer.param_groups]
     if mine != [sorted(group["names"]) for group in saved_groups]:
         raise SettingsError(
-            "the checkpoint's optimizer has other parameter groups than this run's: give the --model and --optimizer "
-            "it was trained with, or --resume none"
+            "the checkpoint's optimizer has other parameter groups than this run's: give the --model, --optimizer, "
+            "--freeze and --head-lr it was trained with, or --resume none"
         )
     for group, saved in zip(optimizer.param_groups, saved_groups, strict=True):
         places = []

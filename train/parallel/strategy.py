@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, labels) -> a tensor to go backward from
+Loss = Callable[[Any, Any], Tensor]  # (outputs, labels) -> a tensor to go backward from
 Groups = list[dict[str, Any]]  # an optimizer's parameter groups
 
 
@@ -76,7 +76,7 @@ class Strategy(Protocol):
     def load(self, model: dict[str, Tensor], optimizer: Optimizer | None, state: dict[str, Any] | None) -> None:
         """The reverse of the two above, from states that are whole on every rank. Raises SettingsError if unfit."""
 
-    def warm_up(self, images: Tensor, labels: Tensor, loss: Loss) -> None:
+    def warm_up(self, images: Any, labels: Any, loss: Loss) -> None:
         """Before the first step of a run resumed after one step at least: sums then go in the order of the unbroken
         run's (collective).
 

@@ -89,6 +89,9 @@ def draw_loss(axes: Any, steps: Sequence[Event], epochs: Sequence[Event], per_ep
 def draw_accuracy(axes: Any, epochs: Sequence[Event]) -> None:
     from matplotlib.ticker import PercentFormatter
 
+    if any(e["test_accuracy"] is None for e in epochs):  # there is none of such outputs and targets
+        axes.set(ylabel="accuracy (none is defined)")
+        return
     best = max(e["test_accuracy"] for e in epochs)
     last = epochs[-1]["test_accuracy"]
     label = f"held out ({last:.2%} at the end" + (f", best {best:.2%})" if best > last else ")")
@@ -130,4 +133,5 @@ def finish(axes: Any, begin: float, end: float, resumed: Sequence[float]) -> Non
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="best")
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, loc="best")

@@ -111,9 +111,12 @@ def duration(seconds: float) -> str:
 
 
 def epoch_text(values: dict[str, Any], epochs: int) -> str:
+    if values["test_accuracy"] is None:
+        accuracies = f"test loss {values['test_loss']:.4f}"
+    else:
+        accuracies = f"train {values['train_accuracy']:.2%}  test {values['test_accuracy']:.2%}"
     return (
-        f"epoch {values['epoch']}/{epochs}  loss {values['train_loss']:.4f}  "
-        f"train {values['train_accuracy']:.2%}  test {values['test_accuracy']:.2%}  "
+        f"epoch {values['epoch']}/{epochs}  loss {values['train_loss']:.4f}  {accuracies}  "
         f"{values['images_per_second']:.0f} images/s  {values['seconds']:.1f} s"
     )
 

@@ -3,6 +3,7 @@
 Other ranks have the same object, which reports nothing; but the metrics are kept on every host.
 """
 
+import math
 import os
 import time
 from pathlib import Path
@@ -123,7 +124,7 @@ class Report:
             record.step,
             record.loss,
             position.images / record.values["seconds"],
-            position.correct / position.images,
+            known(position.correct / position.images),
             self.data_wait(),
             self.session.strategy.comm_share(),
         )
@@ -142,7 +143,7 @@ class Report:
             "epoch": position.epoch + 1,
             "step": position.step,
             "train_loss": position.loss / session.samples,
-            "train_accuracy": position.correct / session.samples,
+            "train_accuracy": known(position.correct / session.samples),
             "test_accuracy": score.accuracy,
             "test_loss": score.loss,
             "images_per_second": session.samples / position.seconds,
@@ -195,9 +196,9 @@ class Report:
         title = f"{session.settings.model} on {session.settings.dataset}, {ranks(session)}"
         picture.draw(events, title, folder / "curves.png")
         write_json(folder / "result.json", result)
+        found = f"loss {score.loss:.4f}" if score.accuracy is None else f"accuracy {score.accuracy:.2%}"
         self.progress.say(
-            f"test accuracy {score.accuracy:.2%}, {result['images_per_second']:.0f} images/s, "
-            f"{result['train_seconds']:.1f} s of training"
+            f"test {found}, {result['images_per_second']:.0f} images/s, {result['train_seconds']:.1f} s of training"
         )
 
 
@@ -207,7 +208,7 @@ def result_of(session: Session, score: Score) -> dict[str, Any]:
     trained = position.train_seconds
     return {
         "test_accuracy": score.accuracy,
-        "best_accuracy": max(score.accuracy, position.best_accuracy),
+        "best_accuracy": None if score.accuracy is None else max(score.accuracy, position.best_accuracy),
         "images_per_second": position.epoch * session.samples / trained if trained else 0.0,
         "epochs": settings.epochs,
         "steps": session.total_steps,
@@ -218,6 +219,11 @@ def result_of(session: Session, score: Score) -> dict[str, Any]:
         "comm": session.strategy.comm_share(),
         "resumed_from": str(session.resumed_from) if session.resumed_from else None,
     }
+
+
+def known(accuracy: float) -> float | None:
+    """None where there is no accuracy of such outputs and targets (train.losses.right)."""
+    return None if math.isnan(accuracy) else accuracy
 
 
 def rank_times(record: StepRecord) -> dict[str, list[float | None]]:
@@ -246,8 +252,9 @@ def ranks(session: Session) -> str:
 def opening(session: Session) -> str:
     settings, data = session.settings, session.dataset
     where = "the CPU" if session.device.type == "cpu" else f"GPUs, rank 0 on {describe(session.device)}"
+    size = f", {settings.image_size} px" if settings.image_size else ""
     return (
-        f"training {settings.model} on {settings.dataset} ({len(data.train)} images, {len(data.test)} held out, "
-        f"{settings.image_size} px): {settings.epochs} epochs, global batch {settings.batch_size}, "
+        f"training {settings.model} on {settings.dataset} ({len(data.train)} images, {len(data.test)} held out{size}): "
+        f"{settings.epochs} epochs, global batch {settings.batch_size}, "
         f"{ranks(session)} on {where}, --parallel {settings.parallel}, seed {settings.seed}"
     )

@@ -5,6 +5,7 @@ later, and no step waits for a GPU, a network or its logging. The same sum carri
 agree on: that it was asked to stop, and that a checkpoint is due; and how long each rank computed and waited.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,8 +42,9 @@ class StepRecord:
         return self.loss_sum / self.images
 
     @property
-    def accuracy(self) -> float:
-        return self.correct / self.images
+    def accuracy(self) -> float | None:
+        """None where there is none of such outputs and targets: then `correct` is not a number."""
+        return None if math.isnan(self.correct) else self.correct / self.images
 
 
 class StepStats:

@@ -20,14 +20,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from train.own_parts import project_hash
+
 Facts = dict[str, str]
 
 DEPLOY = "make deploy, then start the run again"
 START = "start all hosts with one command: make train"
 DATA = "copy the same dataset to every host, to the folder that the inventory names (data_dir)"
 
-#: Settings that may differ between hosts: the folders of the run and of the data (whose content has a fingerprint).
-OWN_AFFAIRS = frozenset({"run_dir", "data_dir", "config"})
+#: Settings that may differ between hosts: the folders of the run, of the data and of the user's own parts (whose
+#: contents are compared).
+OWN_AFFAIRS = frozenset({"run_dir", "data_dir", "config", "project"})
 
 
 class ProofError(Exception):
@@ -80,6 +83,7 @@ def facts_here(settings: Any, data_fingerprint: str, environment: Mapping[str, s
         "plan": environment.get("MUSTER_PLAN_SHA256") or "none",
         "image": environment.get("MUSTER_IMAGE") or "none",
         "code": code_hash(Path(__file__).parents[1]),
+        "project": project_hash(getattr(settings, "project", None)),
         **versions(),
         **settings_facts(settings),
         "data": data_fingerprint,
@@ -134,7 +138,7 @@ def shortened(value: str, other: str) -> str:
 def fix_for(field: str) -> str:
     if field == "data":
         return DATA
-    return START if field == "plan" or field.startswith("--") else DEPLOY
+    return START if field in ("plan", "project") or field.startswith("--") else DEPLOY
 
 
 def prove(settings: Any, data_fingerprint: str, host: str = "") -> Facts:
