@@ -1,13 +1,10 @@
 """A convolutional network that takes almost no time at 224 pixels, so that the input limits the training's speed.
 
-Importing this module registers it as "small_net" for `torchvision.models.get_model`. torchvision's own models are too
-slow on a CPU: the fastest, shufflenet_v2_x0_5, takes several times as long for an image as decoding and resizing it.
+The trainer takes it as --model benchmarks.small_net:small_net. torchvision's own models are too slow on a CPU: the
+fastest, shufflenet_v2_x0_5, takes several times as long for an image as decoding and resizing it.
 """
 
-from typing import Any
-
 from torch import Tensor, nn
-from torchvision.models._api import register_model
 
 
 class Thinned(nn.Module):
@@ -17,7 +14,7 @@ class Thinned(nn.Module):
         return images[..., ::16, ::16]
 
 
-def small_net(weights: None = None, num_classes: int = 10, **_: Any) -> nn.Module:
+def small_net(num_classes: int = 10) -> nn.Module:
     """Two convolutions on 14 x 14 of 224 x 224 pixels."""
     return nn.Sequential(
         Thinned(),
@@ -29,7 +26,3 @@ def small_net(weights: None = None, num_classes: int = 10, **_: Any) -> nn.Modul
         nn.Flatten(),
         nn.Linear(32, num_classes),
     )
-
-
-small_net.__module__ = "torchvision.models.small_net"  # the trainer accepts only torchvision's models
-register_model()(small_net)

@@ -63,6 +63,7 @@ class Work:
         return self.steps * self.batch_size
 
 
+OWN = {"small_net": "benchmarks.small_net:small_net"}  # models that are not torchvision's
 MODEL_BOUND = Work("resnet18", 96, 64, steps=12, epochs=1)
 INPUT_BOUND = Work("small_net", 224, 256, steps=16, epochs=8)
 SMALL_MODEL = Work("shufflenet_v2_x0_5", 224, 64, steps=14, epochs=2)
@@ -121,7 +122,8 @@ def trainer(work: Work, data: Path, *how: str) -> Rates:
     shutil.rmtree(run_dir, ignore_errors=True)
     torchrun(
         *(how or ["-m", "train"]),
-        *("--dataset", "stl10", "--data-dir", data, "--model", work.model, "--image-size", work.image_size),
+        *("--dataset", "stl10", "--data-dir", data, "--model", OWN.get(work.model, work.model)),
+        *("--image-size", work.image_size),
         *("--batch-size", work.batch_size, "--epochs", work.epochs, "--run-dir", run_dir, "--resume", "none"),
         *("--optimizer", "sgd", "--lr", "0.01", "--momentum", "0.9", "--weight-decay", "5e-4"),
     )
@@ -153,8 +155,8 @@ def measure(turns: int, quick: bool, root: Path) -> dict[str, list[Rates]]:
         "model_bound": lambda: trainer(model_bound, folder_of(root, model_bound)),
         "model_bound_plain": lambda: plain(model_bound, folder_of(root, model_bound)),
         "synthetic": lambda: trainer(model_bound, folder_of(root, model_bound), *rank, "constant"),
-        "input_bound": lambda: trainer(input_bound, folder_of(root, input_bound), *rank, "small", "ours"),
-        "input_bound_plain": lambda: plain(input_bound, folder_of(root, input_bound), *rank, "small", "plain"),
+        "input_bound": lambda: trainer(input_bound, folder_of(root, input_bound)),
+        "input_bound_plain": lambda: plain(input_bound, folder_of(root, input_bound), *rank, "small"),
         "small_model": lambda: trainer(small_model, folder_of(root, small_model)),
         "small_model_plain": lambda: plain(small_model, folder_of(root, small_model)),
     }

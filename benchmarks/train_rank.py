@@ -1,7 +1,7 @@
 """Variants of the trainer and of the plain script that `make bench-train` runs under torchrun.
 
 -m benchmarks.train_rank constant --model resnet18 ...   the trainer with one constant batch instead of input
--m benchmarks.train_rank small ours|plain --model ...    either of the two, with benchmarks/small_net.py
+-m benchmarks.train_rank small --model small_net ...     the plain script, with benchmarks/small_net.py
 """
 
 from __future__ import annotations
@@ -55,17 +55,16 @@ def constant(arguments: list[str]) -> int:
     return trainer.main()
 
 
-def with_small_net(arguments: list[str]) -> int | None:
-    """`python -m train` or plain_ddp.py, with the model small_net registered."""
-    from benchmarks import (
-        plain_ddp,
-        small_net,  # noqa: F401
-    )
-    from train import __main__ as trainer
+def plain_with_small_net(arguments: list[str]) -> None:
+    """plain_ddp.py, for which the model small_net is one of torchvision's."""
+    from torchvision.models._api import register_model
 
-    sys.argv[1:] = arguments[1:]
-    return {"ours": trainer.main, "plain": plain_ddp.main}[arguments[0]]()
+    from benchmarks import plain_ddp, small_net
+
+    register_model()(small_net.small_net)
+    sys.argv[1:] = arguments
+    plain_ddp.main()
 
 
 if __name__ == "__main__":
-    sys.exit({"constant": constant, "small": with_small_net}[sys.argv[1]](sys.argv[2:]))
+    sys.exit({"constant": constant, "small": plain_with_small_net}[sys.argv[1]](sys.argv[2:]))

@@ -28,10 +28,12 @@ ROWS: dict[str, Rows] = {
         ("local", "horovod", "demo", "tensorboard"),
     ),
     "train": (
-        ("settings", "order", "whole_files"),
+        ("names",),
+        ("settings", "order", "whole_files", "generators"),
+        ("own_parts",),
         ("start", "model", "losses", "optim"),
         ("datasets", "checkpoints", "parallel"),
-        ("inference", "evaluate", "step"),
+        ("inference", "evaluate", "step", "trial"),
         *(("session",), ("reporting",), ("trainer", "forecast"), ("run",), ("__main__",)),
     ),
 }

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from tests.train import dataset_files as disk
-from train.datasets import DATASETS, DataError, Dataset, fingerprint, load
+from train.datasets import DataError, Dataset, fingerprint, load
 from train.datasets.base import ArraySource, data_dir_of
-from train.settings import DATASET_NAMES, Settings
+from train.names import DATASETS
+from train.settings import Settings
 from train.start.group import Place
 
 
@@ -28,8 +29,8 @@ def arrays(dataset: Dataset) -> tuple[ArraySource, ArraySource]:
 
 
 def test_every_dataset_of_the_settings_can_be_loaded(tmp_path: Path) -> None:
-    assert set(DATASET_NAMES) == set(DATASETS) == set(disk.WRITERS)
-    for name in DATASET_NAMES:
+    assert set(DATASETS) == set(disk.WRITERS)
+    for name in DATASETS:
         root = tmp_path / name
         disk.WRITERS[name](root)
         dataset = read(name, root)
@@ -172,7 +173,7 @@ def test_imagefolder_numbers_samples_as_torchvision(tmp_path: Path) -> None:
     assert ours.labels.tolist() == theirs.targets
 
 
-@pytest.mark.parametrize("name", DATASET_NAMES)
+@pytest.mark.parametrize("name", DATASETS)
 def test_fingerprint_is_equal_for_equal_data_and_changes_with_it(tmp_path: Path, name: str) -> None:
     prints = []
     for host in ("a", "b"):

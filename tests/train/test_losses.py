@@ -1,6 +1,7 @@
 """Promises of train.losses: losses of single samples, and mixing that does not know how many ranks there are."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import settings as given_settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from train.losses import Mix, logits, mixed, per_sample
+from train.losses import Mix, logits, mixed, per_sample, right
 from train.model import torchvision_cpu
 from train.order import equally, step_of
 
@@ -61,7 +62,51 @@ def test_auxiliary_heads_count_with_their_weights(name: str, weights: tuple[floa
 
 def test_another_kind_of_output_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match="returned dict; a classifier returns logits"):
-        per_sample({"out": torch.zeros(1, 2)}, torch.zeros(1, dtype=torch.int64))
+        per_sample({"boxes": torch.zeros(1, 2)}, torch.zeros(1, dtype=torch.int64))
+
+
+def masks(samples: int = 3, classes: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(samples)
+    return (
+        torch.randn(samples, classes, 5, 6, generator=draw),
+        torch.randint(0, classes, (samples, 5, 6), generator=draw),
+    )
+
+
+def test_the_loss_of_a_mask_is_the_mean_over_its_pixels() -> None:
+    outputs, targets = masks()
+    wanted = torch.stack([functional.cross_entropy(o[None], y[None]) for o, y in zip(outputs, targets, strict=True)])
+    torch.testing.assert_close(per_sample(outputs, targets), wanted)
+    torch.testing.assert_close(per_sample(outputs, targets.to(torch.uint8)), wanted)
+
+
+def test_pixels_of_no_class_do_not_count() -> None:
+    outputs, targets = masks()
+    targets[0, :3], targets[1] = -100, -100
+    wanted = functional.cross_entropy(outputs[:1, :, 3:], targets[:1, 3:])
+    losses, answers = per_sample(outputs, targets), right(outputs, targets)
+    assert answers is not None
+    torch.testing.assert_close(losses[0], wanted)
+    assert answers[0] == pytest.approx(float((outputs[0, :, 3:].argmax(0) == targets[0, 3:]).float().mean()))
+    assert losses[1] == 0 and answers[1] == 0
+
+
+def test_models_for_segmentation_return_their_answer_and_an_auxiliary_one() -> None:
+    outputs, targets = masks()
+    other = masks(4)[0][:3]
+    wanted = per_sample(outputs, targets) + 0.5 * per_sample(other, targets)
+    torch.testing.assert_close(per_sample({"out": outputs, "aux": other}, targets), wanted)
+    assert logits({"out": outputs, "aux": other}) is outputs
+
+
+def test_right_answers_are_counted_where_there_are_any() -> None:
+    outputs, labels = drawn(6)
+    answers = right(outputs, labels)
+    assert answers is not None and answers.tolist() == (outputs.argmax(1) == labels).tolist()
+    for regression in (labels.float(), labels[:, None], {"boxes": labels}, labels > 2):
+        assert right(outputs, regression) is None
+    assert right({"boxes": outputs}, labels) is None
+    assert right(outputs[:, :1], labels) is None  # one output is no choice between classes
 
 
 def pictures(numbers: "np.typing.NDArray[np.int64]") -> tuple[torch.Tensor, torch.Tensor]:
@@ -137,5 +182,5 @@ def test_the_mixed_loss_weighs_both_labels() -> None:
     outputs, labels = drawn(6)
     partners = labels.roll(1)
     wanted = 0.3 * per_sample(outputs, labels, 0.1) + 0.7 * per_sample(outputs, partners, 0.1)
-    torch.testing.assert_close(mixed(outputs, labels, partners, 0.3, 0.1), wanted)
+    torch.testing.assert_close(mixed(outputs, labels, partners, 0.3, partial(per_sample, smoothing=0.1)), wanted)
     assert mixed(outputs, labels, partners, 1.0).equal(per_sample(outputs, labels))

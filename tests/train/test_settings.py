@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from train.settings import CONFIGS, GROUPS, MODEL_NAMES, Settings, SettingsError, flag, parse, parser, problems
+from train.names import MODELS
+from train.settings import CONFIGS, GROUPS, Settings, SettingsError, flag, parse, parser, problems
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,6 +39,18 @@ def test_the_defaults_are_right() -> None:
         (Settings(nesterov=True), "--nesterov"),
         (Settings(find_unused_parameters=True, static_graph=True), "--find-unused-parameters"),
         (Settings(timeout=0), "--timeout 0"),
+        (Settings(dataset="imagenet"), "--dataset imagenet: there is no such dataset"),
+        (Settings(dataset="digit"), "--dataset digit: there is no such dataset; did you mean digits?"),
+        (Settings(loss="mse"), "--loss mse: there is no such loss; your own is written package.module:function"),
+        (Settings(transform="RandAugment"), "--transform RandAugment: it is your own"),
+        (Settings(model="mine:Net:x"), "--model mine:Net:x"),
+        (Settings(loss="mine:loss", label_smoothing=0.1), "--label-smoothing 0.1"),
+        (Settings(dataset="mine:data", memory="gpu"), "--memory gpu"),
+        (Settings(transform="mine:shaken", memory="ram"), "--memory ram"),
+        (Settings(classes=3), "--classes 3"),
+        (Settings(model="mine:net", weights="IMAGENET1K_V1"), "--weights IMAGENET1K_V1"),
+        (Settings(weights="IMAGENET1K_V1", init_from=Path("a.pt")), "--weights IMAGENET1K_V1 --init-from a.pt"),
+        (Settings(head_lr=-0.1), "--head-lr -0.1"),
     ],
 )
 def test_each_wrong_setting_is_named(settings: Settings, named: str) -> None:
@@ -49,7 +62,7 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
     assert len(problems(Settings(epochs=0, batch_size=1, seed=-1), 2)) == 3
 
 
-@pytest.mark.parametrize("arguments", [["--epochs", "two"], ["--dataset", "imagenet"], ["--frobnicate"]])
+@pytest.mark.parametrize("arguments", [["--epochs", "two"], ["--optimizer", "adagrad"], ["--frobnicate"]])
 def test_the_command_line_is_refused_without_leaving(arguments: list[str]) -> None:
     with pytest.raises(SettingsError):
         parse(arguments)
@@ -150,13 +163,61 @@ def test_settings_that_are_wrong_are_refused_by_the_check(arguments: list[str], 
     assert done.returncode == 2 and said in done.stderr and len(done.stderr.splitlines()) == 1
 
 
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder of own parts that may not be imported by a check."""
+    folder = tmp_path / "mine"
+    (folder / "nets").mkdir(parents=True)
+    (folder / "parts.py").write_text(
+        "import torch\nraise SystemExit('imported')\ndef net(n): ...\nif True:\n    digits = lambda s, d: 0\n"
+    )
+    (folder / "nets" / "small.py").write_text("from elsewhere import *\n")
+    (folder / "train.py").write_text("def net(n): ...\n")
+    (folder / "torn.py").write_text("def net(:\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--model", "parts:net", "--dataset", "parts:digits", "--loss", "nets.small:any"], ""),
+        (["--model", "parts:nett"], "parts.py has no nett; did you mean net?"),
+        (["--model", "part:net"], "has no module part; did you mean parts"),
+        (["--loss", "net.small:loss"], "has no module net.small; did you mean nets.small"),
+        (["--model", "train:net"], "another module is called train: give"),
+        (["--model", "torn:net"], "torn.py, line 1: "),
+        (["--model", "parts:no", "--loss", "parts:way"], "parts.py has no no; --loss parts:way: "),
+    ],
+)
+def test_own_parts_are_found_by_the_check_without_torch_or_an_import(
+    arguments: list[str], said: str, project: Path
+) -> None:
+    (project.parent / "torch.py").write_text("raise SystemExit('torch was imported')\n")
+    done = check_settings("--project", str(project), *arguments, folder=project.parent)
+    assert (done.returncode, done.stdout) == (2 if said else 0, ""), done.stderr
+    assert said in done.stderr and len(done.stderr.splitlines()) == (1 if said else 0)
+
+
+def test_a_module_that_requirements_may_bring_is_left_to_the_ranks(project: Path) -> None:
+    arguments = ["--project", str(project), "--model", "notimm:create_model"]
+    assert "has no module notimm" in check_settings(*arguments).stderr
+    (project / "requirements.txt").write_text("notimm\n")
+    assert check_settings(*arguments).returncode == 0
+    assert "has no missing" in check_settings("--project", str(project), "--model", "parts:missing").stderr
+
+
+def test_an_own_part_needs_a_folder_that_is_there(tmp_path: Path) -> None:
+    assert "name its folder with PROJECT=dir" in check_settings("--model", "nowhere_parts:net").stderr
+    assert "there is no such folder" in check_settings("--project", str(tmp_path / "no"), "--model", "a:b").stderr
+
+
 def test_the_known_models_are_those_of_torchvision() -> None:
     from train.model import torchvision_cpu
 
     torchvision_cpu.watch()
     import torchvision
 
-    assert torchvision.models.list_models(module=torchvision.models) == MODEL_NAMES
+    assert torchvision.models.list_models(module=torchvision.models) == MODELS
 
 
 SWALLOWS_CTRL_C = """

@@ -7,7 +7,7 @@ contract.
 
 import copy
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,12 +28,33 @@ from train.order import Ints, random_words
 from train.settings import Settings, SettingsError
 
 # First coordinate of the random words here, apart from all others.
-STREAM = 0x6F776E0000000000
+OWN_STREAM = 0x6F776E0000000000
 HASHED_SAMPLES = 16  # of each part
-SHOWN = 5  # sample numbers in a message
+NAMED_SAMPLES = 5  # sample numbers in a message
 WHOLE = 1 << 30  # more pixels than an edge has: decoded in full size
 SPLITS = ("train", "val")
-Transform = Callable[[Any, Any], Any]
+
+
+class OwnTransform:
+    """What `--transform module:function` returns for a split. A worker calls the function itself: one within a function,
+    as users write it, cannot be sent there. Raises SettingsError."""
+
+    def __init__(self, name: str, split: str) -> None:
+        self.name, self.split = name, split
+        with generators.kept():
+            generators.seed(0)
+            self.function = own_parts.call("--transform", name, object, split=split)
+        if not callable(self.function):
+            raise SettingsError(
+                f"--transform {name}: for split {split!r} it returned a {type(self.function).__name__}, and a function is "
+                "needed, (input, target) -> (input, target), such as a torchvision.transforms.v2.Compose"
+            )
+
+    def __call__(self, value: Any, target: Any) -> Any:
+        return self.function(value, target)
+
+    def __reduce__(self) -> Any:
+        return OwnTransform, (self.name, self.split)
 
 
 @dataclass(frozen=True)
@@ -46,7 +67,7 @@ class OwnSource:
     name: str  # as messages call the dataset
     split: str
     samples: Any
-    transform: Transform | None = None
+    transform: OwnTransform | None = None
     stored: Source | None = None
 
     def __len__(self) -> int:
@@ -131,13 +152,14 @@ class Reader:
         Before each sample the global generators are seeded by (seed, epoch, its number), so that it has the same
         random changes in any batch, rank and worker; afterwards they are as before. Raises DataError.
         """
-        words = random_words(STREAM, self.seed, 0 if epoch is None else epoch + 1, numbers)
+        words = random_words(OWN_STREAM, self.seed, 0 if epoch is None else epoch + 1, numbers)
         with generators.kept():
             samples = [self.sample(*each) for each in zip(numbers.tolist(), words.tolist(), strict=True)]
         try:
             return tuple(default_collate(samples))
         except Exception as error:
-            shown = ", ".join(map(str, numbers[:SHOWN].tolist())) + (", ..." if len(numbers) > SHOWN else "")
+            more = ", ..." if len(numbers) > NAMED_SAMPLES else ""
+            shown = ", ".join(map(str, numbers[:NAMED_SAMPLES].tolist())) + more
             raise DataError(
                 f"dataset {self.source.name}: samples {shown} of {self.source.split} do not fit into one batch "
                 f"({' '.join(str(error).split())}): all samples need the same structure and sizes"
@@ -222,7 +244,9 @@ def read(settings: Settings) -> Dataset:
 
 
 def samples_of(name: str, split: str, root: Path) -> Any:
-    samples = own_parts.call("--dataset", name, object, split=split, data_dir=root)
+    with generators.kept():
+        generators.seed(0)  # a random split comes out the same on all ranks, and for all seeds
+        samples = own_parts.call("--dataset", name, object, split=split, data_dir=root)
     missing = [method for method in ("__len__", "__getitem__") if not hasattr(samples, method)]
     if missing or isinstance(samples, torch.utils.data.IterableDataset):
         raise SettingsError(
@@ -265,7 +289,7 @@ def finished(dataset: Dataset, settings: Settings) -> Dataset:
         for split, part in given
     ]
     if is_own(settings.transform):
-        parts = [with_transform(settings.transform, part) for part in parts]
+        parts = [replace(part, transform=OwnTransform(settings.transform, part.split)) for part in parts]
     looked_at = replace(untransformed(parts[0]), transform=parts[0].transform)
     first, _ = Reader(looked_at, settings.seed).batch(0, np.zeros(1, dtype=np.int64))
     shape = list(first.shape[1:]) if isinstance(first, Tensor) else []
@@ -276,14 +300,3 @@ def finished(dataset: Dataset, settings: Settings) -> Dataset:
             f"--image-size {settings.image_size}: {made}: leave it out (--image-size 0), or change the transform"
         )
     return replace(dataset, train=parts[0], test=parts[1], image_size=size)
-
-
-def with_transform(name: str, source: OwnSource) -> OwnSource:
-    split = source.split
-    transform = own_parts.call("--transform", name, object, split=split)
-    if not callable(transform):
-        raise SettingsError(
-            f"--transform {name}: for split {split!r} it returned a {type(transform).__name__}: a function is needed, "
-            "(input, target) -> (input, target), such as a torchvision.transforms.v2.Compose"
-        )
-    return replace(source, transform=transform)

@@ -15,6 +15,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor, nn
 
+from train.checkpoints.files import CheckpointError
 from train.datasets.base import ArraySource, Augmentation, DataError, Dataset, Source
 from train.datasets.folder import FolderSource
 from train.datasets.loader import Loader
@@ -35,9 +36,16 @@ class Replica:
 
 
 class Classifier:
-    """The model on each of `devices`. Raises CheckpointError where the weights do not fit the model."""
+    """The model on each of `devices`. Raises CheckpointError where the weights do not fit the model, or images were
+    prepared by code of the user's own."""
 
     def __init__(self, trained: Trained, devices: Sequence[torch.device], batch_size: int) -> None:
+        if trained.recipe.preparation == "own":
+            raise CheckpointError(
+                f"{trained.path}: its images were prepared by code of your own (--dataset {trained.recipe.dataset}, or "
+                "--transform), which predict does not call: `python -m train export` writes the weights for a script "
+                "of yours"
+            )
         self.recipe, self.batch_size, self.devices = trained.recipe, batch_size, len(devices)
         network = network_of(trained)
         self.free: queue.SimpleQueue[Replica] = queue.SimpleQueue()

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
+from train.names import is_own
 from train.settings import EXIT_REFUSED
 
 if TYPE_CHECKING:  # it imports torch
@@ -27,6 +28,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("checkpoint", type=Path, help="step-<n>.pt, or a run's folder: its newest intact checkpoint")
     p.add_argument("--out", type=Path, help="name of the files, without ending (default: MODEL in the run's export/)")
     p.add_argument("--ema", action="store_true", help="the averaged weights, of a run with --ema")
+    p.add_argument("--project", type=Path, metavar="DIR", help="folder of the module of a model of your own")
     return p
 
 
@@ -36,9 +38,11 @@ def main(arguments: list[str]) -> int:
     from train.model import torchvision_cpu
 
     torchvision_cpu.watch()
+    from train import own_parts
     from train.checkpoints.files import CheckpointError
     from train.inference import weights
 
+    own_parts.use(options.project)
     try:
         trained = weights.read(options.checkpoint, options.ema, say)
         weights.network_of(trained)  # refuses weights that do not fit
@@ -61,9 +65,10 @@ def say(text: str) -> None:
 
 
 def default_stem(trained: Trained) -> Path:
-    """<run>/export/<model> for <run>/checkpoints/step-<n>.pt; beside any other file."""
+    """<run>/export/<model> for <run>/checkpoints/step-<n>.pt; beside any other file. A model of the user's own is
+    called as its function."""
     home = trained.path.parent
-    return (home.parent if home.name == "checkpoints" else home) / "export" / trained.recipe.model
+    return (home.parent if home.name == "checkpoints" else home) / "export" / trained.recipe.model.rpartition(":")[2]
 
 
 def with_ending(stem: Path, ending: str) -> Path:
@@ -96,6 +101,10 @@ def write(trained: Trained, stem: Path) -> list[Path]:
 
 def usage(trained: Trained, path: Path) -> str:
     recipe = trained.recipe
+    if is_own(recipe.model):
+        module, _, function = recipe.model.partition(":")
+        made = f"{function}({len(recipe.class_names)})"
+        return f'from {module} import {function}; {made}.load_state_dict(torch.load("{path}"))'
     more = ", aux_logits=False, init_weights=False" if recipe.model in ("googlenet", "inception_v3") else ""
     if recipe.model.startswith("vit_"):
         more = f", image_size={recipe.image_size}"

@@ -32,6 +32,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="image files, or folders of them")
     p.add_argument("--checkpoint", type=Path, required=True, help="step-<n>.pt, a run's folder, or an exported file")
     p.add_argument("--ema", action="store_true", help="with the averaged weights, of a run with --ema")
+    p.add_argument("--project", type=Path, metavar="DIR", help="folder of the module of a model of your own")
     where = p.add_mutually_exclusive_group()
     where.add_argument("--device", default="", help="cpu, cuda, cuda:3 or 3 (default: the first GPU, else cpu)")
     where.add_argument("--devices", default="", metavar="0,1", help="several GPUs that share the work")
@@ -54,10 +55,12 @@ def run(options: argparse.Namespace) -> int:
     from train.model import torchvision_cpu
 
     torchvision_cpu.watch()
+    from train import own_parts
     from train.checkpoints.files import CheckpointError
     from train.inference import classify, weights
     from train.start import devices
 
+    own_parts.use(options.project)
     gpus = devices.gpus_here()
     try:
         flag, words = ("--devices", options.devices.split(",")) if options.devices else ("--device", [options.device])

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from train.names import is_own
+
 if TYPE_CHECKING:  # it imports NumPy
     from train.datasets.base import Dataset
     from train.settings import Settings
@@ -18,8 +20,9 @@ if TYPE_CHECKING:  # it imports NumPy
 Triple = tuple[float, float, float]
 
 #: How a held-out image gets its size (see train.datasets). sampled: one bilinear resampling, edges continued;
-#: resized: bilinear, antialiased; centre: the centre, after resizing the shorter side to 256/224 of the wanted size.
-PREPARATIONS = ("sampled", "resized", "centre")
+#: resized: bilinear, antialiased; centre: the centre, after resizing the shorter side to 256/224 of the wanted size;
+#: own: by code of the user's, which is not known here.
+PREPARATIONS = ("sampled", "resized", "centre", "own")
 SAMPLED = ("digits", "mnist")
 
 
@@ -34,7 +37,7 @@ class Recipe:
     class_names: tuple[str, ...]
     mean: Triple  # of red, green, blue scaled to 0 .. 1
     std: Triple
-    image_size: int  # pixels, of the model's input
+    image_size: int  # pixels, of the model's input; 0 where that is no square image of the user's own
     preparation: str
     channels_last: bool = False
     step: int | None = None  # optimizer step of the weights
@@ -49,7 +52,9 @@ class Recipe:
 
 def data_config(dataset: Dataset, settings: Settings) -> dict[str, Any]:
     """What a checkpoint keeps of its dataset, as config["data"]."""
-    if getattr(dataset.augmentation, "resized_crop", None):
+    if is_own(settings.dataset) or is_own(settings.transform):
+        preparation = "own"
+    elif getattr(dataset.augmentation, "resized_crop", None):
         preparation = "centre"
     else:
         preparation = "sampled" if dataset.augmentation.affine else "resized"
@@ -73,7 +78,7 @@ def of_config(config: Mapping[str, Any], classes: int, step: int | None) -> Reci
     name = str(data.get("name") or config.get("dataset", ""))
     missing = [key for key in ("mean", "std") if key not in data]
     size = int(config.get("image_size") or data.get("image_size") or 0)
-    if missing or not size:
+    if missing or not (size or data.get("preparation") == "own"):
         what = ", ".join([*missing, *([] if size else ["image_size"])])
         raise RecipeError(f"the checkpoint's config does not say: {what} of the images; train anew with this version")
     default = "centre" if name == "imagefolder" else "sampled" if name in SAMPLED else "resized"

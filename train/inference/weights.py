@@ -130,7 +130,9 @@ def network_of(trained: Trained) -> nn.Module:
     try:
         network = build(recipe.model, len(recipe.class_names), recipe.image_size, seed=0)
         network.load_state_dict(trained.weights)
-    except (SettingsError, RuntimeError) as error:
+    except SettingsError as error:
+        raise CheckpointError(f"{trained.path}: its model cannot be made: {error}") from error
+    except RuntimeError as error:
         raise CheckpointError(f"{trained.path}: the weights do not fit {recipe.model}: {error}") from error
     if recipe.channels_last:
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

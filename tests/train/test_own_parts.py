@@ -1,0 +1,396 @@
+"""Promises of own parts: a user's model, dataset, loss and transform get all that built-in ones get, and what is wrong
+with them is said before anything is trained.
+"""
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.train.resume_ranks import CRASH, SETTINGS, crash_in_step, train
+from tests.train.test_resume import assert_equal
+from train import losses, own_parts, run
+from train.checkpoints import load, saved_steps
+from train.datasets import DataError, fingerprint
+from train.datasets import load as load_dataset
+from train.datasets.loader import Loader
+from train.model.build import build
+from train.order import Ints
+from train.settings import EXIT_REFUSED, Settings, SettingsError
+from train.start.group import Place
+from train.start.proof import facts_here
+from train.trial import trial
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE, ODD = ROOT / "examples" / "own_parts", Path(__file__).parent / "own_project"
+CPU = torch.device("cpu")
+EXAMPLE_PARTS: dict[str, Any] = {
+    "model": "parts:net",
+    "dataset": "parts:digits",
+    "loss": "parts:loss",
+    "transform": "parts:shaken",
+}
+NOISY: dict[str, Any] = {"model": "odd:net", "dataset": "odd:noisy", "transform": "odd:mirrored"}
+SEGMENTATION: dict[str, Any] = {"model": "odd:segment", "dataset": "odd:masks", "transform": "odd:joint"}
+REGRESSION: dict[str, Any] = {"model": "odd:linear", "dataset": "odd:line", "loss": "odd:squares", "classes": 1}
+
+
+@pytest.fixture(autouse=True)
+def importable() -> None:
+    own_parts.use(EXAMPLE)
+    own_parts.use(ODD)
+
+
+def own(project: Path | None = ODD, **changes: Any) -> Settings:
+    plain = dataclasses.replace(SETTINGS, image_size=0, batch_size=16, epochs=2, workers=0, project=project)
+    return dataclasses.replace(plain, **changes)
+
+
+def with_own_model() -> None:
+    """In a rank of resume_ranks, which has its own network else."""
+    mock.patch.object(run, "build_model", build).start()
+
+
+def trained(world_size: int, settings: Settings, crash: int = 0) -> list[int]:
+    def change() -> None:
+        with_own_model()
+        if crash:
+            crash_in_step(crash)()
+
+    return train(world_size, settings, changes=dict.fromkeys(range(world_size), change))
+
+
+def newest(settings: Settings) -> dict[str, Any]:
+    folder = settings.run_dir / "checkpoints"
+    return load(folder, saved_steps(folder)[-1])
+
+
+def result(settings: Settings) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((settings.run_dir / "result.json").read_text())
+    return found
+
+
+# -- whole trainings ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_example_trains_the_same_on_one_rank_and_on_two(tmp_path: Path) -> None:
+    runs = [own(EXAMPLE, batch_size=480, **EXAMPLE_PARTS, run_dir=tmp_path / str(ranks)) for ranks in (1, 2)]
+    for ranks, settings in enumerate(runs, 1):
+        assert trained(ranks, settings) == [0] * ranks
+    one, two = map(newest, runs)
+    for name, weights in one["model"].items():
+        torch.testing.assert_close(two["model"][name], weights, rtol=1e-4, atol=1e-5)
+    assert result(runs[0])["test_accuracy"] == result(runs[1])["test_accuracy"] > 0.5
+    assert one["config"]["data"]["class_names"] == [str(digit) for digit in range(10)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{}, {"micro_batch": 3, "workers": 2}], ids=["plain", "micro-batches, workers"])
+def test_a_run_that_broke_in_an_epoch_ends_with_the_same_bits(changes: dict[str, Any], tmp_path: Path) -> None:
+    whole, broken = (own(**NOISY, checkpoint_every="1", run_dir=tmp_path / name, **changes) for name in ("whole", "b"))
+    assert trained(2, whole) == [0, 0]
+    assert trained(2, broken, crash=5) == [CRASH, CRASH]
+    assert trained(2, broken) == [0, 0]
+    for part in ("model", "rank_buffers", "optimizer"):
+        assert_equal(newest(broken)[part], newest(whole)[part], part)
+
+
+@pytest.mark.slow
+def test_masks_are_learned_and_counted_by_pixels(tmp_path: Path) -> None:
+    settings = own(**SEGMENTATION, epochs=10, lr=0.03, run_dir=tmp_path)
+    assert trained(2, settings) == [0, 0]
+    assert 0.9 < result(settings)["test_accuracy"] <= 1
+
+
+@pytest.mark.slow
+def test_without_class_numbers_there_is_no_accuracy_and_the_lowest_loss_is_best(tmp_path: Path) -> None:
+    settings = own(**REGRESSION, epochs=4, lr=0.1, schedule="constant", run_dir=tmp_path)
+    assert trained(2, settings) == [0, 0]
+    events = [json.loads(line, parse_constant=None) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert "NaN" not in (tmp_path / "metrics.jsonl").read_text() + (tmp_path / "result.json").read_text()
+    assert {event["accuracy"] for event in events if event["event"] == "step"} == {None}
+    epochs = [event for event in events if event["event"] == "epoch"]
+    assert {(event["train_accuracy"], event["test_accuracy"]) for event in epochs} == {(None, None)}
+    assert (result(settings)["test_accuracy"], result(settings)["best_accuracy"]) == (None, None)
+    manifests = [json.loads(path.read_text()) for path in (tmp_path / "checkpoints").glob("step-*.json")]
+    found = {each["step"]: each["metric"] for each in manifests if each["metric"] is not None}
+    best = max(found, key=lambda step: found[step])
+    assert found[best] == pytest.approx(-min(event["test_loss"] for event in epochs))
+
+
+@pytest.mark.slow
+def test_mixing_and_shares_and_a_built_in_dataset_with_a_transform(tmp_path: Path) -> None:
+    own_model = {"model": "parts:net", "loss": "parts:loss", "dataset": "parts:digits", "batch_size": 480}
+    settings = own(EXAMPLE, **own_model, mixup=0.4, cutmix=1.0, shares="3,1", ema=0.9, epochs=1, run_dir=tmp_path / "a")
+    assert trained(2, settings) == [0, 0]
+    settings = own(EXAMPLE, dataset="fake", transform="parts:shaken", epochs=1, batch_size=300, run_dir=tmp_path / "b")
+    assert train(2, dataclasses.replace(settings, image_size=32), changes={}) != [0, 0]  # the network is for 8 pixels
+    assert train(1, dataclasses.replace(settings, dataset="digits", run_dir=tmp_path / "c")) == [0]
+
+
+@pytest.mark.slow
+def test_what_is_wrong_ends_all_ranks_with_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    settings = own(**REGRESSION | {"loss": "odd:mean_squares"}, run_dir=tmp_path / "run")
+    assert trained(2, settings) == [EXIT_REFUSED, EXIT_REFUSED]
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("train: ")]
+    assert len(said) == 1 and "--loss odd:mean_squares: it returned torch.float32 [] for 2 samples, and [2]" in said[0]
+    assert not (tmp_path / "run").exists()
+
+
+# -- batches -----------------------------------------------------------------------------------------------------------
+
+
+def numbers(*values: int) -> Ints:
+    return np.array(values, dtype=np.int64)
+
+
+def loader_of(settings: Settings) -> Loader:
+    return Loader(load_dataset(settings, Place()), settings, CPU, Place())
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parts", [NOISY, SEGMENTATION], ids=["noisy", "masks"])
+def test_a_sample_is_the_same_in_any_batch_and_worker(parts: dict[str, Any], one_thread: None) -> None:
+    with loader_of(own(**parts)) as here, loader_of(own(**parts, workers=2)) as there:
+        (whole,) = here.training([numbers(*range(20))], 3)
+        (other,) = here.training([numbers(*range(20))], 4)
+        requests = [numbers(7), numbers(3, 7, 3), numbers(*range(19, 10, -1))]
+        for request, batch in zip(requests, there.training(requests, 3), strict=True):
+            assert_equal(batch, at(whole, request))
+        with pytest.raises(AssertionError):
+            assert_equal(other, whole)
+        held_out = [list(each.held_out([numbers(0, 4), numbers(4)])) for each in (here, there)]
+        assert_equal(held_out[0], held_out[1])
+        assert_equal(at(held_out[0][0], numbers(1)), held_out[0][1])
+
+
+def at(batch: Any, rows: Ints) -> Any:
+    if isinstance(batch, Tensor):
+        return batch[torch.from_numpy(rows)]
+    if isinstance(batch, dict):
+        return {key: at(value, rows) for key, value in batch.items()}
+    return type(batch)(at(each, rows) for each in batch)
+
+
+def test_reading_samples_leaves_the_generators_alone() -> None:
+    loader = loader_of(own(**NOISY))
+    torch.manual_seed(4)
+    np.random.seed(4)
+    wanted = torch.rand(3), np.random.rand(3)
+    torch.manual_seed(4)
+    np.random.seed(4)
+    list(loader.training([numbers(1, 2)], 0))
+    assert torch.rand(3).equal(wanted[0]) and (np.random.rand(3) == wanted[1]).all()
+
+
+@pytest.mark.slow
+def test_an_iteration_that_is_left_or_within_another_takes_nothing_from_it() -> None:
+    requests = [numbers(number, number + 1) for number in range(8)]
+    with loader_of(own(**NOISY, workers=2)) as loader:
+        whole = list(loader.training(requests, 0))
+        next(iter(loader.training(requests, 1)))  # left
+        for place, batch in enumerate(loader.training(requests, 0)):
+            assert_equal(batch, whole[place])
+            assert_equal(next(iter(loader.training(requests, 0))), whole[0])
+
+
+def test_images_and_masks_of_pil_become_tensors_as_tutorials_have_them() -> None:
+    inputs, targets = next(iter(loader_of(own(dataset="odd:masks")).held_out([numbers(0, 1)])))
+    assert (inputs.dtype, tuple(inputs.shape)) == (torch.float32, (2, 3, 12, 12))
+    assert inputs.max() == 1.0 and (targets.dtype, tuple(targets.shape)) == (torch.int64, (2, 12, 12))
+    assert set(targets.unique().tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize("name", ["digits", "fake"])
+def test_a_transform_of_a_built_in_dataset_gets_the_stored_images(name: str) -> None:
+    plain = own(EXAMPLE, dataset=name)
+    settings = dataclasses.replace(plain, transform="parts:shaken")
+    dataset = load_dataset(settings, Place())
+    stored, label = dataset.test.samples[3]  # type: ignore[attr-defined]
+    assert (stored.dtype, stored.shape[0], label) == (torch.uint8, 3, load_dataset(plain, Place()).test.labels[3])
+    images, _ = next(iter(Loader(dataset, settings, CPU, Place()).held_out([numbers(3)])))
+    wanted = (stored / 255 - torch.tensor(dataset.mean)[:, None, None]) / torch.tensor(dataset.std)[:, None, None]
+    torch.testing.assert_close(images[0], wanted, rtol=1e-5, atol=1e-5)
+    assert fingerprint(dataset) == fingerprint(load_dataset(plain, Place()))
+
+
+def test_equal_data_has_one_fingerprint_and_other_data_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    import odd
+
+    settings = own(**REGRESSION)
+    first = fingerprint(load_dataset(settings, Place()))
+    assert first == fingerprint(load_dataset(settings, Place())) and first.startswith("odd:line 47+13 samples, ")
+    monkeypatch.setattr(odd.Line, "__getitem__", lambda self, index: (self.x[index], 0.0))
+    assert fingerprint(load_dataset(settings, Place())) != first
+    monkeypatch.setattr(odd.Line, "fingerprint", lambda self: "mine", raising=False)
+    mine = fingerprint(load_dataset(settings, Place()))
+    monkeypatch.undo()
+    assert mine not in (first, fingerprint(load_dataset(settings, Place())))
+
+
+def test_what_a_first_reading_leaves_in_the_dataset_is_not_sent_to_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    import odd
+
+    def lazy(self: Any, index: int) -> tuple[Tensor, float]:
+        self.file = lambda: index  # as an open file: cannot be sent
+        return self.x[index], 0.0
+
+    monkeypatch.setattr(odd.Line, "__getitem__", lazy)
+    dataset = load_dataset(own(**REGRESSION), Place())
+    fingerprint(dataset)
+    assert not hasattr(dataset.train.samples, "file")  # type: ignore[attr-defined]
+
+
+# -- what is wrong -----------------------------------------------------------------------------------------------------
+
+
+def tried(settings: Settings) -> None:
+    dataset = load_dataset(settings, Place())
+    network = build(settings.model, dataset.classes, settings.image_size or dataset.image_size, settings.seed)
+    trial(settings, dataset, network)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"model": "odd:raising"},
+            r"--model odd:raising: ValueError: no such depth \(.*odd\.py, line \d+\); it is called",
+        ),
+        ({"model": "odd:two_arguments"}, r"missing a required argument: 'depth'.*called as two_arguments\(1\)"),
+        ({"model": "odd:no_module"}, r"it returned a int, and torch's Module is needed"),
+        ({"model": "odd:not_a_function"}, r"that is a int, and a function is needed"),
+        ({"model": "odd:segment"}, r"--model odd:segment: RuntimeError: .* given inputs float32 \[2, 4\]"),
+        ({"model": "resnet18"}, r"--model resnet18: .* it was given inputs float32 \[2, 4\]"),
+        ({"model": "nowhere.parts:net"}, r"--model nowhere\.parts:net: there is no module nowhere\.parts"),
+        ({"dataset": "odd:iterable"}, r"it returned a .*iterator without __len__ and __getitem__: a map-style"),
+        ({"dataset": "odd:line", "classes": 0}, r"how many classes, or outputs of the model\? Give --classes N"),
+        ({"dataset": "odd:alone"}, r"reading sample 0 of train failed: TypeError: a sample is \(input, target\)"),
+        ({"dataset": "odd:uneven"}, r"samples 0, 1 of train do not fit into one batch"),
+        (
+            {"loss": "cross-entropy"},
+            r"--loss cross-entropy: .* it was given outputs float32 \[2, 1\] and targets float32",
+        ),
+        (
+            {"loss": "odd:mean_squares"},
+            r"it returned torch\.float32 \[\] for 2 samples.*wrongly where ranks have different",
+        ),
+        ({"mixup": 0.2}, r"--mixup 0\.2: it mixes images.*inputs float32 \[2, 4\] and targets float32 \[2\]"),
+        ({"transform": "odd:raising"}, r"--transform odd:raising: ValueError: no such depth"),
+        ({"image_size": 9}, r"--image-size 9: your own dataset or transform makes inputs of \[4\]"),
+    ],
+    ids=str,
+)
+def test_each_mistake_is_named_with_its_place(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises((SettingsError, DataError), match=said):
+        tried(own(**REGRESSION | changes))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_in_a_sample_names_it_with_its_line(workers: int) -> None:
+    dataset = load_dataset(own(**REGRESSION | {"dataset": "odd:broken"}), Place())
+    with (
+        Loader(dataset, own(workers=workers), CPU, Place()) as loader,
+        pytest.raises(
+            DataError, match=r"^dataset odd:broken: reading sample 5 of train failed: KeyError: .*x5\.png"
+        ) as at,
+    ):
+        list(loader.training([numbers(4), numbers(5)], 0))
+    assert re.search(r"odd\.py, line \d+\)$", str(at.value))
+
+
+@pytest.mark.slow
+def test_a_dataset_that_cannot_be_sent_to_workers_is_refused() -> None:
+    with pytest.raises(DataError, match=r"dataset odd:locked: it cannot be sent .* set --workers 0"):
+        loader_of(own(**REGRESSION | {"dataset": "odd:locked"}, workers=1))
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_is_named() -> None:
+    with (
+        loader_of(own(**REGRESSION | {"dataset": "odd:deadly"}, workers=1)) as loader,
+        pytest.raises(DataError, match="ended from outside"),
+    ):
+        list(loader.training([numbers(1), numbers(40)], 0))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import notthere\n", r"notthere is not installed here: put it into the project's requirements\.txt"),
+        ("import sys\nsys.exit(3)\n", r"importing early failed: SystemExit: 3 \(.*early\.py, line 2\)"),
+        ("x = [\n", r"importing early failed: SyntaxError.*early\.py, line 1"),
+        ("1 / 0\n", r"ZeroDivisionError: division by zero \(.*early\.py, line 1\)"),
+    ],
+)
+def test_what_fails_in_an_import_is_named_with_its_line(
+    text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "early.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(SettingsError, match=said):
+        own_parts.load("--model", "early:net")
+
+
+# -- the folder --------------------------------------------------------------------------------------------------------
+
+
+def test_the_folder_comes_last_and_reaches_processes_that_are_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.path", ["first"])
+    monkeypatch.setenv("PYTHONPATH", "first")
+    own_parts.use(tmp_path)
+    own_parts.use(tmp_path)
+    import os
+    import sys
+
+    assert sys.path == ["first", str(tmp_path)]
+    assert os.environ["PYTHONPATH"] == f"first{os.pathsep}{tmp_path}"
+
+
+def test_another_file_in_the_folder_is_another_project(tmp_path: Path) -> None:
+    (tmp_path / "parts.py").write_text("x = 1\n")
+    first = facts_here(own(tmp_path), "")["project"]
+    for name in (".git/HEAD.txt", "__pycache__/parts.py", "env/pyvenv.cfg", "data.bin"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    assert facts_here(own(tmp_path), "")["project"] == first
+    for name in ("classes.json", "more.yaml", "parts.py"):
+        before = facts_here(own(tmp_path), "")["project"]
+        (tmp_path / name).write_text("x = 2\n")
+        assert facts_here(own(tmp_path), "")["project"] != before
+    assert facts_here(Settings(), "")["project"] == "none" and "--project" not in facts_here(own(tmp_path), "")
+
+
+def test_weights_of_an_own_model_are_a_function_of_the_seed() -> None:
+    state = torch.default_generator.get_state()
+    first, again, other = (build("odd:net", 3, 0, seed).state_dict() for seed in (1, 1, 2))
+    assert torch.default_generator.get_state().equal(state)
+    assert_equal(dict(first), dict(again))
+    assert not first["head.weight"].equal(other["head.weight"])
+
+
+def test_a_loss_that_is_no_tensor_or_of_another_length_is_refused() -> None:
+    answers: list[Any] = [1.0, torch.zeros(2), torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64)]
+    for answer in answers:
+        with pytest.raises(losses.LossError, match=r"and \[3\] is needed"):
+            losses.checked("mine:loss", lambda outputs, targets: outputs, answer, torch.zeros(3))
