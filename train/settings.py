@@ -64,6 +64,11 @@ class Settings:
     download: bool = what(False, "fetch a missing dataset, one rank per host")
     image_size: int = what(0, "the model's input (0: what suits the dataset)", metavar="PIXELS")
     init_from: Path | None = what(None, "start from the weights in this file (.pt, .pth, .safetensors)", metavar="FILE")
+    project: Path | None = what(
+        None,
+        "folder of your own model, dataset, loss and transform: names as package.module:function",
+        metavar="DIR",
+    )
 
     epochs: int = how(9, "passes over the training part")
     batch_size: int = how(120, "samples of one optimizer step, of all ranks together", metavar="N")

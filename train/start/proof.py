@@ -27,7 +27,7 @@ START = "start all hosts with one command: make train"
 DATA = "copy the same dataset to every host, to the folder that the inventory names (data_dir)"
 
 #: Settings that may differ between hosts: the folders of the run and of the data (whose content has a fingerprint).
-OWN_AFFAIRS = frozenset({"run_dir", "data_dir", "config"})
+OWN_AFFAIRS = frozenset({"run_dir", "data_dir", "config", "project"})
 
 
 class ProofError(Exception):

@@ -151,6 +151,10 @@ def test_links_are_compared_with_what_the_nics_are_now() -> None:
     assert verdict.what == "the NICs' MTUs differ: 1500 bytes on h2; 1300 bytes on h1"
 
 
+def no_project(*arguments: Any) -> Any:
+    pytest.fail("there is no project to bring")
+
+
 class Host:
     """A machine of which Podman says what runs there."""
 
@@ -199,7 +203,7 @@ def test_wrong_arguments_of_the_trainer_are_refused_before_any_host_is_asked(mon
     monkeypatch.setattr(check, "machines", lambda *arguments: pytest.fail("a host was asked"))
     for args, said in (("--batch-size 3", "each of the 4 ranks"), ("--seed 1'2", "No closing quotation")):
         with pytest.raises(Refusal, match=said):
-            check.check(check.Request(Path("inventory/lab"), args=args), Console())
+            check.check(check.Request(Path("inventory/lab"), args=args), Console(), no_project)
 
 
 def test_the_quick_form_hands_on_what_the_hosts_are(monkeypatch: pytest.MonkeyPatch) -> None:
