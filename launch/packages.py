@@ -17,13 +17,13 @@ import venv
 from importlib.metadata import distributions
 from pathlib import Path
 
-from containers.engine import CommandFailed, follow
+from containers.engine import CommandFailed, ContainersError, follow
 from containers.files import drafted, locked
 from containers.wheels import FIXED, PIP, requirements_texts
 from containers.workload_image import image_name
 from launch.cli import exits
 from launch.cli.refusal import refuse
-from launch.files import build_dir
+from launch.files import build_dir, shown
 
 
 def folder_of(project: Path) -> Path | None:
@@ -36,20 +36,25 @@ def folder_of(project: Path) -> Path | None:
     if not requirements.is_file():
         return None
     here = {one.name: one.version for one in distributions(path=site.getsitepackages())}
+    fixed = {name: here[name] for name in FIXED if name in here}
     key = json.dumps([sys.version, sysconfig.get_platform(), sorted(here.items()), requirements_texts(requirements)])
     folders = build_dir() / "projects"
     folder = folders / f"{image_name(project.name)}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-    with locked(build_dir() / "projects.lock"):
-        if not folder.exists():
-            print(f"packages of {requirements}: installing", flush=True)
-            fixed = {name: here[name] for name in FIXED if name in here}
-            try:
+    try:
+        with locked(build_dir() / "projects.lock"):
+            if not folder.exists():
+                print(f"packages of {shown(requirements)}: installing", flush=True)
                 _install(folder, requirements, fixed)
-            except CommandFailed as failure:
-                versions = ", ".join(f"{name} {version}" for name, version in fixed.items())
-                what = f"pip could not install what the project asks for. Its last lines:\n{failure.tail}"
-                fix = f"fix the line that pip names; there is {versions}, which a project cannot replace"
-                raise refuse(str(requirements), what, fix, exits.FAILED) from None
+    except CommandFailed as failure:
+        versions = ", ".join(f"{name} {version}" for name, version in fixed.items())
+        what = f"pip could not install what the project asks for. Its last lines:\n{failure.tail}"
+        fix = f"fix the line that pip names; there is {versions}, which a project cannot replace"
+        raise refuse(str(requirements), what, fix, exits.DEPLOY_FAILED) from None
+    except ContainersError as error:
+        raise refuse(error.where, error.what, error.fix, exits.DEPLOY_FAILED) from None
+    except OSError as error:
+        what = f"cannot be written: {error.strerror}"
+        raise refuse(shown(folders), what, "make room, or let it be written") from None
     return _packages(folder)
 
 
