@@ -135,6 +135,8 @@ def check_before_start(asked: Asked, machines: Sequence[Machine]) -> Ports:
         raise next(error for error in errors if error not in refusals)
     if len(refusals) == 1:
         raise refusals[0]
+    if asked.workload:  # its image is brought to hosts that lack it, once nothing else is in the way
+        refusals = [Refusal(one.others) if isinstance(one, readiness.ImageLacking) else one for one in refusals]
     problems = [problem for refusal in refusals for problem in refusal.problems]
     raise Refusal(problems, max(refusal.status for refusal in refusals))
 

@@ -284,6 +284,24 @@ def test_nothing_is_built_for_settings_that_the_trainer_refuses(
         run.train(request(project="mine", args="--epochs 0"), Console())
 
 
+def test_a_host_that_lacks_the_projects_image_is_not_blamed_for_wrong_settings(
+    started: dict[str, Host], mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The image would be brought there."""
+
+    def lacking(*arguments: Any) -> Ports:
+        folder = Problem("host h2", "has no folder /srv/data (data_dir)", "create it, or correct data_dir")
+        raise readiness.ImageLacking(
+            [Problem("host h2", "does not hold image cdcd", "run `make deploy`"), folder], [folder]
+        )
+
+    monkeypatch.setattr(readiness, "check", lacking)
+    with pytest.raises(Refusal) as refused, signals.interrupts_as_exceptions():
+        run.train(request(project="mine", args="--epochs 0"), Console())
+    assert [problem.where for problem in refused.value.problems] == ["ARGS", "host h2"]
+    assert "does not hold" not in str(refused.value) and "/srv/data" in str(refused.value)
+
+
 def test_a_dry_run_names_the_projects_image_and_shows_what_the_trainer_is_given(
     started: dict[str, Host], mine: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
