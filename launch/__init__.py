@@ -2,5 +2,5 @@
 
 From the bottom up: files, cli, page, hosts, network, job, health, report, deploy, run, packages; then the commands that
 stand beside them (demo, local, horovod, tensorboard; bootstrap, which runs before anything is installed). A room may
-import rooms before it in this list alone; tests/test_rooms.py holds that. Pictures, and the ways of data: ARCHITECTURE.md.
+import rooms before it in this list alone; tests/test_rooms.py holds that. Pictures, the ways of data: ARCHITECTURE.md.
 """

@@ -26,7 +26,8 @@ DEPLOY = "make deploy, then start the run again"
 START = "start all hosts with one command: make train"
 DATA = "copy the same dataset to every host, to the folder that the inventory names (data_dir)"
 
-#: Settings that may differ between hosts: the folders of the run and of the data (whose content has a fingerprint).
+#: Settings that may differ between hosts: the folders of the run, of the data and of the user's own parts (whose
+#: contents are compared).
 OWN_AFFAIRS = frozenset({"run_dir", "data_dir", "config", "project"})
 
 
