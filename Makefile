@@ -22,7 +22,7 @@ $(foreach name,$(.VARIABLES),$(if $(findstring command line,$(origin $(name))),$
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-local: .venv/.train .venv/.report  ## train on this machine alone: no root, no inventory, no containers  [NPROC=2 ARGS="--epochs 3"]
+local: .venv/.train .venv/.report  ## train on this machine alone: no root, no inventory, no containers  [NPROC=2 ARGS="--epochs 3" PROJECT=dir]
 	@$(BIN)/python -m launch.local
 
 horovod: .venv/.train  ## build Horovod for --parallel horovod, and install it into .venv (a compiler; 2.5 minutes, once)
@@ -49,10 +49,10 @@ deploy:  ## provision, detect, choose the network, build and distribute the imag
 	$(need) $(if $(HOROVOD),train) control
 	@$(BIN)/fab deploy
 
-check: .venv/.control  ## measure links, hosts and sameness, forecast a run; report.html  [NODES=2 ARGS="..." FORECAST=0 JSON=1]
+check: .venv/.control  ## measure links, hosts and sameness, forecast a run; report.html  [NODES=2 ARGS="..." PROJECT=dir FORECAST=0 JSON=1]
 	@$(BIN)/fab check
 
-train: .venv/.control  ## run on the first NODES hosts  [NODES=2 ARGS="..." WORKLOAD=dir SCRIPT=main.py LAUNCHER=horovod RESUME=last MAX_RESTARTS=3 MIN_NODES=1 GRACE=30 WAIT=1 DETACH=1 SECRETS=file VIEW=plain KEEP_RUNS=20 SKIP_CHECK=1 DRY_RUN=1]
+train: .venv/.control  ## run on the first NODES hosts  [NODES=2 ARGS="..." PROJECT=dir WORKLOAD=dir SCRIPT=main.py LAUNCHER=horovod RESUME=last MAX_RESTARTS=3 MIN_NODES=1 GRACE=30 WAIT=1 DETACH=1 SECRETS=file VIEW=plain KEEP_RUNS=20 SKIP_CHECK=1 DRY_RUN=1]
 	@$(BIN)/fab train
 
 reproduce: .venv/.control  ## run RUN once more: same image, hosts and arguments; say what differs, compare the results  [RUN=<id> ANYWAY=1 DRY_RUN=1 SECRETS=file WAIT=1 DETACH=1 VIEW=plain KEEP_RUNS=20 SKIP_CHECK=1]

@@ -76,6 +76,7 @@ def deploy(context: Context, inventory: str = "", horovod: bool = False, measure
     help={
         "nodes": "run on the first N hosts of the inventory; all when not given",
         "args": "arguments of the trainer (python -m train --help) or of your own script",
+        "project": "folder of your own model, dataset, loss or transform for our trainer; with its requirements.txt",
         "workload": "folder of your own script; with its requirements.txt, if it has one",
         "script": "your script, relative to the workload",
         "resume": "continue an earlier run from its newest checkpoint: its id, or last",
@@ -98,6 +99,7 @@ def train(
     inventory: str = "",
     nodes: str = "",
     args: str = "",
+    project: str = "",
     workload: str = "",
     script: str = "",
     resume: str = "",
@@ -121,6 +123,7 @@ def train(
         inventory=_inventory(inventory),
         nodes=_given(nodes, "NODES"),
         args=_given(args, "ARGS"),
+        project=_given(project, "PROJECT"),
         workload=_given(workload, "WORKLOAD"),
         script=_given(script, "SCRIPT"),
         resume=_given(resume, "RESUME"),
@@ -188,24 +191,33 @@ def reproduce(
     help={
         "nodes": "check the first N hosts of the inventory; all when not given",
         "args": "arguments of the training to forecast, as for train",
+        "project": "folder of its own model, dataset, loss or transform, as for train",
         "forecast": "0: leave the forecast out",
         "as-json": "print one JSON document and nothing else (JSON=1)",
     }
 )
 def check(
-    context: Context, inventory: str = "", nodes: str = "", args: str = "", forecast: str = "", as_json: bool = False
+    context: Context,
+    inventory: str = "",
+    nodes: str = "",
+    args: str = "",
+    project: str = "",
+    forecast: str = "",
+    as_json: bool = False,
 ) -> None:
     """Measure links, hosts and their sameness, sum over the real backend, forecast a run; writes report.html."""
+    from launch.deploy import workload
     from launch.health import check as checking
 
     request = checking.Request(
         inventory=_inventory(inventory),
         nodes=_given(nodes, "NODES"),
         args=_given(args, "ARGS"),
+        project=_given(project, "PROJECT"),
         forecast=_given(forecast, "FORECAST", "1"),
         as_json=_truth(as_json, "JSON"),
     )
-    _end(lambda: checking.check(request, CONSOLE), request.inventory, RUNS_GO_ON)
+    _end(lambda: checking.check(request, CONSOLE, workload.bring), request.inventory, RUNS_GO_ON)
 
 
 @task(

@@ -1,4 +1,7 @@
-"""The image of a script's folder: the one that was built before where nothing has changed since, else a new one.
+"""The image of a workload: the one that was built before where nothing has changed since, else a new one.
+
+A workload is a folder of the user's own: of a script (WORKLOAD), or of parts for our trainer (PROJECT). The image of a
+folder is the same for both.
 
 That nothing has changed is seen without reading a file and without asking Podman to build, which takes most of a second
 even where each step is in its cache: from names, sizes and times of all that the image is made from.
@@ -59,7 +62,7 @@ def build_on(train: Image, workload: Path, progress: Progress) -> Image:
     Raises ContainersError if there is no such folder, its requirements cannot be fetched, or the build failed.
     """
     if not workload.is_dir():
-        fix = "give WORKLOAD=path/to/project, a folder that holds SCRIPT"
+        fix = "give the folder of your own code: of a script with WORKLOAD, of parts for our trainer with PROJECT"
         raise ContainersError("the workload is not a folder", str(workload), fix)
     workload = workload.resolve()
     wheels = workload_wheels(workload, training_wheels(lambda line: None), progress)

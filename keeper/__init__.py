@@ -74,8 +74,8 @@ LEASE_DIR = "/muster/lease"
 PRIVATE_DIR = "/muster/private"
 WITNESSES = "witnesses"  # in the private folder
 PROMISES = "promises.json"  # in the run's folder
-PROJECT_DIR = "/muster/workload"  # a script's project as the image holds it
-WORKLOAD_DIR = "/workload"  # its copy in the run's folder, in which the script runs
+PROJECT_DIR = "/muster/workload"  # the user's own folder, WORKLOAD or PROJECT, as the image holds it
+WORKLOAD_DIR = "/workload"  # the copy of it in the run's folder in which a script runs
 
 #: The same on a host.
 HOST_RUNS_DIR = "/var/lib/muster/runs"

@@ -3,7 +3,8 @@
     python -m launch.local [--nproc N] [the trainer's options, see python -m train --help]
 
 Starts the same trainer under the same agent as on a cluster, in a folder runs/<id>/ of its own, and always
-leaves summary.json there. Exit statuses: launch/cli/exits.py. Never imports torch.
+leaves summary.json there. PROJECT=dir: with a model, dataset, loss or transform of the user's own, and what its
+requirements.txt asks for (packages.py). Exit statuses: launch/cli/exits.py. Never imports torch.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from keeper import causes
+from launch import packages
 from launch.cli import command, exits
 from launch.cli.refusal import refuse
 from launch.cli.signals import undisturbed
 from launch.files import ROOT, read_json, runs_dir, shown, write_json
-from launch.job import outcome, plan, trainer_arguments
+from launch.job import outcome, plan, project, trainer_arguments
 from launch.job.outcome import Failure, Verdict
 from launch.report import ending
 from launch.report.documents import PAGE
@@ -43,11 +45,14 @@ def train(arguments: Sequence[str]) -> int:
     options, training = parse([*trainer_arguments.split(os.environ.get("ARGS", "")), *arguments])
     nproc = number_of_ranks(options.nproc, gpus_here())
     grace_seconds = plan.parse_grace(os.environ.get("GRACE", ""))
-    trainer_arguments.check(trainer_arguments.inline(training), nproc)
+    own = project.folder_of(os.environ.get("PROJECT", ""))
+    trainer_arguments.check(trainer_arguments.inline(training), nproc, own)
+    beside = packages.folder_of(own) if own else None
+    training += ["--project", str(own)] if own else []
     folder = make_run_folder(Path(options.runs))
     print(f"run {folder.name}: {nproc} process(es) on this machine", flush=True)
-    words = torchrun(nproc, folder, training)
-    status, stopped = follow(words, environment(nproc, folder, grace_seconds), folder, plan.stop_seconds(grace_seconds))
+    words, env = torchrun(nproc, folder, training), environment(nproc, folder, grace_seconds, beside)
+    status, stopped = follow(words, env, folder, plan.stop_seconds(grace_seconds))
     flatten(folder / "logs", nproc)
     summary = summarise(folder, nproc, status, stopped)
     write_json(folder / "summary.json", summary)
@@ -116,11 +121,15 @@ def torchrun(nproc: int, folder: Path, training: Sequence[str]) -> list[str]:
     ]
 
 
-def environment(nproc: int, folder: Path, grace_seconds: int) -> dict[str, str]:
-    """The environment of the agent and its ranks: this process's own, and what they need."""
+def environment(nproc: int, folder: Path, grace_seconds: int, beside: Path | None = None) -> dict[str, str]:
+    """The environment of the agent and its ranks: this process's own, and what they need.
+
+    beside: a folder of packages that are found before those of .venv.
+    """
     cores = len(os.sched_getaffinity(0))
+    search = (str(ROOT), str(beside or ""), os.environ.get("PYTHONPATH"))
     ours = {
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": os.pathsep.join(filter(None, search)),
         "PYTHONUNBUFFERED": "1",
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(grace_seconds),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // nproc)),

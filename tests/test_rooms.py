@@ -25,6 +25,7 @@ Rows = tuple[tuple[str, ...], ...]
 ROWS: dict[str, Rows] = {
     "launch": (
         *(("files",), ("cli",), ("page", "hosts"), ("network", "job"), ("health",), ("report", "deploy"), ("run",)),
+        ("packages",),
         ("local", "horovod", "demo", "tensorboard"),
     ),
     "train": (

@@ -75,6 +75,20 @@ class Phases:
         self.say(f"took {time.monotonic() - begun:.0f} s")
 
 
+@contextmanager
+def to_stderr() -> Iterator[None]:
+    """What this process and the commands that it starts print goes to stderr meanwhile: stdout is for a document."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
 class PatientOutput:
     """A stream that can be written to when its reader has gone (`| head`, a closed terminal)."""
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from launch.cli import exits
 from launch.cli.make_variables import name_inventory
-from launch.cli.output import Phases, say
+from launch.cli.output import Phases, say, to_stderr
 from launch.cli.refusal import Problem, Refusal, refuse
 from launch.files import ROOT, shown
 from launch.health import host_checks, link_checks, sameness
@@ -27,11 +28,16 @@ from launch.hosts.clustermap import ClusterMap, MapHost
 from launch.hosts.connection import Machine, machines
 from launch.hosts.hostcall import Answer
 from launch.job import plan as plans
-from launch.job import trainer_arguments
+from launch.job import project, trainer_arguments
 from launch.network import measure
 from launch.network.links import Link
 
+if TYPE_CHECKING:
+    from containers.image import Image
+
 OwnFacts = Mapping[str, Mapping[str, str]]  # host -> sameness.own
+#: launch.deploy.workload.bring: folder, inventory, its map, connections, where progress is shown -> the folder's image
+Bring = Callable[[Path, Path, ClusterMap, Sequence[Machine], Console], "Image"]
 
 FACTS_EXPECTED_SECONDS = 2.0  # of the survey without its links
 
@@ -43,28 +49,38 @@ class Request:
     inventory: Path
     nodes: str = ""
     args: str = ""
+    project: str = ""
     forecast: str = "1"
     as_json: bool = False
 
 
-def check(request: Request, console: Console) -> int:
+def check(request: Request, console: Console, bring: Bring) -> int:
     """Check the hosts of a deployed inventory; print, write and keep the result. Returns the exit status.
 
+    `bring`: what brings a project's image to the hosts, where there is one: deploying is not for this room to know.
+
     Raises:
-        Refusal: when there is no cluster map, a host cannot be reached, or the trainer would refuse ARGS.
+        Refusal: when there is no cluster map, a host cannot be reached, the trainer would refuse ARGS, or the image of
+            the project cannot be built or sent.
     """
     from launch.health import records  # here: the quick form has to start fast
     from launch.health.report import contents, page, terminal
 
     cluster = clustermap.read(request.inventory)
     hosts = plans.chosen_hosts(cluster, plans.parse_nodes(request.nodes))
-    arguments = None
+    own, arguments = project.folder_of(request.project), None
     if wants_forecast(request.forecast):
         arguments = trainer_arguments.inline(trainer_arguments.split(request.args))
-        trainer_arguments.check(arguments, sum(host.nproc_per_node for host in hosts))
+        trainer_arguments.check(arguments, sum(host.nproc_per_node for host in hosts), own)
     progress = Console(stderr=True, soft_wrap=True) if request.as_json else console
     with machines(cluster, hosts) as opened:
-        document = examine(cluster, hosts, opened, arguments, progress)
+        image = None
+        if own and arguments is not None:
+            with to_stderr() if request.as_json else nullcontext():  # Ansible prints where this process does
+                found = bring(own, request.inventory, cluster, opened, progress)
+            image = clustermap.MapImage(found.ref, found.id, found.layers_bytes)
+            arguments = (*project.IN_CONTAINER, *arguments)
+        document = examine(cluster, hosts, opened, arguments, progress, image)
     folder = clustermap.path_of(request.inventory).parent / "checks"
     records.save(folder, document)
     written = page.write_html(folder / "report.html", document)
@@ -89,10 +105,11 @@ def examine(
     machines: Sequence[Machine],
     arguments: Sequence[str] | None,
     console: Console,
+    image: clustermap.MapImage | None = None,
 ) -> dict[str, Any]:
     """The full check as a document (launch.health.records).
 
-    `arguments`: of the training to forecast; None: no forecast.
+    `arguments`: of the training to forecast; None: no forecast. `image`: in which it would run; None: the deployed one.
     """
     from launch.health import drift, rank_measurements, records  # here: the quick form has to start fast
 
@@ -123,7 +140,8 @@ def examine(
         expected = rank_measurements.forecast_seconds(count, links)
         what = "Measuring steps and their communication for the forecast; a model larger than resnet18 takes longer"
         with phases.phase("forecast", what, expected):
-            outlook = rank_measurements.make_forecast(cluster, hosts, machines, arguments, links)
+            trained = replace(cluster, image=image) if image else cluster
+            outlook = rank_measurements.make_forecast(trained, hosts, machines, arguments, links)
         forecast, checkpoint_bytes = outlook.report, outlook.checkpoint_bytes
         verdicts += outlook.verdicts
     rows, differences = compare_hosts(hosts, survey, inside)

@@ -32,6 +32,7 @@ from keeper import (
 from keeper.placement import placed
 from launch.cli.refusal import refuse
 from launch.hosts.clustermap import ClusterMap, MapHost
+from launch.job.project import IN_CONTAINER
 
 SCHEMA = "muster.plan/5"
 CONTAINER_RESUME_DIR = "/muster/resume"
@@ -62,6 +63,7 @@ class Options:
     nodes: int | None = None  # None: all hosts
     args: tuple[str, ...] = ()  # for the trainer, or for the user's script
     script: str | None = None  # a file of the workload; None: our trainer
+    project: bool = False  # the workload is a project: the trainer is given it beside `args`
     image: str | None = None  # image id of a workload; None: the cluster map's training image
     resume: str | None = None  # id of an earlier run to continue
     grace: int = GRACE_SECONDS  # seconds
@@ -71,6 +73,11 @@ class Options:
     max_restarts: int = 0  # below 0: none, unless the script says that it can go on (muster_run.can_resume)
     min_nodes: int = 1
     max_host_failures: int = MAX_HOST_FAILURES
+
+    @property
+    def arguments(self) -> list[str]:
+        """What each rank is given."""
+        return [*(IN_CONTAINER if self.project else ()), *self.args]
 
 
 @dataclass(frozen=True)
@@ -118,7 +125,7 @@ class Plan:
     free_port: int  # on the master host, for a script that opens a store of its own: MUSTER_FREE_PORT, {free_port}
     image: str
     script: str | None
-    args: list[str]
+    args: list[str]  # of a run with a project, IN_CONTAINER first
     resume: str | None  # id of the earlier run that this one continues
     grace: int  # seconds from SIGTERM to SIGKILL for the ranks
     max_restarts: int  # as in Options, and these two
@@ -322,7 +329,7 @@ def _assemble(cluster: ClusterMap, options: Options, run: str, ports: Ports, own
         free_port=ports.free,
         image=image,
         script=options.script,
-        args=list(options.args),
+        args=options.arguments,
         resume=options.resume,
         grace=options.grace,
         max_restarts=options.max_restarts,
@@ -339,7 +346,7 @@ def _agent(options: Options, direct: bool) -> tuple[list[str], list[str]]:
     """The command that starts a host's ranks (train/start/agent.py): before its place in an attempt, and after that."""
     agent = ["python3", "-P", "-m", "train.start.agent"]
     if direct:
-        return agent, [options.module, *options.args]
+        return agent, [options.module, *options.arguments]
     return [
         *agent,
         *(["--fill"] if options.script else []),  # a script's arguments may hold {rank} and the like
@@ -348,7 +355,7 @@ def _agent(options: Options, direct: bool) -> tuple[list[str], list[str]]:
         "--",  # or `--log out` of a script would be taken for an abbreviation of torchrun's own --log-dir
         *(HOROVOD_SCRIPT if options.launcher == "horovod" else ()),
         options.script or options.module,
-        *options.args,
+        *options.arguments,
     ]
 
 

@@ -21,10 +21,15 @@ from launch.job import resume as resuming
 from launch.job.plan import Ports
 
 NO_ANSWER_FIX = "log in and try `sudo -n podman ps`: Muster needs root and Podman there; then run this command again"
+NO_IMAGE = "does not hold image"
 
 
 class ImageLacking(Refusal):
-    """Not all hosts hold the run's image; what else is wrong is named too."""
+    """Not all hosts hold the run's image; what else is wrong, `others`, is named too."""
+
+    def __init__(self, problems: Sequence[Problem], others: Sequence[Problem] = ()) -> None:
+        super().__init__(problems)
+        self.others = tuple(others)
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,8 @@ def check(
     if problems:
         if len(ready) < len(hosts):
             raise Refusal(problems, exits.UNREACHABLE)
-        raise Refusal(problems) if all(readiness.has_image for readiness in ready) else ImageLacking(problems)
+        others = [problem for problem in problems if not problem.what.startswith(NO_IMAGE)]
+        raise Refusal(problems) if len(others) == len(problems) else ImageLacking(problems, others)
     master, free = ready[0].master_ports
     return Ports(master, free, tuple(readiness.keeper_ports[0] for readiness in ready))
 
@@ -113,7 +119,7 @@ def problems_of(host: MapHost, readiness: Readiness, image: str, is_master: bool
     """What keeps a run from starting on a host."""
     where, problems = f"host {host.name}", []
     if not readiness.has_image:
-        problems.append(Problem(where, f"does not hold image {image[:12]}", "run `make deploy`"))
+        problems.append(Problem(where, f"{NO_IMAGE} {image[:12]}", "run `make deploy`"))
     if not readiness.has_data_dir:
         problems.append(Problem(where, f"has no folder {host.data_dir} (data_dir)", "create it, or correct data_dir"))
     for few, (first, last), held in (

@@ -17,6 +17,7 @@ from launch.cli.refusal import Refusal, refuse
 from launch.files import ROOT, read_json, runs_dir
 from launch.hosts.inventory import build_name
 from launch.job.plan import SCHEMA, Options, run_dir_on_host
+from launch.job.project import parted
 
 LAST = "last"
 Plans = Mapping[str, Mapping[str, Any]]  # run id -> its plan.json, {} where there is none
@@ -31,6 +32,8 @@ class Earlier:
     args: tuple[str, ...]
     hosts: tuple[str, ...]
     resumed: str | None = None  # the run that it continued itself
+    project: bool = False  # our trainer had a project of the user's: parts that `args` name
+    image: str = ""  # its id
 
 
 def find(word: str, inventory: Path) -> Earlier:
@@ -64,13 +67,15 @@ def select(word: str, inventory: str, plans: Plans) -> Earlier:
         what = f"run {word} was made by another version of Muster: its plan is {plan.get('schema')}, not {SCHEMA}"
         raise refuse("RESUME", what, f"name a newer run; {known}")
     hosts = tuple(str(host["host"]) for host in plan["hosts"])
-    return Earlier(word, plan["script"], tuple(plan["args"]), hosts, plan.get("resume"))
+    has_project, args = parted(plan["script"], plan["args"])
+    return Earlier(word, plan["script"], args, hosts, plan.get("resume"), has_project, plan["image"])
 
 
 def continued(options: Options, earlier: Earlier) -> Options:
     """The options of the run that continues `earlier`, with the arguments of that one.
 
-    Settings in ARGS come behind these and win; a script's own arguments replace those of the earlier run.
+    Settings in ARGS come behind these and win; a script's own arguments replace those of the earlier run. A run that
+    had a project has one again.
     Raises Refusal when the earlier run ran something else.
     """
     if options.script != earlier.script:
@@ -78,7 +83,7 @@ def continued(options: Options, earlier: Earlier) -> Options:
         fix = "give the same WORKLOAD and SCRIPT" if earlier.script else "leave out WORKLOAD and SCRIPT"
         raise refuse("RESUME", f"run {earlier.run} ran {then}, not {now}", fix)
     args = options.args or earlier.args if options.script else (*earlier.args, *options.args)
-    return replace(options, resume=earlier.run, args=args)
+    return replace(options, resume=earlier.run, args=args, project=options.project or earlier.project)
 
 
 def has_checkpoint_command(earlier: Earlier) -> str:

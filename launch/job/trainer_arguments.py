@@ -20,6 +20,7 @@ import yaml
 from launch.cli import exits
 from launch.cli.refusal import refuse
 from launch.files import ROOT
+from launch.job.project import refuse_by_hand
 
 CHECK_SECONDS = 60  # it takes 0.1 s
 
@@ -32,9 +33,10 @@ def split(text: str) -> list[str]:
         raise refuse("ARGS", f"ARGS={text}: {error}", "close the quotation") from None
 
 
-def check(args: Sequence[str], world_size: int) -> None:
+def check(args: Sequence[str], world_size: int, own: Path | None = None) -> None:
     """Let the trainer itself check its arguments, as `inline` returns them; it needs no torch for that.
 
+    own: the folder of a project, here, for which the names of own parts are checked too.
     What only a rank can know (data, memory) is not checked here, and nothing is if only the hosts have the config file.
     Raises Refusal with the trainer's message.
     """
@@ -43,6 +45,7 @@ def check(args: Sequence[str], world_size: int) -> None:
         return
     search = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     words = [sys.executable, "-P", "-m", "train", "--check-settings", *args]
+    words += ["--project", str(own.resolve())] if own else []
     env = os.environ | {"PYTHONPATH": search, "WORLD_SIZE": str(world_size), "RANK": "0"}
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=CHECK_SECONDS, check=False)
     if done.returncode == exits.REFUSED:
@@ -57,11 +60,13 @@ def check(args: Sequence[str], world_size: int) -> None:
 def inline(args: Sequence[str]) -> tuple[str, ...]:
     """The arguments, with the content of a config file in place of its name. The name of a ready config stays.
 
-    Raises Refusal for a file that cannot be read as settings.
+    Raises Refusal for a file that cannot be read as settings, and for a project, which PROJECT names.
     """
     parted = (word.split("=", 1) if word.startswith("--config=") else [word] for word in args)
     words = ["", *itertools.chain.from_iterable(parted)]
-    return tuple(content(word) if before == "--config" else word for before, word in itertools.pairwise(words))
+    inlined = tuple(content(word) if before == "--config" else word for before, word in itertools.pairwise(words))
+    refuse_by_hand(inlined)
+    return inlined
 
 
 def content(name: str) -> str:

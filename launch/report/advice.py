@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,7 +75,7 @@ def _use(run: Run) -> list[Step]:
     if run.checkpoints and epochs:
         more = f"--epochs {2 * epochs:.0f}"
         command = (
-            f'make local ARGS="--resume {folder} {more} ..."'
+            f'make local {_own(run)}ARGS="--resume {folder} {more} ..."'
             if run.is_local
             else f'make train RESUME={run.name} ARGS="{more}"'
         )
@@ -97,10 +98,17 @@ def _resumption(run: Run) -> list[Step]:
     if run.is_local:
         return [
             Step(
-                f'make local ARGS="--resume {shown(run.folder)} ..."', f"goes on {last}; ...: the settings of this run"
+                f'make local {_own(run)}ARGS="--resume {shown(run.folder)} ..."',
+                f"goes on {last}; ...: the settings of this run",
             )
         ]
     return [Step(f"make train RESUME={run.name}", f"goes on {last}, with the same settings")]
+
+
+def _own(run: Run) -> str:
+    """The project of a run of `make local`, as a word of the command line and the blank behind it."""
+    project = run.settings.get("project")
+    return f"PROJECT={shlex.quote(shown(Path(str(project))))} " if project else ""
 
 
 def _again(run: Run) -> str:

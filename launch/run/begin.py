@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from launch.cli.output import detail, say
+from launch.cli.output import say
 from launch.cli.refusal import Refusal, refuse
 from launch.cli.signals import undisturbed
+from launch.deploy import workload as workloads
 from launch.files import runs_dir, shown, write_json
-from launch.hosts import inventory, ssh
 from launch.hosts.clustermap import ClusterMap, MapHost
 from launch.hosts.connection import Machine
 from launch.hosts.door import Door
@@ -44,7 +44,7 @@ class Asked:
     hosts: Sequence[MapHost]
     options: plans.Options
     inventory: Path
-    workload: str = ""
+    workload: str = ""  # the user's own folder, of a script or a project
     wait: bool = False
     skip_check: bool = False
     earlier: resuming.Earlier | None = None
@@ -68,7 +68,7 @@ def begin(
     def once(asked: Asked) -> None:
         with _doors(asked, machines) as doors, _turn_and_ports(asked, machines) as ports:
             plan = plans.make_plan(asked.cluster, asked.options, asked.run, ports, asked.owner, asked.created)
-            _announce(plan)
+            _announce(plan, asked)
             # A container that is just being created cannot be stopped: a signal waits until all exist.
             with undisturbed(), _kept(plan, asked.origin):
                 start(machines, plan, secrets, lambda: quick_check(asked, machines), doors)
@@ -122,7 +122,7 @@ def check_before_start(asked: Asked, machines: Sequence[Machine]) -> Ports:
     image = asked.options.image or asked.cluster.image.id
     with ThreadPoolExecutor() as pool:
         jobs: list[Future[Any]] = [
-            pool.submit(check_settings, asked.options, plans.chosen_hosts(asked.cluster, asked.options.nodes)),
+            pool.submit(check_settings, asked.options, asked.cluster, asked.workload),
             pool.submit(readiness.check, machines, asked.hosts, image, asked.earlier),
         ]
         if not any(job.exception() for job in jobs):
@@ -135,6 +135,8 @@ def check_before_start(asked: Asked, machines: Sequence[Machine]) -> Ports:
         raise next(error for error in errors if error not in refusals)
     if len(refusals) == 1:
         raise refusals[0]
+    if asked.workload:  # its image is brought to hosts that lack it, once nothing else is in the way
+        refusals = [Refusal(one.others) if isinstance(one, readiness.ImageLacking) else one for one in refusals]
     problems = [problem for refusal in refusals for problem in refusal.problems]
     raise Refusal(problems, max(refusal.status for refusal in refusals))
 
@@ -155,46 +157,28 @@ def quick_check(asked: Asked, machines: Sequence[Machine]) -> None:
         say(f"check: {line}")
 
 
-def check_settings(options: plans.Options, hosts: Sequence[MapHost]) -> None:
-    """Let our own trainer check its arguments; a user's script has none that we know."""
-    if options.script is None:
-        trainer_arguments.check(options.args, sum(host.nproc_per_node for host in hosts))
+def check_settings(options: plans.Options, cluster: ClusterMap, workload: str) -> None:
+    """Let our own trainer check its arguments; a user's script has none that we know.
+
+    Those of a project whose folder is not here name parts of an image that has run with them: they are not checked.
+    """
+    if options.script is None and (workload or not options.project):
+        world_size = sum(host.nproc_per_node for host in plans.chosen_hosts(cluster, options.nodes))
+        trainer_arguments.check(options.args, world_size, Path(workload) if options.project else None)
 
 
 def _ship_workload(asked: Asked, machines: Sequence[Machine], image: Image | None, console: Console) -> Image:
-    """Bring the workload's image to the hosts that lack it; build it, on the kind that is deployed, unless given."""
-    from containers import workload_image  # here: only this path builds, and starting must be fast
-    from containers.engine import ContainersError
-    from containers.image import export_oci
-    from launch.deploy import control, deploy, distribution
+    """Bring the workload's image to the hosts that lack it; build it unless given.
 
-    control.ensure_ready(console)
-    progress = detail(console, "image: ")
-    try:
-        image = image or workload_image.build(Path(asked.workload), has_horovod(asked.cluster), progress)
-        identity = image.id
-        answers = ssh.in_parallel(lambda machine: readiness.ask(machine, identity), machines)
-        having = [isinstance(answer, readiness.Readiness) and answer.has_image for answer in answers]
-        if lacking := [machine.name for machine, has in zip(machines, having, strict=True) if not has]:
-            export = export_oci(image, progress)
-            distribution.distribute(inventory.read(asked.inventory), image, export, detail(console), lacking)
-    except ContainersError as error:
-        raise deploy.image_refusal(error) from None
-    return image
+    For settings that the trainer refuses nothing is built.
+    """
+    check_settings(asked.options, asked.cluster, asked.workload)
+    return workloads.bring(Path(asked.workload), asked.inventory, asked.cluster, machines, console, image)
 
 
 def built_before(asked: Asked) -> Image | None:
     """The workload's image, if it was built before from the same."""
-    from containers import workload_image
-
-    return workload_image.as_built(Path(asked.workload), has_horovod(asked.cluster))
-
-
-def has_horovod(cluster: ClusterMap) -> bool:
-    """Whether the deployed image has Horovod."""
-    from containers.image import HOROVOD_REFERENCE  # here: starting must be fast
-
-    return cluster.image.ref == HOROVOD_REFERENCE
+    return workloads.built_before(Path(asked.workload), asked.cluster)
 
 
 @contextmanager
@@ -213,7 +197,7 @@ def _kept(plan: Plan, begun_from: Origin) -> Iterator[None]:
         raise
 
 
-def _announce(plan: Plan) -> None:
+def _announce(plan: Plan, asked: Asked) -> None:
     ranks = "ranks" if plan.world_size > 1 else "rank"
     members = ", ".join(host_plan.host for host_plan in plan.hosts if host_plan.ranks)
     spares = ", ".join(host_plan.host for host_plan in plan.hosts if not host_plan.ranks)
@@ -223,3 +207,6 @@ def _announce(plan: Plan) -> None:
     )
     if plan.resume:
         say(f"continuing run {plan.resume}: {plan.script or 'python -m train'} {shlex.join(plan.args)}")
+    if (earlier := asked.earlier) and earlier.project and earlier.image not in ("", plan.image):
+        own = shown(Path(asked.workload))
+        say(f"{own}, or what its image is built on, has changed since then: the run goes on with what is there now")

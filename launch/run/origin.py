@@ -1,9 +1,9 @@
 """What a run was started from, beside its plan: runs/<id>/origin.json, on the machine that started it.
 
-The document: {"schema", "commit": of Muster, as `commit_here` says it, or "", "workload": the script's folder as
-launch.files.stored, or "", "secrets": their names, "hosts": {host: {property: value}}, as launch.health.check.own_facts
-gives them at the start, {} with SKIP_CHECK, "reproduces": the run that this one repeats, or null, "differences": what
-was known before the start to differ from that one}.
+The document: {"schema", "commit": of Muster, as `commit_here` says it, or "", "workload": the user's own folder
+(WORKLOAD or PROJECT) as launch.files.stored, or "", "secrets": their names, "hosts": {host: {property: value}}, as
+launch.health.check.own_facts gives them at the start, {} with SKIP_CHECK, "reproduces": the run that this one repeats,
+or null, "differences": what was known before the start to differ from that one}.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from launch import files
+from launch.cli.refusal import refuse
 
 NAME = "origin.json"
 SCHEMA = "muster.origin/1"
@@ -55,6 +56,17 @@ def note_hosts(folder: Path, hosts: Mapping[str, Mapping[str, str]]) -> None:
     """Add what the hosts are. Raises OSError."""
     if origin := read(folder):
         write(folder, replace(origin, hosts=hosts))
+
+
+def project_of(run: str) -> str:
+    """The folder of the project with which a run was started here. Raises Refusal where it is not to be had."""
+    begun_from = read(files.runs_dir() / run)
+    folder = files.ROOT / begun_from.workload if begun_from and begun_from.workload else None
+    if folder and folder.is_dir():
+        return str(folder)
+    gone = f"its folder, {files.shown(folder)}, is gone" if folder else "its folder is not noted here"
+    what = f"run {run} trained with a project of your own, and {gone}"
+    raise refuse("PROJECT", what, f"name the folder: `make train RESUME={run} PROJECT=dir`")
 
 
 def commit_here() -> str:

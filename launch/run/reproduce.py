@@ -33,6 +33,7 @@ from launch.job import plan as plans
 from launch.job import readiness
 from launch.job import resume as resuming
 from launch.job.plan import CONTAINER_DATA_DIR, HostPlan, Options, Plan, Ports
+from launch.job.project import parted
 from launch.report import documents
 from launch.run import keep, origin, private
 from launch.run.begin import Asked, built_before
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 #: Variables of `make train` that are the run's own.
 OF_THE_RUN = (
-    *("NODES", "ARGS", "WORKLOAD", "SCRIPT", "RESUME", "GRACE", "LAUNCHER"),
+    *("NODES", "ARGS", "WORKLOAD", "SCRIPT", "PROJECT", "RESUME", "GRACE", "LAUNCHER"),
     *("MAX_RESTARTS", "MIN_NODES", "MAX_HOST_FAILURES"),
 )
 NAMED_FILES = 5  # of the code that changed
@@ -162,10 +163,12 @@ def hosts_again(plan: Plan, cluster: ClusterMap) -> ClusterMap:
 def options_of(plan: Plan, cluster: ClusterMap) -> Options:
     """What was asked for with the run of this plan, for the hosts of `hosts_again`. Pure."""
     members = sum(not host.spare for host in cluster.hosts)
+    has_project, args = parted(plan.script, plan.args)
     return Options(
         nodes=members,
-        args=tuple(plan.args),
+        args=args,
         script=plan.script,
+        project=has_project,
         image=plan.image,
         resume=plan.resume,
         grace=plan.grace,
@@ -254,7 +257,7 @@ def _secret_differences(then: Origin | None, secrets: Mapping[str, bytes]) -> li
 
 @dataclass(frozen=True)
 class _Image:
-    """The image to run: an id, or, where a script's image has to be brought to the hosts, the folder of which it is."""
+    """The image to run: an id; or, where a workload's has to be brought to the hosts, the folder of which it is."""
 
     id: str | None = None  # None: the one that is deployed, or that of `workload`
     workload: str = ""
@@ -277,23 +280,26 @@ def _image(plan: Plan, then: Origin | None, cluster: ClusterMap, opened: Sequenc
         return _Image(plan.image)
     gone = f"{', '.join(lacking)} {'does' if len(lacking) == 1 else 'do'} not have the run's image, {plan.image[:12]}"
     folder = ROOT / _workload(then) if _workload(then) else None
+    has_project, _ = parted(plan.script, plan.args)
     if plan.image == cluster.image.id:
         raise refuse("image", f"{gone}, which is the deployed one", "run `make deploy`")
-    if not plan.script:
+    if not (plan.script or has_project):
         what = f"{gone}, but {cluster.image.id[:12]}, which was deployed since"
         code, fix = _code(then)
         return _Image(None, "", None, [Problem("image", what + code, fix), *_torch(plan)])
     if folder is None or not folder.is_dir():
         where = f"its folder, {shown(folder)}, is gone" if folder else "its folder is not noted here"
-        fix = "put the folder back, or start it anew: `make train WORKLOAD=... SCRIPT=... ARGS=...`"
-        raise refuse("WORKLOAD", f"{gone}, and {where}", fix)
+        own = "PROJECT=..." if has_project else "WORKLOAD=... SCRIPT=..."
+        fix = f"put the folder back, or start it anew: `make train {own} ARGS=...`"
+        raise refuse(own.partition("=")[0], f"{gone}, and {where}", fix)
     asked = Asked("", "", "", cluster, cluster.hosts, Options(), Path(cluster.inventory), str(folder))
     built = built_before(asked)
     if built and built.id == plan.image:
         return _Image(None, str(folder), built)
     what = f"{gone}; {shown(folder)}, or what its image is built on, has changed since"
     code, fix = _code(then)
-    return _Image(None, str(folder), built, [Problem("WORKLOAD", what + code, f"put it back as it was; {fix}")])
+    name = "PROJECT" if has_project else "WORKLOAD"
+    return _Image(None, str(folder), built, [Problem(name, what + code, f"put it back as it was; {fix}")])
 
 
 def _workload(then: Origin | None) -> str:
@@ -353,7 +359,9 @@ def earlier_of(plan: Plan) -> resuming.Earlier | None:
     """The run that this one continued."""
     if plan.resume is None:
         return None
-    return resuming.Earlier(plan.resume, plan.script, tuple(plan.args), tuple(one.host for one in plan.hosts))
+    has_project, args = parted(plan.script, plan.args)
+    hosts = tuple(one.host for one in plan.hosts)
+    return resuming.Earlier(plan.resume, plan.script, args, hosts, project=has_project)
 
 
 def refusal_of(run: str, found: Sequence[Problem]) -> Refusal:

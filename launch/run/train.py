@@ -15,18 +15,19 @@ from keeper import MASTER_PORTS
 from launch.cli import exits, signals
 from launch.cli.output import say
 from launch.cli.refusal import refuse
+from launch.deploy.workload import has_horovod
 from launch.files import stored
 from launch.hosts import clustermap, ssh
 from launch.hosts.connection import Machine, machines
-from launch.job import placeholders, trainer_arguments
+from launch.job import placeholders, project, trainer_arguments
 from launch.job import plan as plans
 from launch.job import resume as resuming
 from launch.job.follow import View
 from launch.job.plan import Plan, Ports
 from launch.run import keep, private
-from launch.run.begin import Asked, begin, built_before, check_settings, has_horovod
+from launch.run.begin import Asked, begin, built_before, check_settings
 from launch.run.display import Display
-from launch.run.origin import Origin, commit_here
+from launch.run.origin import Origin, commit_here, project_of
 from launch.run.watch import Watch
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Request:
     args: str = ""
     workload: str = ""
     script: str = ""
+    project: str = ""
     resume: str = ""
     grace: str = ""
     max_restarts: str = ""
@@ -63,8 +65,10 @@ def train(request: Request, console: Console) -> int:
     secrets = private.read(request.secrets, say)
     cluster = clustermap.read(request.inventory)
     earlier = resuming.find(request.resume, request.inventory) if request.resume else None
+    workload = request.workload or request.project
     if earlier:
         options = resuming.continued(options, earlier)
+        workload = workload or (project_of(earlier.run) if earlier.project else "")
     _check_horovod(options.launcher, cluster)
     hosts = plans.hosts_of_run(cluster, options)
     members = plans.chosen_hosts(cluster, options.nodes)
@@ -72,25 +76,25 @@ def train(request: Request, console: Console) -> int:
     run, created = plans.new_run_id(), datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     owner = ssh.local_user()
     if request.dry_run:
-        check_settings(options, members)
-        if request.workload:
+        check_settings(options, cluster, workload)
+        if workload:
             from containers.workload_image import reference_of
 
-            options = replace(options, image=reference_of(Path(request.workload)))
+            options = replace(options, image=reference_of(Path(workload)))
         first, reach = MASTER_PORTS, clustermap.REACH_PORTS
         some = Ports(first[0], first[0] + 1, (reach[0],) * len(hosts))
         print(plans.describe(plans.make_plan(cluster, options, run, some, owner, created)))
         chosen = "from {} to {} on {}, and from {} to {} on each host".format(*first, hosts[0].name, *reach)
         print(f"\nDry run: nothing was started. The start picks free ports {chosen}.")
         return exits.SUCCEEDED
-    begun_from = Origin(commit_here(), stored(Path(request.workload)) if request.workload else "", sorted(secrets))
+    begun_from = Origin(commit_here(), stored(Path(workload)) if workload else "", sorted(secrets))
     asked = Asked(
-        run, owner, created, cluster, hosts, options, request.inventory, request.workload, request.wait,
+        run, owner, created, cluster, hosts, options, request.inventory, workload, request.wait,
         request.skip_check, earlier, begun_from,
     )  # fmt: skip
     shown = Shown(plain, kept_runs, request.detach)
     with ThreadPoolExecutor(1) as pool:
-        built = pool.submit(built_before, asked) if request.workload else None
+        built = pool.submit(built_before, asked) if workload else None
         with machines(cluster, hosts) as opened:
             return begin_and_watch(asked, opened, built, secrets, shown, console)
 
@@ -142,14 +146,20 @@ def parse_options(request: Request) -> plans.Options:
     args = tuple(trainer_arguments.split(request.args))
     if request.script:
         placeholders.check(args)
-    script = _check_workload(request.workload, request.script) if request.workload or request.script else None
+    own_script = request.workload or request.script
+    if own_script and request.project:
+        fix = "PROJECT for parts of our trainer, or WORKLOAD and SCRIPT for a script of your own: leave the other out"
+        raise refuse("PROJECT", f"PROJECT={request.project} together with WORKLOAD or SCRIPT", fix)
+    script = _check_workload(request.workload, request.script) if own_script else None
+    has_project = project.folder_of(request.project) is not None
     launcher = _check_launcher(request.launcher, script)
     words = args if script else trainer_arguments.inline(args)
     restarts = plans.parse_max_restarts(request.max_restarts, bool(script))
     failures = plans.parse_max_host_failures(request.max_host_failures)
     return plans.Options(
-        nodes, words, script, grace=grace, launcher=launcher, max_restarts=restarts, max_host_failures=failures
-    )
+        nodes, words, script, has_project,
+        grace=grace, launcher=launcher, max_restarts=restarts, max_host_failures=failures,
+    )  # fmt: skip
 
 
 def _check_launcher(launcher: str, script: str | None) -> str:

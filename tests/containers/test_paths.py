@@ -11,13 +11,13 @@ import os
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 
 from containers import horovod_wheel
 from containers.engine import REPOSITORY
+from tests.wheels import write_wheel
 
 RECORDER = """#!/usr/bin/env python3
 import hashlib, json, os, sys
@@ -53,13 +53,6 @@ print(image.export_oci(workload, quiet).path)
 lab_host.ensure_image(quiet)
 print(lab._ensure_key(lab.INVENTORIES / "lab", lab.Created()))
 """
-
-
-def write_wheel(folder: Path, name: str) -> None:
-    with zipfile.ZipFile(folder / f"{name}-1-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(f"{name}-1.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
-        wheel.writestr(f"{name}-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(f"{name}-1.dist-info/RECORD", "")
 
 
 @pytest.mark.slow

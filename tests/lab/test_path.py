@@ -5,10 +5,16 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from containers import engine
+from containers.workload_image import reference_of
+from keeper import PROJECT_DIR
 from tests.clone import ROOT, copy_clone, make
 from tests.lab.conftest import HOSTS, Lab, summary_of
 
@@ -91,6 +97,62 @@ def test_a_users_own_script_runs_on_all_hosts_with_unequal_ranks(lab: Lab) -> No
     written = Path("workload") / "written-by-the-script.txt"
     assert (folder / written).read_text() == "rank 0\n"
     assert (folder / "hosts" / "h3" / written).read_text() == "rank 3\n"  # with another content: it is not lost
+
+
+PARTS = """
+from pathlib import Path
+
+import tabulate
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from words import WORD
+
+print(f"{WORD} with {tabulate.__name__}", flush=True)
+
+
+def net(num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
+
+
+def dots(split: str, data_dir: Path) -> TensorDataset:
+    images = torch.rand(240, 1, 8, 8, generator=torch.Generator().manual_seed(len(split)))
+    return TensorDataset(images, (images.mean((1, 2, 3)) > 0.5).long())
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Path]:
+    """A user's own model and dataset for our trainer, in two files, and a package that the image lacks."""
+    folder = tmp_path / "test project"
+    folder.mkdir()
+    for name, text in (("parts.py", PARTS), ("words.py", 'WORD = "first"'), ("requirements.txt", "tabulate\n")):
+        (folder / name).write_text(text)
+    yield folder
+    subprocess.run(["podman", "rmi", "--force", reference_of(folder)], capture_output=True, check=False, timeout=300)
+
+
+def test_a_users_own_model_and_data_train_on_two_hosts_and_go_on_with_a_changed_file(lab: Lab, project: Path) -> None:
+    def trained(word: str, **variables: Any) -> tuple[Path, str]:
+        done = lab.fab("train", NODES=2, **variables)
+        assert done.returncode == 0, done.stdout
+        folder, summary = summary_of(done.stdout)
+        assert (summary["status"], summary["world_size"]) == ("succeeded", 3)
+        assert all(f"{host} rank {rank} | {word} with tabulate" in done.stdout for host, rank in (("h1", 0), ("h2", 2)))
+        plan = json.loads((folder / "plan.json").read_text())
+        assert plan["script"] is None and plan["args"][:2] == ["--project", PROJECT_DIR]
+        assert plan["image"] == engine.podman("image", "inspect", "--format={{.Id}}", reference_of(project)).strip()
+        assert list((folder / "checkpoints").glob("*.pt")) and not (folder / "workload").exists()
+        return folder, plan["image"]
+
+    named = "--model parts:net --dataset parts:dots --classes 2"
+    first, image = trained("first", PROJECT=project, ARGS=f"{named} --epochs 1")
+    (project / "words.py").write_text('WORD = "second"')
+    second, changed = trained("second", RESUME=first.name, ARGS="--epochs 2")
+    assert changed != image
+    settings = json.loads((second / "settings.json").read_text())
+    assert (settings["model"], settings["epochs"], settings["project"]) == ("parts:net", 2, PROJECT_DIR)
 
 
 def test_a_dry_run_prints_every_hosts_command_and_starts_nothing(lab: Lab) -> None:

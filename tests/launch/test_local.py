@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from launch import local
+from launch import files, local
 from launch.cli import exits
 from launch.cli.refusal import Refusal
+from tests.wheels import write_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ["--dataset", "fake", "--image-size", "16", "--model", "resnet18", "--epochs", "1"]
@@ -122,6 +124,52 @@ def test_wrong_settings_are_refused_in_one_message_before_a_rank_is_started(
     assert local.main(["--runs", str(tmp_path), "--nproc", "2", "--epochs", "0"]) == exits.REFUSED
     assert list(tmp_path.iterdir()) == []
     assert "ARGS: --epochs 0: at least 1\n" in capfd.readouterr().err
+
+
+def test_a_wrong_project_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    runs, mine = tmp_path / "runs", tmp_path / "mine"
+    mine.mkdir()
+    (mine / "requirements.txt").write_text("no-such-package-of-muster\n")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setattr(files, "ROOT", tmp_path)
+    for given, words, status, said in (
+        (tmp_path / "absent", (), exits.REFUSED, "absent is not there, not a folder"),
+        ("", ("--project", str(mine)), exits.REFUSED, "PROJECT=dir"),
+        (mine, ("--epochs", "0"), exits.REFUSED, "--epochs 0: at least 1"),
+        (mine, (), exits.DEPLOY_FAILED, "No matching distribution found for no-such-package-of-muster"),
+    ):
+        monkeypatch.setenv("PROJECT", str(given))
+        assert local.main(["--runs", str(runs), "--nproc=1", *words]) == status
+        err = capfd.readouterr().err
+        assert said in err and err.count("fix: ") == 1
+    assert not runs.exists()
+
+
+@pytest.mark.slow
+def test_the_ranks_are_given_the_project_and_what_its_requirements_ask_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is named from where make is typed."""
+    mine, runs = ROOT / "build" / f"test-project-{os.getpid()}", tmp_path / "runs"
+    mine.mkdir(parents=True)
+    try:
+        write_wheel(tmp_path / "index", "tiny")
+        (mine / "requirements.txt").write_text(f"--no-index\n--find-links {tmp_path}/index\ntiny\n")
+        (mine / "parts.py").write_text(
+            "from importlib.metadata import version\nfrom torch import nn\nprint('tiny', version('tiny'))\n"
+            "def net(num_classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))\n"
+        )
+        monkeypatch.setenv("PROJECT", str(mine.relative_to(ROOT)))
+        words = ("--model", "parts:net", "--dataset", "digits", "--image-size", "8", "--epochs", "1")
+        status, output, folder, _ = finish(start(runs, "--nproc", "1", *words), runs)
+        assert status == exits.SUCCEEDED, output
+        assert "tiny 1" in output
+        assert json.loads((folder / "settings.json").read_text())["project"] == str(mine)
+    finally:
+        for made in (mine, *(ROOT / "build" / "projects").glob(f"{mine.name}-*")):
+            shutil.rmtree(made)
 
 
 @pytest.mark.slow

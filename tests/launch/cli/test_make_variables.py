@@ -14,7 +14,13 @@ from launch.cli.refusal import Refusal
 
 
 @pytest.mark.parametrize(
-    "flags", ["", "s", " -- NODES=2 RESUME=last GRACE=60 ARGS=--lr=0.1\\ --epochs\\ 3", "w -- INVENTORY=inventory/lab"]
+    "flags",
+    [
+        "",
+        "s",
+        " -- NODES=2 PROJECT=a RESUME=last GRACE=9 ARGS=--lr=0.1\\ --epochs\\ 3",
+        "w -- INVENTORY=inventory/lab",
+    ],
 )
 def test_known_variables_pass(flags: str) -> None:
     refuse_unknown_variables(flags)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import threading
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
-from launch.cli.output import Phases
+from launch.cli.output import Phases, to_stderr
 
 
 class Waited(threading.Event):
@@ -55,3 +56,12 @@ def test_a_phase_without_an_estimate_is_one_line() -> None:
     with Phases(console).phase("inventory", "Reading"):
         pass
     assert isinstance(console.file, io.StringIO) and console.file.getvalue() == "==> Reading\n"
+
+
+def test_stdout_can_be_kept_free_for_a_document(capfd: pytest.CaptureFixture[str]) -> None:
+    with to_stderr():
+        print("ours")
+        subprocess.run(["echo", "a command's"], check=True, timeout=60)
+    print("{}")
+    out, err = capfd.readouterr()
+    assert out == "{}\n" and sorted(err.splitlines()) == ["a command's", "ours"]

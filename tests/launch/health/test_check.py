@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,8 +11,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from containers.image import Image
+from keeper import PROJECT_DIR
 from launch.cli.refusal import Refusal
-from launch.health import check, rank_measurements
+from launch.health import check, rank_measurements, run_probe
 from launch.health.survey import Survey, images_of
 from launch.health.verdicts import ERROR, HEALTHY, INCOMPLETE, WARNING, Verdict
 from launch.hosts import clustermap
@@ -151,6 +155,10 @@ def test_links_are_compared_with_what_the_nics_are_now() -> None:
     assert verdict.what == "the NICs' MTUs differ: 1500 bytes on h2; 1300 bytes on h1"
 
 
+def no_project(*arguments: Any) -> Any:
+    pytest.fail("there is no project to bring")
+
+
 class Host:
     """A machine of which Podman says what runs there."""
 
@@ -199,7 +207,43 @@ def test_wrong_arguments_of_the_trainer_are_refused_before_any_host_is_asked(mon
     monkeypatch.setattr(check, "machines", lambda *arguments: pytest.fail("a host was asked"))
     for args, said in (("--batch-size 3", "each of the 4 ranks"), ("--seed 1'2", "No closing quotation")):
         with pytest.raises(Refusal, match=said):
-            check.check(check.Request(Path("inventory/lab"), args=args), Console())
+            check.check(check.Request(Path("inventory/lab"), args=args), Console(), no_project)
+
+
+def test_the_forecast_with_a_project_is_measured_in_its_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[str, list[str]]] = []
+
+    def probed(known: Any, hosts: Any, machines: Any, arguments: list[str]) -> Any:
+        asked.append((known.image.id, arguments))
+        raise Refusal([])  # what it measures is of no matter here
+
+    def bring(folder: Path, inventory: Path, known: Any, machines: Any, console: Console) -> Image:
+        assert (folder, inventory, machines) == (tmp_path, Path("inventory/lab"), [])
+        print("PLAY [all]")
+        return Image("localhost/muster/workload-mine:latest", "cd" * 32, 5)
+
+    monkeypatch.setattr(clustermap, "read", lambda path: cluster(1, 1))
+    monkeypatch.setattr(clustermap, "path_of", lambda path: tmp_path / "build" / "cluster.json")
+    monkeypatch.setattr(check, "machines", lambda *arguments: contextlib.nullcontext([]))
+    monkeypatch.setattr(check, "hosts_with_a_run", lambda machines: [])
+    monkeypatch.setattr(check, "ask_hosts", lambda *arguments: seen(answer(), answer(), links=[link(940.0)]))
+    monkeypatch.setattr(check, "obstacle_to_ranks", lambda *arguments: None)
+    monkeypatch.setattr(run_probe, "run", probed)
+    for project in ("", str(tmp_path)):
+        words = check.Request(Path("inventory/lab"), args="--epochs 1", project=project, as_json=True)
+        check.check(words, Console(), bring)
+    ours, own = [one for one in asked if "--forecast" in one[1]]
+    assert ours == ("ab" * 32, ["--forecast", "--", "--epochs", "1"])
+    assert own == ("cd" * 32, ["--forecast", "--", "--project", PROJECT_DIR, "--epochs", "1"])
+    assert {image for image, words in asked if "--forecast" not in words} == {"ab" * 32}
+    out, err = capfd.readouterr()
+    assert "PLAY" in err and [json.loads(line)["schema"] for line in out.splitlines()]
+    for bad, said in ((f"{tmp_path}/absent", "absent is not there"), ("", "--project: the folder of your own code")):
+        words = check.Request(Path("inventory/lab"), args="" if bad else "--project x", project=bad)
+        with pytest.raises(Refusal, match=said):
+            check.check(words, Console(), bring)
 
 
 def test_the_quick_form_hands_on_what_the_hosts_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,6 +168,14 @@ def test_a_run_that_succeeded_can_be_used_and_trained_on(runs: Path) -> None:
     assert f'make local ARGS="--resume {files.shown(runs / LOCAL)} --epochs 6 ..."' in commands(runs / LOCAL)
 
 
+def test_a_run_on_this_machine_goes_on_with_its_project(runs: Path, tmp_path: Path) -> None:
+    own = tmp_path / "my own"
+    settings = files.read_json(runs / LOCAL / "settings.json")
+    files.write_json(runs / LOCAL / "settings.json", {**settings, "project": str(own)})
+    began = f"make local PROJECT='{files.shown(own)}' ARGS=\"--resume {files.shown(runs / LOCAL)} "
+    assert [one for one in commands(runs / LOCAL) if one.startswith(began)]
+
+
 def test_a_run_that_failed_goes_on_from_its_checkpoint_and_what_is_missing_is_fetched(runs: Path) -> None:
     assert commands(runs / FAILED) == [
         f"make train RESUME={FAILED} INVENTORY=inventory/lab",

@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from containers.image import Image
+from keeper import PROJECT_DIR
 from launch import files
 from launch.cli import exits, signals
 from launch.cli.refusal import Refusal
@@ -20,7 +21,7 @@ from launch.health import check
 from launch.hosts import clustermap
 from launch.hosts.clustermap import ClusterMap, MapImage
 from launch.job import plan as plans
-from launch.job import queue, readiness
+from launch.job import queue, readiness, trainer_arguments
 from launch.job.plan import Options, Plan
 from launch.job.readiness import Readiness
 from launch.run import origin, reproduce
@@ -58,6 +59,7 @@ def changed(known: ClusterMap, number: int, **values: Any) -> ClusterMap:
         {"script": "main.py", "args": ("--rank", "{rank}"), "image": "cd" * 32, "max_restarts": -3},
         {"script": "main.py", "launcher": "horovod", "image": "cd" * 32},
         {"resume": "20251231-000000-bbbb", "args": ("--epochs", "9")},
+        {"project": True, "args": ("--model", "mine:net"), "image": "cd" * 32, "max_restarts": 3},
     ],
 )
 @pytest.mark.parametrize("gpus", [False, True])
@@ -241,6 +243,36 @@ def test_a_scripts_image_is_brought_to_its_hosts_where_its_folder_is_as_it_was(
     monkeypatch.setattr(clustermap, "read", lambda path: changed(cluster(1, 1), 1, address="10.78.0.99"))
     with pytest.raises(Refusal, match=r"(?s)10.78.0.12 then, 10.78.0.99 now.*its folder, mine, is gone"):
         again(anyway=True)
+
+
+def test_a_project_is_brought_to_its_hosts_as_a_script_is(
+    ran: Callable[..., dict[str, Host]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "mine").mkdir()
+    built = Image("localhost/muster/workload-mine:latest", "cd" * 32, 1)
+    monkeypatch.setattr(reproduce, "built_before", lambda asked: built)
+    hosts = ran(Origin(workload="mine"), image=built.id, project=True, args=("--epochs", "3"))
+    assert again() == exits.SUCCEEDED
+    sent = started(hosts)
+    assert (sent["image"], sent["args"]) == (built.id, ["--project", PROJECT_DIR, "--epochs", "3"])
+    begun = origin.read(files.runs_dir() / sent["run"])
+    assert begun and begun.workload == "mine"
+    monkeypatch.setattr(reproduce, "built_before", lambda asked: replace(built, id="ef" * 32))
+    with pytest.raises(Refusal, match=r"PROJECT: h1, h2 do not .*; mine, or what its image is built on, has changed"):
+        again()
+    (tmp_path / "mine").rmdir()
+    with pytest.raises(Refusal, match=r"PROJECT: .*its folder, mine, is gone\n.*`make train PROJECT=\.\.\. ARGS"):
+        again(anyway=True)
+
+
+def test_a_project_whose_image_the_hosts_have_needs_no_folder(
+    ran: Callable[..., dict[str, Host]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its arguments name is in the image, and ran with them."""
+    monkeypatch.setattr(trainer_arguments, "check", lambda *arguments: pytest.fail("what is not here was checked"))
+    hosts = ran(Origin(workload="gone"), project=True, args=("--model", "mine:net"))
+    assert again() == exits.SUCCEEDED
+    assert started(hosts)["args"] == ["--project", PROJECT_DIR, "--model", "mine:net"]
 
 
 def test_what_is_the_runs_own_is_not_to_be_given(ran: Callable[..., dict[str, Host]]) -> None:

@@ -14,14 +14,16 @@ import pytest
 from rich.console import Console
 
 from containers.image import Image
+from keeper import PROJECT_DIR
 from launch import files
 from launch.cli import exits, signals
 from launch.cli.refusal import Problem, Refusal, refuse
+from launch.deploy import workload
 from launch.health import check
 from launch.hosts import clustermap, preflight, trust
 from launch.hosts.inventory import Target
 from launch.job import plan as plans
-from launch.job import queue, readiness, trainer_arguments
+from launch.job import queue, readiness, resume, trainer_arguments
 from launch.job.plan import Options, Plan, Ports
 from launch.run import begin, origin
 from launch.run import train as run
@@ -138,6 +140,32 @@ def test_missing_script_workload_or_both(tmp_path: Path) -> None:
         assert run.parse_options(request(workload=str(tmp_path), script=script)).script == "main.py"
 
 
+def test_a_project_that_is_none_or_goes_with_a_script_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "net.py").touch()
+    mine = str(tmp_path)
+    for bad, said in (
+        ({"project": f"{mine}/absent"}, "absent is not there"),
+        ({"project": f"{mine}/net.py"}, "net.py is a file, not a folder"),
+        ({"project": mine, "workload": mine, "script": "net.py"}, "together with WORKLOAD or SCRIPT"),
+        ({"project": mine, "script": "net.py"}, "together with WORKLOAD or SCRIPT"),
+        ({"project": mine, "launcher": "horovod"}, "is for a script of your own"),
+        ({"args": f"--project {mine}"}, "--project: the folder of your own code is not named there"),
+        ({"project": mine, "args": f"--project={mine}"}, "PROJECT=dir, which installs its requirements.txt"),
+    ):
+        with pytest.raises(Refusal, match=said) as refused:
+            run.parse_options(request(**bad))
+        assert len(refused.value.problems) == 1
+    options = run.parse_options(request(project=mine, args="--epochs 3"))
+    assert (options.script, options.project, options.args) == (None, True, ("--epochs", "3"))
+    assert options.max_restarts == run.parse_options(request()).max_restarts > 0
+
+
+def test_a_config_in_a_project_travels_in_the_plan_too(tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text("epochs: 3\n")
+    options = run.parse_options(request(project=str(tmp_path), args=f"--config {tmp_path}/my.yaml"))
+    assert parse(options.arguments) == parse(["--project", PROJECT_DIR, "--epochs", "3"])
+
+
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 43
 OTHER = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "B" * 43
 
@@ -220,6 +248,121 @@ def test_what_a_run_was_started_from_is_noted_beside_its_plan(
     assert origin.read(files.runs_dir() / started_plan()["run"]) == Origin(
         "c0ffee+", "mine", ["TOKEN"], facts, None, []
     )
+
+
+@pytest.fixture
+def mine(started: dict[str, Host], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project whose image was built before, named from where make is typed."""
+    image = Image("localhost/muster/workload-mine:latest", "cd" * 32, 1)
+    monkeypatch.setattr(run, "built_before", lambda asked: image)
+    monkeypatch.setattr(resume, "ROOT", tmp_path)
+    (tmp_path / "mine").mkdir()
+    return Path("mine")
+
+
+def test_a_run_with_a_project_is_one_of_our_trainer_in_the_image_of_the_project(
+    started: dict[str, Host], mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[Any] = []
+    monkeypatch.setattr(trainer_arguments, "check", lambda *arguments: checked.append(arguments))
+    with signals.interrupts_as_exceptions():
+        run.train(request(detach=True, project="mine", args="--epochs 3"), Console())
+    plan = plan_of(started["h2"].asked[0][1])
+    assert (plan.script, plan.args, plan.image) == (None, ["--project", PROJECT_DIR, "--epochs", "3"], "cd" * 32)
+    assert plan.max_restarts > 0 and "--fill" not in plan.agent
+    assert checked == [(("--epochs", "3"), 2, mine)]
+    begun = origin.read(files.runs_dir() / plan.run)
+    assert begun and begun.workload == "mine"
+
+
+def test_nothing_is_built_for_settings_that_the_trainer_refuses(
+    started: dict[str, Host], mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "built_before", lambda asked: None)
+    monkeypatch.setattr(workload, "bring", lambda *arguments: pytest.fail("an image was built"))
+    with pytest.raises(Refusal, match="ARGS: --epochs 0: at least 1"), signals.interrupts_as_exceptions():
+        run.train(request(project="mine", args="--epochs 0"), Console())
+
+
+def test_a_host_that_lacks_the_projects_image_is_not_blamed_for_wrong_settings(
+    started: dict[str, Host], mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The image would be brought there."""
+
+    def lacking(*arguments: Any) -> Ports:
+        folder = Problem("host h2", "has no folder /srv/data (data_dir)", "create it, or correct data_dir")
+        raise readiness.ImageLacking(
+            [Problem("host h2", "does not hold image cdcd", "run `make deploy`"), folder], [folder]
+        )
+
+    monkeypatch.setattr(readiness, "check", lacking)
+    with pytest.raises(Refusal) as refused, signals.interrupts_as_exceptions():
+        run.train(request(project="mine", args="--epochs 0"), Console())
+    assert [problem.where for problem in refused.value.problems] == ["ARGS", "host h2"]
+    assert "does not hold" not in str(refused.value) and "/srv/data" in str(refused.value)
+
+
+def test_a_dry_run_names_the_projects_image_and_shows_what_the_trainer_is_given(
+    started: dict[str, Host], mine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run.train(request(dry_run=True, project="mine"), Console()) == exits.SUCCEEDED
+    out = capsys.readouterr().out
+    assert f"-- train --project {PROJECT_DIR}\n" in out and "localhost/muster/workload-mine:latest" in out
+    assert started["h1"].verbs() == []
+
+
+def earlier_run(**options: Any) -> str:
+    """An earlier run of these hosts."""
+    name = "20260101-000000-aaaa"
+    plan = plans.make_plan(cluster(1, 1), Options(**options), name, ports(2), "me@here", "2026-01-01T00:00:00+00:00")
+    files.write_json(files.runs_dir() / name / "plan.json", plans.document(plan))
+    return name
+
+
+def continued(started: dict[str, Host], **more: Any) -> Plan:
+    started["h2"].asked.clear()
+    with signals.interrupts_as_exceptions():
+        run.train(request(detach=True, resume="20260101-000000-aaaa", **more), Console())
+    return plan_of(started["h2"].asked[0][1])
+
+
+def test_a_run_with_a_project_is_continued_with_its_folder_as_it_is_now(
+    started: dict[str, Host], mine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = earlier_run(project=True, args=("--epochs", "3"), image="cd" * 32)
+    origin.write(files.runs_dir() / name, Origin(workload="mine"))
+    plan = continued(started, args="--seed 1")
+    assert plan.args == ["--project", PROJECT_DIR, "--epochs", "3", "--seed", "1"]
+    assert (plan.image, plan.resume) == ("cd" * 32, name) and "has changed" not in capsys.readouterr().out
+    begun = origin.read(files.runs_dir() / plan.run)
+    assert begun and begun.workload == "mine"  # so that this one can be continued, too
+    earlier_run(project=True, image="ef" * 32)
+    continued(started)
+    assert "mine, or what its image is built on, has changed since then" in capsys.readouterr().out
+    Path("other").mkdir()
+    plan = continued(started, project="other")
+    begun = origin.read(files.runs_dir() / plan.run)
+    assert begun and begun.workload == "other" and plan.args == ["--project", PROJECT_DIR]
+
+
+def test_a_run_without_a_project_can_go_on_with_one(started: dict[str, Host], mine: Path) -> None:
+    earlier_run(args=("--epochs", "3"))
+    plan = continued(started, project="mine")
+    assert plan.args == ["--project", PROJECT_DIR, "--epochs", "3"] and plan.image == "cd" * 32
+
+
+def test_where_the_project_of_the_earlier_run_is_not_to_be_had_it_has_to_be_named(
+    started: dict[str, Host], mine: Path
+) -> None:
+    name = earlier_run(project=True)
+    fix = rf"fix: name the folder: `make train RESUME={name} PROJECT=dir`"
+    with pytest.raises(Refusal, match=rf"PROJECT: run {name} .*, and its folder is not noted here\n.*{fix}"):
+        continued(started)
+    origin.write(files.runs_dir() / name, Origin(workload="mine"))
+    mine.rmdir()
+    with pytest.raises(Refusal, match=rf"PROJECT: run {name} .*, and its folder, mine, is gone\n.*{fix}"):
+        continued(started)
+    assert started["h1"].verbs() == []
 
 
 def plan_of(asked: dict[str, Any]) -> Plan:
