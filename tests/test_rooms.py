@@ -28,7 +28,7 @@ ROWS: dict[str, Rows] = {
         ("local", "horovod", "demo", "tensorboard"),
     ),
     "train": (
-        ("settings", "order", "whole_files"),
+        ("settings", "order", "whole_files", "torch_versions"),
         ("start", "model", "losses", "optim"),
         ("datasets", "checkpoints", "parallel"),
         ("inference", "evaluate", "step"),
