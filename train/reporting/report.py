@@ -193,7 +193,10 @@ class Report:
         self.metrics.write("end", **result)
         events = metrics.read_metrics(folder / metrics.METRICS_FILE)
         title = f"{session.settings.model} on {session.settings.dataset}, {ranks(session)}"
-        picture.draw(events, title, folder / "curves.png")
+        try:
+            picture.draw(events, title, folder / "curves.png")
+        except ModuleNotFoundError as missing:
+            self.progress.say(f"curves.png is not drawn: {missing}")
         write_json(folder / "result.json", result)
         self.progress.say(
             f"test accuracy {score.accuracy:.2%}, {result['images_per_second']:.0f} images/s, "
