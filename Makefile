@@ -5,6 +5,8 @@ PYTHON ?= python3
 INVENTORY ?= inventory/hosts.yml
 BIN := .venv/bin
 need = @$(PYTHON) -m launch.bootstrap
+# For what needs a GPU and installs nothing: as typed, else .venv's, else the machine's own.
+installed := $(if $(findstring command line,$(origin PYTHON)),$(PYTHON),$(or $(wildcard $(BIN)/python),$(PYTHON)))
 
 export INVENTORY
 # What was typed on the command line reaches the commands unchanged; make would expand each `$` in it.
@@ -12,7 +14,7 @@ $(foreach name,$(.VARIABLES),$(if $(findstring command line,$(origin $(name))),$
 .DEFAULT_GOAL := help
 .PHONY: help local horovod demo lab lab-down lab-status trust deploy check train reproduce attach status logs stop gather report \
 	tensorboard teardown \
-	test test-fast lint drill bench-deploy bench-launch bench-check bench-checkpoint bench-train bench-forecast \
+	test test-fast test-gpu test-torch lint drill bench-deploy bench-launch bench-check bench-checkpoint bench-train bench-forecast \
 	bench-scale bench-stream bench-away bench-faults
 
 # Installed, and pyproject.toml has not changed since: make sees that by itself, without starting Python.
@@ -89,6 +91,12 @@ test:  ## everything: the lab (real containers, sshd, Ansible, Fabric), which in
 test-fast:  ## the tests that need neither root, containers nor a browser, under a minute
 	$(need) train control test
 	@$(BIN)/python -m pytest -m "not lab and not slow and not browser" -n 3 --dist worksteal
+
+test-gpu:  ## what one GPU can show of the trainer, in 8 minutes: with the Python that has torch, installing nothing  [PYTHON=... ARGS="-k resume"]
+	@MUSTER_TEST_DEVICE=$${MUSTER_TEST_DEVICE:-cuda} $(installed) -m pytest -c tests/gpu/pytest.ini $(ARGS) tests/gpu
+
+test-torch:  ## the trainer's tests with another release of torch, in build/ (5 GB; 15 minutes)  [TORCH=2.11.0 PYTHON=python3.12 ARGS="-m 'not slow'"]
+	@$(PYTHON) -m tests.other_torch
 
 lint:  ## ruff, mypy, ansible-lint
 	$(need) train control test lint

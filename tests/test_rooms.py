@@ -30,7 +30,7 @@ ROWS: dict[str, Rows] = {
     ),
     "train": (
         ("names",),
-        ("settings", "order", "whole_files", "generators"),
+        ("settings", "order", "whole_files", "generators", "torch_versions"),
         ("own_parts",),
         ("start", "model", "losses", "optim"),
         ("datasets", "checkpoints", "parallel"),

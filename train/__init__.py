@@ -5,6 +5,7 @@ Read first: trainer.py (the loop), step.py (one optimizer step), run.py (from th
 rooms, from the bottom up; tests/test_rooms.py holds this order:
 
     settings, order, whole_files         flags; which sample goes where; files that are whole or absent
+    torch_versions                       what is called otherwise in another release of torch
     start, model, losses, optim          how ranks come to life; the network; loss and optimizer
     datasets, checkpoints, parallel      batches; saved states; DDP and the other ways
     inference, evaluate, step            export and predict; the held-out part; one optimizer step

@@ -77,7 +77,7 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except ModuleNotFoundError as missing:
-        if missing.name not in ("numpy", "torch", "torchvision"):
+        if missing.name not in ("numpy", "torch", "torchvision", "yaml", "safetensors"):
             raise
         print(f"train: {missing.name} is not installed in this environment; `make local` installs it", file=sys.stderr)
         sys.exit(EXIT_REFUSED)

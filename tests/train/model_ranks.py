@@ -27,6 +27,7 @@ from train.optim import make_groups, make_optimizer
 from train.reporting.step_stats import NonFiniteLoss, StepStats
 from train.settings import Settings
 from train.start.muster_run import leave_process_group
+from train.torch_versions import OWN_BUFFERS
 
 torchvision_cpu.watch()
 
@@ -93,7 +94,7 @@ def two_losses(rank: int, world_size: int) -> dict[str, Any]:
             fully_shard(network)
         module: nn.Module = network
         if way != "sharded":
-            module = DistributedDataParallel(network, forward_sync_buffers=False, gradient_as_bucket_view=True)
+            module = DistributedDataParallel(network, **OWN_BUFFERS, gradient_as_bucket_view=True)
         torch.manual_seed(rank)
         backward_of_two_losses(module, way, *samples(rank))
         plain = two_heads(checkpointing=False)

@@ -28,7 +28,7 @@ for number, rank in enumerate(ranks):
     environment = os.environ | {"RANK": str(number)}
     del environment["NOT_FOR_RANKS"]
     rank.start(["--lr", "a b", "\\udcff"], environment, f"{number}.out", f"{number}.err")
-print([rank.wait(60) for rank in ranks])
+print([ranks[0].wait(60), ranks[1].wait()])  # torch 2.11 waits without a limit, too
 """
 
 

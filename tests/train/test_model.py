@@ -249,23 +249,3 @@ def test_deterministic_sets_what_torch_asks_for() -> None:
 def test_leaving_deterministic_out_changes_nothing_here() -> None:
     use_deterministic(Settings())
     assert not torch.are_deterministic_algorithms_enabled()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("amp", ["bf16", "fp16"])
-def test_mixed_precision_checkpointing_and_channels_last_on_a_gpu(amp: str) -> None:
-    settings = Settings(amp=amp, channels_last=True, activation_checkpointing=True)
-    network, precision = prepare(residual(), settings, GPU, 1).to(GPU), Precision(settings, GPU)
-    optimizer = torch.optim.AdamW(network.parameters(), lr=0.01, fused=True)
-    images = torch.randn(4, 3, 8, 8, device=GPU).to(memory_format=torch.channels_last)
-    losses = []
-    for _ in range(10):
-        optimizer.zero_grad()
-        with precision.autocast():
-            loss = network(images).float().square().mean()
-        precision.backward(loss)
-        precision.unscale(optimizer)
-        precision.step(optimizer)
-        losses.append(loss.item())
-    assert losses[-1] < losses[0]
-    assert int(network.get_buffer("1.0.bn1.num_batches_tracked")) == 10

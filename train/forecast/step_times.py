@@ -50,6 +50,7 @@ from train.settings import Settings, SettingsError
 from train.start import group
 from train.start.group import Place, from_all_ranks
 from train.step import optimizer_step
+from train.torch_versions import OWN_BUFFERS
 from train.trial import trial
 
 Figures = dict[str, list[float]]
@@ -240,7 +241,7 @@ class TimedDdp(Single):
             self.network,
             device_ids=[device.index] if device.type == "cuda" else None,
             process_group=dist.new_group([place.rank], use_local_synchronization=True),
-            forward_sync_buffers=False,
+            **OWN_BUFFERS,
             gradient_as_bucket_view=True,
             find_unused_parameters=settings.find_unused_parameters or settings.static_graph,
         )

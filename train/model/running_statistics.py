@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from train.model.plain_names import plain
+from train.torch_versions import all_gather_single
 
 
 def buffers_of(network: nn.Module) -> dict[str, Tensor]:
@@ -60,7 +61,7 @@ def gather_buffers(network: nn.Module) -> Tensor:
     row = flat(network)
     rows = torch.empty(dist.get_world_size(), row.numel(), dtype=row.dtype, device=row.device)
     if row.numel():
-        dist.all_gather_single(rows.view(-1), row)
+        all_gather_single(rows.view(-1), row)
     return rows.cpu()
 
 

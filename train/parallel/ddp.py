@@ -4,9 +4,10 @@ Its switches, and why they are set as they are:
 
 - gradient_as_bucket_view=True: gradients lie in the all-reduce buckets themselves: one copy of all gradients less in
   memory and in time. It forbids detach_() on a gradient, which no code here does.
-- forward_sync_buffers=False (formerly broadcast_buffers): rank 0's batch statistics are not sent around before every
-  forward, which would throw the other ranks' away and cost a collective in each step. Each rank keeps its own;
-  evaluation and checkpoints take their mean (`train.model.running_statistics`). At the start rank 0's are everybody's.
+- OWN_BUFFERS, that is forward_sync_buffers=False (formerly broadcast_buffers): rank 0's batch statistics are not sent
+  around before every forward, which would throw the other ranks' away and cost a collective in each step. Each rank
+  keeps its own; evaluation and checkpoints take their mean (`train.model.running_statistics`). At the start rank 0's
+  are everybody's.
 - find_unused_parameters only on request: it walks the graph in every step, and hides a layer that was left out by
   mistake. Without it a parameter without a gradient is an error that names it.
 - static_graph only on request: it is a promise about the model (the same parameters, used the same way in every step)
@@ -29,6 +30,7 @@ from train.parallel.single import Single
 from train.parallel.strategy import Loss
 from train.start.ddp_times import computed, time_steps
 from train.start.group import Place
+from train.torch_versions import OWN_BUFFERS
 
 
 class Ddp(Single):
@@ -45,7 +47,7 @@ class Ddp(Single):
         self.ddp = DistributedDataParallel(
             self.network,
             device_ids=[device.index] if device.type == "cuda" else None,
-            forward_sync_buffers=False,
+            **OWN_BUFFERS,
             gradient_as_bucket_view=True,
             find_unused_parameters=find_unused_parameters,
             static_graph=static_graph,

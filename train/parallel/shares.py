@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from train.model.running_statistics import unchanged_buffers
 from train.order import Cut
 from train.settings import SettingsError
+from train.torch_versions import all_gather_single
 
 ALIKE = 0.05  # speeds that differ by less than this part count as equal: measurements vary as much
 ROUNDS, WARM_UP_ROUNDS = 5, 2
@@ -93,5 +94,5 @@ def measured(network: nn.Module, images: Any, labels: Any, loss: Callable[[Any, 
     network.train(was_training)
     mine = torch.tensor([len(one) / statistics.median(times[WARM_UP_ROUNDS:])], dtype=torch.float64, device=device)
     speeds = torch.empty(dist.get_world_size(), dtype=torch.float64, device=device)
-    dist.all_gather_single(speeds, mine)
+    all_gather_single(speeds, mine)
     return settled(speeds.tolist())

@@ -4,6 +4,7 @@ Rank 0 only.
 
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 LINE_SECONDS = 2.0  # between plain lines within an epoch, at least
@@ -122,4 +123,8 @@ def epoch_text(values: dict[str, Any], epochs: int) -> str:
 
 
 def progress_for(epochs: int, steps: int) -> Progress:
-    return (Bar if sys.stdout.isatty() else Progress)(epochs, steps)
+    """A bar on a terminal, where rich is installed; else plain lines."""
+    with suppress(ModuleNotFoundError):
+        if sys.stdout.isatty():
+            return Bar(epochs, steps)
+    return Progress(epochs, steps)

@@ -194,7 +194,10 @@ class Report:
         self.metrics.write("end", **result)
         events = metrics.read_metrics(folder / metrics.METRICS_FILE)
         title = f"{session.settings.model} on {session.settings.dataset}, {ranks(session)}"
-        picture.draw(events, title, folder / "curves.png")
+        try:
+            picture.draw(events, title, folder / "curves.png")
+        except ModuleNotFoundError as missing:
+            self.progress.say(f"curves.png is not drawn: {missing}")
         write_json(folder / "result.json", result)
         found = f"loss {score.loss:.4f}" if score.accuracy is None else f"accuracy {score.accuracy:.2%}"
         self.progress.say(

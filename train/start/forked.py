@@ -56,7 +56,8 @@ class Rank:
             self.returncode = os.waitstatus_to_exitcode(status) if pid else None
         return self.returncode
 
-    def wait(self, timeout: float) -> int:
+    def wait(self, timeout: float = float("inf")) -> int:
+        """Without a limit as torch 2.11 and 2.12 wait for a process that they have killed."""
         limit = time.monotonic() + timeout
         while (code := self.poll()) is None:
             if time.monotonic() >= limit:

@@ -22,6 +22,7 @@ from train.start.rendezvous import meet
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 LARGEST_KEPT_BYTES = 32 << 20  # of one block; the most that glibc accepts
 KEPT_BYTES = 1 << 30  # in all
+SHARED_GPUS = "MUSTER_SHARED_GPUS"  # set by tests, with --backend gloo: ranks of a host may share a GPU
 # rank, local rank, world size, local world size: as torchrun, Open MPI and horovodrun call them.
 VARIABLES = (
     ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
@@ -83,13 +84,13 @@ def device_of(place: Place) -> torch.device:
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if gpus == 0:
         return torch.device("cpu")
-    if place.local_world_size > gpus:
+    if place.local_world_size > gpus and SHARED_GPUS not in os.environ:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         limit = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible} hides the others)"
         raise SettingsError(
             f"{place.local_world_size} ranks on a host with {gpus} GPU(s){limit}: start at most one rank per GPU"
         )
-    return torch.device("cuda", place.local_rank)
+    return torch.device("cuda", place.local_rank % gpus)
 
 
 def backend_for(device: torch.device, backend: str = "auto") -> str:

@@ -149,7 +149,7 @@ def _hook_exit_barrier(ended: Callable[[], object]) -> None:
 def replace(module: Any, name: str, torchs: Any, ours: Any) -> Any:
     """Puts a function of ours in the place of torch's, which is returned."""
     if vars(module)[name] is not torchs:
-        raise RuntimeError(f"torch does not start its processes as torch 2.13 does: {module.__name__}.{name}")
+        raise RuntimeError(f"torch does not start its processes as torch 2.11 to 2.13 do: {module.__name__}.{name}")
     setattr(module, name, ours)
     return torchs
 
