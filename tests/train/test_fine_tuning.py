@@ -30,7 +30,7 @@ from train.start.group import Place
 torchvision_cpu.watch()
 
 CPU = torch.device("cpu")
-FROZEN = {"freeze": "0.*,1.*", "head_lr": 0.05, "optimizer": "sgd"}
+FROZEN: dict[str, Any] = {"freeze": "0.*,1.*", "head_lr": 0.05, "optimizer": "sgd"}
 NET = "shufflenet_v2_x0_5"
 
 
@@ -46,11 +46,12 @@ def test_frozen_parameters_and_their_statistics_stay_in_training() -> None:
         "1.bias",
     ]
     assert list(net.state_dict()) == list(network(normalised=True).state_dict())
-    before = {name: value.clone() for name, value in net[1].state_dict().items()}
+    norm, dropout = net.get_submodule("1"), net.get_submodule("4")
+    before = {name: value.clone() for name, value in norm.state_dict().items()}
     net.train()
-    assert net.training and net[4].training and not net[1].training
+    assert net.training and dropout.training and not norm.training
     net(torch.randn(4, 3, 8, 8))
-    assert_equal(dict(net[1].state_dict()), before)
+    assert_equal(dict(norm.state_dict()), before)
     assert trained(net) == "5 of 8 parameters are trained (3,648 of 3,822 values)"
 
 
@@ -59,7 +60,8 @@ def test_a_norm_that_is_partly_trained_goes_on_with_its_statistics() -> None:
     freeze(net, "1.weight")
     net.train()
     net(torch.randn(4, 3, 8, 8))
-    assert net[1].training and net[1].num_batches_tracked == 1
+    norm = net.get_submodule("1")
+    assert norm.training and norm.num_batches_tracked == 1
 
 
 @pytest.mark.parametrize(

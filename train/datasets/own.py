@@ -36,8 +36,8 @@ SPLITS = ("train", "val")
 
 
 class OwnTransform:
-    """What `--transform module:function` returns for a split, often a function within a function: that cannot be sent to
-    a worker, which calls module:function itself. Raises SettingsError."""
+    """What `--transform module:function` returns for a split. That is often a function within a function, which cannot
+    be sent to a worker: the worker calls module:function itself. Raises SettingsError."""
 
     def __init__(self, name: str, split: str) -> None:
         self.name, self.split = name, split
