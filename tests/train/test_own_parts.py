@@ -149,7 +149,7 @@ def test_what_is_wrong_ends_all_ranks_with_one_line(tmp_path: Path, capfd: pytes
     settings = own(**REGRESSION | {"loss": "odd:mean_squares"}, run_dir=tmp_path / "run")
     assert trained(2, settings) == [EXIT_REFUSED, EXIT_REFUSED]
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("train: ")]
-    assert len(said) == 1 and "--loss odd:mean_squares: it returned torch.float32 [] for 2 samples, and [2]" in said[0]
+    assert len(said) == 1 and "--loss odd:mean_squares: it returned float32 [] for 2 samples, and [2]" in said[0]
     assert not (tmp_path / "run").exists()
 
 
@@ -297,7 +297,7 @@ def tried(settings: Settings) -> None:
         ),
         (
             {"loss": "odd:mean_squares"},
-            r"it returned torch\.float32 \[\] for 2 samples.*wrongly where ranks have different",
+            r"it returned float32 \[\] for 2 samples.*wrongly where ranks have different",
         ),
         ({"mixup": 0.2}, r"--mixup 0\.2: it mixes images.*inputs float32 \[2, 4\] and targets float32 \[2\]"),
         ({"transform": "odd:raising"}, r"--transform odd:raising: ValueError: no such depth"),
@@ -378,6 +378,11 @@ def test_another_file_in_the_folder_is_another_project(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
     assert facts_here(own(tmp_path), "")["project"] == first
+    (tmp_path / "runs" / "7").mkdir(parents=True)
+    (tmp_path / "runs" / "summary.json").write_text("{}")
+    (tmp_path / "lost.py").symlink_to(tmp_path / "nowhere.py")
+    running = own(tmp_path, run_dir=tmp_path / "runs" / "7")
+    assert facts_here(running, "")["project"] == first
     for name in ("classes.json", "more.yaml", "parts.py"):
         before = facts_here(own(tmp_path), "")["project"]
         (tmp_path / name).write_text("x = 2\n")
