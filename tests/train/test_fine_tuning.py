@@ -90,7 +90,7 @@ def last(folder: Path) -> dict[str, Any]:
 def test_frozen_parameters_stay_and_a_broken_run_ends_with_the_same_bits(
     world_size: int, parallel: str, more: dict[str, Any], tmp_path: Path
 ) -> None:
-    settings = dataclasses.replace(SETTINGS, parallel=parallel, epochs=2, **FROZEN, **more)
+    settings = dataclasses.replace(SETTINGS, parallel=parallel, epochs=2, blocking_checkpoints=True, **FROZEN, **more)
     whole, broken = (dataclasses.replace(settings, run_dir=tmp_path / name) for name in ("whole", "broken"))
     assert train(world_size, whole) == [0] * world_size
     crash = dict.fromkeys(range(world_size), crash_in_step(7))

@@ -103,7 +103,10 @@ def test_the_example_trains_the_same_on_one_rank_and_on_two(tmp_path: Path) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"micro_batch": 3, "workers": 2}], ids=["plain", "micro-batches, workers"])
 def test_a_run_that_broke_in_an_epoch_ends_with_the_same_bits(changes: dict[str, Any], tmp_path: Path) -> None:
-    whole, broken = (own(**NOISY, checkpoint_every="1", run_dir=tmp_path / name, **changes) for name in ("whole", "b"))
+    whole, broken = (
+        own(**NOISY, checkpoint_every="1", blocking_checkpoints=True, run_dir=tmp_path / name, **changes)
+        for name in ("whole", "b")
+    )
     assert trained(2, whole) == [0, 0]
     assert trained(2, broken, crash=5) == [CRASH, CRASH]
     assert trained(2, broken) == [0, 0]
