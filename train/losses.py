@@ -51,12 +51,16 @@ class LossError(Exception):
 
 
 def checked(name: str, loss: Loss, outputs: Any, targets: Any) -> Tensor:
-    """The losses of the user's own function. Raises LossError unless they are [n], for n samples."""
+    """The losses of the user's own function, float32. Raises LossError unless they are [n], for n samples."""
     losses, count = loss(outputs, targets), len(tree_leaves(targets)[0])
     if isinstance(losses, Tensor) and losses.shape == (count,) and losses.dtype.is_floating_point:
-        return losses
+        return losses.float()
     is_tensor = isinstance(losses, Tensor)
-    got = f"{losses.dtype} {list(losses.shape)}" if is_tensor else f"a {type(losses).__name__}"
+    got = (
+        f"{str(losses.dtype).removeprefix('torch.')} {list(losses.shape)}"
+        if is_tensor
+        else f"a {type(losses).__name__}"
+    )
     why = ""
     if is_tensor and losses.ndim == 0:
         why = (

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +87,12 @@ def file_of(module: str, path: list[str]) -> Path | None:
 
 
 def may_be_installed(module: str, project: Path | None) -> bool:
+    """Whether only an import can tell: another machine has the package, or it is installed in a way of its own (as by
+    `pip install -e`)."""
     top = module.partition(".")[0]
-    ours = project is not None and ((project / top).is_dir() or (project / f"{top}.py").is_file())
-    return project is not None and not ours and (project / "requirements.txt").is_file()
+    if PathFinder.find_spec(top, [*sys.path, *([str(project)] if project else [])]) is not None:
+        return False
+    return find_spec(top) is not None or (project is not None and (project / "requirements.txt").is_file())
 
 
 def not_found(module: str, project: Path | None) -> str:
@@ -175,26 +179,29 @@ def is_library(file: str) -> bool:
     return "-packages" in file or file.startswith(("<frozen", *LIBRARIES))
 
 
-def project_hash(project: Path | None) -> str:
+def project_hash(project: Path | None, run_dir: Path | None = None) -> str:
     """SHA-256 over names and contents of the folder's code and settings, in hexadecimal; "none" without a folder.
 
-    Left out: folders whose names begin with a dot, __pycache__, virtual environments, and files above HASHED_BYTES.
+    Left out: folders whose names begin with a dot, __pycache__, virtual environments, files above HASHED_BYTES, and the
+    folder of runs, in which other processes write, where it lies within the project.
     """
     if project is None:
         return "none"
     total = hashlib.sha256()
-    for path in sorted(hashed_files(project)):
+    for path in sorted(hashed_files(project, run_dir)):
         content = hashlib.sha256(path.read_bytes()).hexdigest()
         total.update(f"{path.relative_to(project).as_posix()}\0{content}\n".encode())
     return total.hexdigest()
 
 
-def hashed_files(project: Path) -> Iterator[Path]:
+def hashed_files(project: Path, run_dir: Path | None = None) -> Iterator[Path]:
+    around_runs = {run_dir.resolve(), *run_dir.resolve().parents} - {project.resolve()} if run_dir else set[Path]()
     for folder, folders, files in os.walk(project):
-        folders[:] = [name for name in folders if is_source_folder(Path(folder, name))]
-        for name in files:
-            path = Path(folder, name)
-            if path.suffix in HASHED and not name.startswith(".") and path.stat().st_size <= HASHED_BYTES:
+        inside = [Path(folder, name) for name in folders]
+        folders[:] = [each.name for each in inside if is_source_folder(each) and each.resolve() not in around_runs]
+        for path in (Path(folder, name) for name in files if not name.startswith(".")):
+            # is_file: not a link that leads nowhere
+            if path.suffix in HASHED and path.is_file() and path.stat().st_size <= HASHED_BYTES:
                 yield path
 
 

@@ -78,6 +78,6 @@ def forward(
             losses = mixed(outputs, targets, partners, part, loss)
     with torch.no_grad():
         answers = right(outputs, targets)
-        none = losses.new_tensor(math.nan, dtype=torch.float64)
-        correct = none if answers is None else answers[: piece.count].double().sum()
-    return losses, correct
+        if answers is None:
+            return losses, losses.new_full((), math.nan, dtype=torch.float64)
+        return losses, answers[: piece.count].double().sum()

@@ -1,7 +1,7 @@
 """The training of examples/plain_ddp.py as functions for the trainer: a model, a dataset, a loss and a transform.
 
-    make local PROJECT=examples/own_parts ARGS="--model parts:net --dataset parts:digits --loss parts:loss"
-    make train PROJECT=examples/own_parts ARGS="--model parts:net --dataset parts:digits --transform parts:shaken"
+make local PROJECT=examples/own_parts ARGS="--model parts:net --dataset parts:digits --loss parts:loss"
+make train PROJECT=examples/own_parts ARGS="--model parts:net --dataset parts:digits --transform parts:shaken"
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def net(num_classes: int) -> nn.Module:
 class Digits(Dataset[tuple[Tensor, int]]):
     """1,797 handwritten digits of 8 x 8 pixels; one in five is held out."""
 
-    classes = [str(digit) for digit in range(10)]
+    classes = tuple("0123456789")
 
     def __init__(self, split: str) -> None:
         digits = load_digits()

@@ -4,7 +4,10 @@ with them is said before anything is trained.
 
 import dataclasses
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,18 +16,22 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+import torchvision
 from torch import Tensor
 
 from tests.train.resume_ranks import CRASH, SETTINGS, crash_in_step, train
+from tests.train.test_probe import two_ranks
 from tests.train.test_resume import assert_equal
 from train import losses, own_parts, run
 from train.checkpoints import load, saved_steps
 from train.datasets import DataError, fingerprint
 from train.datasets import load as load_dataset
 from train.datasets.loader import Loader
+from train.inference import export, predict
 from train.model.build import build
+from train.model.freeze import freeze
 from train.order import Ints
-from train.settings import EXIT_REFUSED, Settings, SettingsError
+from train.settings import EXIT_REFUSED, Settings, SettingsError, flag, parse, problems
 from train.start.group import Place
 from train.start.proof import facts_here
 from train.trial import trial
@@ -96,7 +103,10 @@ def test_the_example_trains_the_same_on_one_rank_and_on_two(tmp_path: Path) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"micro_batch": 3, "workers": 2}], ids=["plain", "micro-batches, workers"])
 def test_a_run_that_broke_in_an_epoch_ends_with_the_same_bits(changes: dict[str, Any], tmp_path: Path) -> None:
-    whole, broken = (own(**NOISY, checkpoint_every="1", run_dir=tmp_path / name, **changes) for name in ("whole", "b"))
+    whole, broken = (
+        own(**NOISY, checkpoint_every="1", blocking_checkpoints=True, run_dir=tmp_path / name, **changes)
+        for name in ("whole", "b")
+    )
     assert trained(2, whole) == [0, 0]
     assert trained(2, broken, crash=5) == [CRASH, CRASH]
     assert trained(2, broken) == [0, 0]
@@ -142,7 +152,7 @@ def test_what_is_wrong_ends_all_ranks_with_one_line(tmp_path: Path, capfd: pytes
     settings = own(**REGRESSION | {"loss": "odd:mean_squares"}, run_dir=tmp_path / "run")
     assert trained(2, settings) == [EXIT_REFUSED, EXIT_REFUSED]
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("train: ")]
-    assert len(said) == 1 and "--loss odd:mean_squares: it returned torch.float32 [] for 2 samples, and [2]" in said[0]
+    assert len(said) == 1 and "--loss odd:mean_squares: it returned float32 [] for 2 samples, and [2]" in said[0]
     assert not (tmp_path / "run").exists()
 
 
@@ -290,7 +300,7 @@ def tried(settings: Settings) -> None:
         ),
         (
             {"loss": "odd:mean_squares"},
-            r"it returned torch\.float32 \[\] for 2 samples.*wrongly where ranks have different",
+            r"it returned float32 \[\] for 2 samples.*wrongly where ranks have different",
         ),
         ({"mixup": 0.2}, r"--mixup 0\.2: it mixes images.*inputs float32 \[2, 4\] and targets float32 \[2\]"),
         ({"transform": "odd:raising"}, r"--transform odd:raising: ValueError: no such depth"),
@@ -360,9 +370,6 @@ def test_the_folder_comes_last_and_reaches_processes_that_are_started(
     monkeypatch.setenv("PYTHONPATH", "first")
     own_parts.use(tmp_path)
     own_parts.use(tmp_path)
-    import os
-    import sys
-
     assert sys.path == ["first", str(tmp_path)]
     assert os.environ["PYTHONPATH"] == f"first{os.pathsep}{tmp_path}"
 
@@ -374,6 +381,11 @@ def test_another_file_in_the_folder_is_another_project(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
     assert facts_here(own(tmp_path), "")["project"] == first
+    (tmp_path / "runs" / "7").mkdir(parents=True)
+    (tmp_path / "runs" / "summary.json").write_text("{}")
+    (tmp_path / "lost.py").symlink_to(tmp_path / "nowhere.py")
+    running = own(tmp_path, run_dir=tmp_path / "runs" / "7")
+    assert facts_here(running, "")["project"] == first
     for name in ("classes.json", "more.yaml", "parts.py"):
         before = facts_here(own(tmp_path), "")["project"]
         (tmp_path / name).write_text("x = 2\n")
@@ -394,3 +406,78 @@ def test_a_loss_that_is_no_tensor_or_of_another_length_is_refused() -> None:
     for answer in answers:
         with pytest.raises(losses.LossError, match=r"and \[3\] is needed"):
             losses.checked("mine:loss", lambda outputs, targets: outputs, answer, torch.zeros(3))
+
+
+# -- examples and documents --------------------------------------------------------------------------------------------
+
+
+def test_the_page_shows_the_example_that_is_tested_here() -> None:
+    page = (ROOT / "docs" / "own-parts.md").read_text()
+    assert f"```python\n{(EXAMPLE / 'parts.py').read_text()}```" in page
+    flags = set(re.findall(r"--[a-z][a-z-]+", page)) - {"--project"}
+    assert flags <= {flag(field.name) for field in dataclasses.fields(Settings)} | {"--config"}
+
+
+@pytest.mark.slow
+def test_the_example_runs_by_the_command_of_the_page_with_workers(tmp_path: Path) -> None:
+    """Two ranks that --spawn starts, each with a worker: fresh interpreters that must find the folder."""
+    command = [sys.executable, "-m", "train", "--spawn", "2", "--project", "examples/own_parts", "--epochs", "1"]
+    command += [word for name, value in EXAMPLE_PARTS.items() for word in (f"--{name}", value)]
+    command += ["--workers", "1", "--batch-size", "480", "--run-dir", str(tmp_path)]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "training parts:net on parts:digits (1437 images, 360 held out, 8 px)" in done.stdout
+    assert (tmp_path / "result.json").exists()
+
+
+@pytest.mark.slow
+def test_the_plain_script_runs_under_torchrun(tmp_path: Path) -> None:
+    launcher = ["torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
+    command = [sys.executable, "-m", *launcher, "examples/plain_ddp.py", "--epochs", "1"]
+    environment = os.environ | {"MUSTER_RUN_DIR": str(tmp_path), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "epoch 1: loss" in done.stdout and (tmp_path / "model.pt").exists()
+
+
+def test_the_example_of_fine_tuning_fits_its_model() -> None:
+    settings = parse(["--config", "examples/fine_tune.yaml"])
+    assert problems(settings, 1) == []
+    with torch.device("meta"):
+        network = torchvision.models.get_model(settings.model)
+    freeze(network, settings.freeze)
+    first = next(name for name, each in network.named_parameters() if each.requires_grad)
+    assert first.startswith("layer3.")
+
+
+@pytest.mark.slow
+def test_weights_of_an_own_model_are_exported_and_its_images_are_not_guessed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = own(EXAMPLE, batch_size=480, epochs=1, **EXAMPLE_PARTS, run_dir=tmp_path)
+    assert trained(1, settings) == [0]
+    assert export.main([str(tmp_path), "--project", str(EXAMPLE)]) == 0
+    said = capsys.readouterr()
+    file = Path(said.out.split()[0])
+    assert file == tmp_path / "export" / "net.pt"
+    assert f'from parts import net; net(10).load_state_dict(torch.load("{file}"))' in said.err
+    build("parts:net", 10, 0, 0).load_state_dict(torch.load(file, weights_only=True))
+    assert predict.main(["--checkpoint", str(tmp_path), "--project", str(EXAMPLE), "a.png"]) == EXIT_REFUSED
+    assert "its images were prepared by code of your own (--dataset parts:digits" in capsys.readouterr().err
+    monkeypatch.setattr("sys.path", [entry for entry in sys.path if "own_parts" not in entry])
+    monkeypatch.delitem(sys.modules, "parts")
+    assert export.main([str(tmp_path)]) == EXIT_REFUSED
+    assert (
+        "its model cannot be made: --model parts:net: there is no module parts: name its folder"
+        in capsys.readouterr().err
+    )
+
+
+@pytest.mark.slow
+def test_a_forecast_measures_own_parts(tmp_path: Path) -> None:
+    words = [word for name, value in NOISY.items() for word in (f"--{name}", value)]
+    words += ["--project", str(ODD), "--batch-size", "16", "--workers", "0"]
+    statuses, said, document = two_ranks(tmp_path, "--forecast", "--", *words)
+    assert statuses == [0, 0], said
+    assert document["forecast"]["samples"] == 47

@@ -84,6 +84,12 @@ def test_hosts_are_counted_before_ranks() -> None:
     assert "h1 (ranks 0, 1, 2): image is new, not old" in message
 
 
+def test_a_host_with_other_files_of_the_user_is_named() -> None:
+    message = difference([Claim(rank, f"h{rank}", {"project": BAD if rank == 2 else GOOD}) for rank in range(3)])
+    assert "h2 (rank 2): project is cdcdcdcdcdcd, not abababababab" in message
+    assert message.endswith("Fix: start all hosts with one command: make train")
+
+
 def test_a_rank_that_does_not_know_a_field_is_odd() -> None:
     message = difference([Claim(0, "h1", {"a": "1"}), Claim(1, "h2", {"a": "1"}), Claim(2, "h3", {})])
     assert "h3 (rank 2): a is none, not 1" in message

@@ -36,8 +36,8 @@ SPLITS = ("train", "val")
 
 
 class OwnTransform:
-    """What `--transform module:function` returns for a split. A worker calls the function itself: one within a function,
-    as users write it, cannot be sent there. Raises SettingsError."""
+    """What `--transform module:function` returns for a split. That is often a function within a function, which cannot
+    be sent to a worker: the worker calls module:function itself. Raises SettingsError."""
 
     def __init__(self, name: str, split: str) -> None:
         self.name, self.split = name, split
@@ -45,9 +45,10 @@ class OwnTransform:
             generators.seed(0)
             self.function = own_parts.call("--transform", name, object, split=split)
         if not callable(self.function):
+            kind = type(self.function).__name__
             raise SettingsError(
-                f"--transform {name}: for split {split!r} it returned a {type(self.function).__name__}, and a function is "
-                "needed, (input, target) -> (input, target), such as a torchvision.transforms.v2.Compose"
+                f"--transform {name}: for split {split!r} it returned a {kind}, and a function is needed, "
+                "(input, target) -> (input, target), such as a torchvision.transforms.v2.Compose"
             )
 
     def __call__(self, value: Any, target: Any) -> Any:

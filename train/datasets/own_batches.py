@@ -98,7 +98,7 @@ class OwnBatches:
         )
 
     def start_workers(self, name: str) -> None:
-        """They start while the caller builds its model."""
+        """They start while the caller goes on."""
         is_main = threading.current_thread() is threading.main_thread()
         before = signal.getsignal(signal.SIGCHLD)
         try:
@@ -138,8 +138,8 @@ class OwnBatches:
             if "DataLoader worker" not in str(error):
                 raise
             raise DataError(
-                "a process that reads samples was ended from outside, often because memory ran out: set fewer "
-                "--workers (0: none), or give the container more memory"
+                "a process that reads samples was ended from outside, often because memory, or the shared memory of "
+                "/dev/shm, ran out: set fewer --workers (0: none), or give the container more"
             ) from error
 
     def on_device(self, batch: Batch) -> Batch:

@@ -83,7 +83,7 @@ def facts_here(settings: Any, data_fingerprint: str, environment: Mapping[str, s
         "plan": environment.get("MUSTER_PLAN_SHA256") or "none",
         "image": environment.get("MUSTER_IMAGE") or "none",
         "code": code_hash(Path(__file__).parents[1]),
-        "project": project_hash(getattr(settings, "project", None)),
+        "project": project_hash(getattr(settings, "project", None), getattr(settings, "run_dir", None)),
         **versions(),
         **settings_facts(settings),
         "data": data_fingerprint,
