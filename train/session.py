@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torchvision
 from torch import Tensor, nn
 
@@ -34,6 +35,7 @@ from train.start.muster_run import tell
 State = dict[str, Any]
 # Another value of these makes another training: a checkpoint of one is no checkpoint of the other.
 FIXED = ("model", "dataset", "batch_size", "seed")
+TIMES = ("seconds", "train_seconds")  # of Position
 
 
 @dataclass
@@ -166,12 +168,23 @@ def state_of(session: Session, metric: float | None) -> State:
         "scaler": session.precision.state(),
         "ema": session.ema.state() if session.ema else None,
         "shares": list(session.weights),
-        "position": dataclasses.asdict(session.position),
+        "position": position_of(session),
         "config": config_of(session),
         "versions": {"torch": torch.__version__, "torchvision": torchvision.__version__},
         "world_size": session.place.world_size,
         "metric": metric,
     }
+
+
+def position_of(session: Session) -> dict[str, Any]:
+    """The position as all hosts keep it: its times are rank 0's, since each host's clock has counted its own.
+    Collective."""
+    position = dataclasses.asdict(session.position)
+    if session.place.world_size > 1:
+        times = torch.tensor([position[name] for name in TIMES], dtype=torch.float64)
+        dist.broadcast(times, src=0)
+        position |= zip(TIMES, times.tolist(), strict=True)
+    return position
 
 
 def config_of(session: Session) -> dict[str, Any]:

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import signal
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.train.resume_ranks import CRASH, SETTINGS, STEPS, Change, crash_in_step, end_of, own_host, train
+from tests.train.resume_ranks import CRASH, SETTINGS, STEPS, crash_in_step, end_of, in_order, own_host, train
 from tests.train.test_metrics import curve_of
 from train import session
 from train.checkpoints.agree import StartPoint
@@ -176,11 +175,9 @@ def test_a_host_that_was_not_in_an_attempt_learns_of_its_steps(away: int, tmp_pa
         folder.mkdir()
 
     def attempt(*folders: Path, crash: int = 0) -> list[int]:
-        changes = {rank: [own_host(folder)] for rank, folder in enumerate(folders)}
-        for change in changes.values() if crash else ():
-            change.append(crash_in_step(crash))
-        together: dict[int, Change] = {rank: partial(all_of, each) for rank, each in changes.items()}
-        return train(len(folders), settings, changes=together)
+        more = [crash_in_step(crash)] if crash else []
+        changes = {rank: in_order(own_host(folder), *more) for rank, folder in enumerate(folders)}
+        return train(len(folders), settings, changes=changes)
 
     attempt(*hosts, crash=5)
     attempt(hosts[1 - away], crash=10)
@@ -191,8 +188,3 @@ def test_a_host_that_was_not_in_an_attempt_learns_of_its_steps(away: int, tmp_pa
         assert [event["epoch"] for event in events if event["event"] == "epoch"] == [1, 2, 3]
     assert losses(hosts[0]) == losses(hosts[1])
     assert [step for step, _ in curve_of(hosts[0], "step/loss")] == list(range(1, STEPS + 1))
-
-
-def all_of(changes: list[Change]) -> None:
-    for change in changes:
-        change()
