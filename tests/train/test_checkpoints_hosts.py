@@ -51,7 +51,7 @@ def test_the_run_s_time_goes_on_after_a_resumption(tmp_path: Path) -> None:
     assert train(2, settings) == [0, 0]
     folder = tmp_path / "checkpoints"
     times = {step: files.load(folder, step)["position"] for step in files.saved_steps(folder)}
-    assert 0 < times[2]["seconds"] and times[2]["train_seconds"] == 0
+    assert times[2]["seconds"] > 0 and times[2]["train_seconds"] == 0
     assert times[4]["seconds"] == 0 and times[4]["train_seconds"] > times[2]["seconds"]
     events = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     second = [event["seconds"] for event in events if event["event"] == "step" and event["epoch"] == 2]

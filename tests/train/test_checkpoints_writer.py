@@ -75,7 +75,7 @@ def test_background_and_blocking_write_the_same_bytes_though_the_tensors_change(
 
 def test_equal_states_are_equal_files_whatever_texts_are_one_object(tmp_path: Path) -> None:
     text = "a text with blanks, of which Python makes a new object each time"
-    once, anew = [{"config": {"model": one}, text: [other]} for one, other in ((text, text), (text, text[:1] + text[1:]))]
+    once, anew = ({"config": {"model": text}, other: 1} for other in (text, text[:1] + text[1:]))
     assert once == anew
     for name, state in (("once", once), ("anew", anew)):
         writer = Writer(tmp_path / name)
