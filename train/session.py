@@ -31,6 +31,7 @@ from train.settings import Settings, SettingsError, as_document, flag
 from train.start import proof
 from train.start.group import Place, first_complaint
 from train.start.muster_run import tell
+from train.step import forward
 
 State = dict[str, Any]
 # Another value of these makes another training: a checkpoint of one is no checkpoint of the other.
@@ -151,7 +152,7 @@ def share_weights(
 
 
 def some_samples(settings: Settings, place: Place, dataset: Dataset, loader: Loader) -> tuple[Tensor, Tensor]:
-    """Training images as many as a rank's usual pass has: to measure and to warm up with."""
+    """Training images as many as a rank's usual pass has: to measure with."""
     usual = min(-(-settings.batch_size // place.world_size), settings.micro_batch or settings.batch_size)
     indices = np.arange(min(max(usual, order.LEAST), len(dataset.train)), dtype=np.int64)
     return next(iter(loader.training([indices], 0)))
@@ -213,9 +214,21 @@ def restore(session: Session, state: State) -> list[str]:
         notes.append(f"{now} rank{'s go' if now > 1 else ' goes'} on from a checkpoint of {state['world_size']}")
     session.position = Position(**state["position"])
     if same_ranks:  # else its sums come in another order anyway
-        images, labels = some_samples(session.settings, session.place, session.dataset, session.loader)
-        session.strategy.warm_up(images, labels, per_sample)
+        warm_up(session)
     return notes
+
+
+def warm_up(session: Session) -> None:
+    """`Strategy.warm_up` with the first pass of an epoch, made as the next step makes its passes."""
+    settings = session.settings
+    step = next(
+        order.steps(session.samples, settings.batch_size, settings.seed, 0, session.cut, session.place.rank,
+                    settings.micro_batch, session.mixes)
+    )  # fmt: skip
+    piece = step.passes[0]
+    batch = next(iter(session.loader.training([piece.indices], 0)))
+    parts = (session.strategy, session.precision, batch, piece, session.mix(), settings.label_smoothing)
+    session.strategy.warm_up(lambda: forward(*parts)[0])
 
 
 def compare(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

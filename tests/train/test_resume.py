@@ -7,13 +7,25 @@ import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
-from tests.train.resume_ranks import CRASH, SETTINGS, STEPS, crash_in_step, end_of, in_order, own_host, train
+from tests.train.resume_ranks import (
+    CRASH,
+    SETTINGS,
+    STEPS,
+    Change,
+    crash_in_step,
+    end_of,
+    in_order,
+    network,
+    own_host,
+    train,
+)
 from tests.train.test_metrics import curve_of
-from train import session
+from train import run, session
 from train.checkpoints.agree import StartPoint
 from train.settings import EXIT_REFUSED, EXIT_STOPPED, Settings
 
@@ -142,6 +154,55 @@ def test_another_attempt_without_a_checkpoint_says_that_it_begins_anew(
     monkeypatch.setattr(session, "where_to_begin", lambda settings, place: StartPoint())
     made: Any = SimpleNamespace(settings=None, place=None)
     assert session.begin(made) == notes
+
+
+def note_graphs() -> None:
+    """Compiles without a compiler; each rank notes the graphs: shapes of the inputs, and whether in mixed precision."""
+    from train.parallel.single import Single
+
+    rank, folder = os.environ["RANK"], Path(os.environ["GRAPHS"])
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        shapes = [list(each.shape) for each in inputs if isinstance(each, torch.Tensor) and each.ndim == 4]
+        with (folder / rank).open("a") as file:
+            print(shapes, torch.is_autocast_enabled("cpu"), torch.is_grad_enabled(), file=file)
+        return graph.forward
+
+    mock.patch.object(Single, "compile", lambda self, **_: self.network.compile(backend=backend)).start()
+    mock.patch.object(run, "build_model", lambda *_: Whole(network(normalised=True))).start()
+
+
+class Whole(torch.nn.Module):
+    """torch compiles no forward of its own modules, such as Sequential's."""
+
+    def __init__(self, layers: torch.nn.Module) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, images: torch.Tensor) -> Any:
+        return self.layers(images)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_compiles_nothing_that_an_unbroken_one_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its warm-up is a pass as those of training. 515 images are 5 equal batches of 103."""
+
+    settings = settings_in(tmp_path, epochs=2, amp="bf16", compile=True, batch_size=103, micro_batch=26, mixup=0.4)
+
+    def graphs(name: str, *more: Change) -> list[str]:
+        folder = tmp_path / f"graphs-{name}"
+        folder.mkdir()
+        monkeypatch.setenv("GRAPHS", str(folder))
+        changes = dict.fromkeys(range(2), in_order(note_graphs, *more))
+        train(2, dataclasses.replace(settings, run_dir=tmp_path / name.split("-")[0]), changes=changes)
+        return [(folder / str(rank)).read_text() for rank in range(2)]
+
+    whole = graphs("whole")
+    graphs("broken", crash_in_step(7))
+    assert "True True" in whole[0]
+    assert graphs("broken-resumed") == whole
 
 
 @pytest.mark.slow
