@@ -57,11 +57,13 @@ def save_fsdp(place: Place, out: Path) -> None:
     save(place, out, "fsdp")
 
 
-def resume(place: Place, out: Path, parallel: str) -> dict[str, Any]:
+def resume(
+    place: Place, out: Path, parallel: str, layout: torch.memory_format = torch.contiguous_format
+) -> dict[str, Any]:
     """What a fresh run holds after loading OUT/saved.pt, and after the third step."""
     saved = torch.load(out / "saved.pt", weights_only=True)
-    strategy = strategy_of(place, network(seed=6), parallel=parallel)
-    optimizer = adamw(strategy, lr=0.5)  # the saved one counts
+    strategy = strategy_of(place, network(seed=6).to(memory_format=layout), parallel=parallel)  # type: ignore[call-overload]
+    optimizer = adamw(strategy)
     strategy.load(saved["model"], optimizer, saved["optimizer"])
     loaded = {"model": strategy.model_state(), "optimizer": strategy.optimizer_state(optimizer)}
     torch.save(loaded, out / f"loaded-{place.rank}.pt")
@@ -71,6 +73,10 @@ def resume(place: Place, out: Path, parallel: str) -> dict[str, Any]:
 
 def resume_ddp(place: Place, out: Path) -> dict[str, Any]:
     return resume(place, out, "ddp")
+
+
+def resume_channels_last(place: Place, out: Path) -> dict[str, Any]:
+    return resume(place, out, "ddp", torch.channels_last)
 
 
 def resume_none(place: Place, out: Path) -> dict[str, Any]:
