@@ -35,7 +35,7 @@ from train.step import forward
 
 State = dict[str, Any]
 # Another value of these makes another training: a checkpoint of one is no checkpoint of the other.
-FIXED = ("model", "dataset", "batch_size", "seed")
+FIXED = ("model", "dataset", "batch_size", "seed", "optimizer")
 TIMES = ("seconds", "train_seconds")  # of Position
 
 
@@ -168,6 +168,7 @@ def state_of(session: Session, metric: float | None) -> State:
         "optimizer": strategy.optimizer_state(session.optimizer),
         "scaler": session.precision.state(),
         "ema": session.ema.state() if session.ema else None,
+        "ema_rank_buffers": session.ema.rank_buffers() if session.ema else None,
         "shares": list(session.weights),
         "position": position_of(session),
         "config": config_of(session),
@@ -205,17 +206,29 @@ def restore(session: Session, state: State) -> list[str]:
     if same_ranks and state["rank_buffers"] is not None:
         running_statistics.set_buffers(session.strategy.network, state["rank_buffers"][session.place.rank])
     session.precision.load(state["scaler"])
-    if session.ema and state["ema"]:
-        session.ema.load(state["ema"])
-    if same_ranks:
-        session.weights = state["shares"]
-    else:
+    notes += restore_averages(session, state, same_ranks)
+    if same_ranks and state["config"].get("shares") == session.settings.shares:
+        session.weights = state["shares"]  # as measured then
+    if not same_ranks:
         now = session.place.world_size
         notes.append(f"{now} rank{'s go' if now > 1 else ' goes'} on from a checkpoint of {state['world_size']}")
     session.position = Position(**state["position"])
     if same_ranks:  # else its sums come in another order anyway
         warm_up(session)
     return notes
+
+
+def restore_averages(session: Session, state: State, same_ranks: bool) -> list[str]:
+    """After the network's own weights. Returns notes."""
+    ema = session.ema
+    if ema is None:
+        return []
+    if not state["ema"]:
+        ema.begin()
+        return ["the checkpoint has no averaged weights: they begin with its weights"]
+    rows = state.get("ema_rank_buffers")  # older checkpoints have none
+    ema.load(state["ema"], rows[session.place.rank] if same_ranks and rows is not None else None)
+    return []
 
 
 def warm_up(session: Session) -> None:
@@ -234,14 +247,14 @@ def warm_up(session: Session) -> None:
 def compare(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Settings that differ from the checkpoint's, as notes. Raises SettingsError for those that may not."""
     wrong = [
-        f"{flag(name)} {now[name]} (the checkpoint has {before[name]})"
+        f"{flag(name)} {now[name]} (the checkpoint has {before.get(name)})"
         for name in FIXED
         if before.get(name) != now[name]
     ]
     if wrong:
         raise SettingsError(
             f"the checkpoint is of another training: {'; '.join(wrong)}; "
-            "give its settings, start afresh with --resume none, or take only its weights with --init-from"
+            "give its settings, start afresh with --resume none, or take only its weights: --resume none --init-from"
         )
     ignored = {"data", "run_dir", "resume", "timeout", "spawn", "init", "keep", "checkpoint_every", "workers"}
     changed = [k for k in now if k in before and before[k] != now[k] and k not in ignored]

@@ -179,6 +179,21 @@ def test_batch_statistics_are_each_ranks_own_and_their_mean_is_for_evaluation(tm
     assert_same(dict(enumerate(other["weights"])), dict(enumerate(one["weights"])))
 
 
+def test_averaged_statistics_are_each_ranks_own_and_their_mean_is_for_evaluation(tmp_path: Path) -> None:
+    found = run("parallel_states", "averaged_statistics", tmp_path, 2)
+    for parallel in ("ddp", "fsdp"):
+        one, other = found[2, 0][parallel], found[2, 1][parallel]
+        assert not one["own"]["0.1.running_mean"].equal(other["own"]["0.1.running_mean"])
+        for key, own in one["own"].items():
+            torch.testing.assert_close(one["inside"][key], (own + other["own"][key]) / 2)
+            assert one["state"][key].equal(one["inside"][key])
+        assert_same(other["inside"], one["inside"])
+        for rank in (one, other):
+            assert_same(rank["after"], rank["before"])
+            assert_same(rank["again"], rank["own"])
+    assert_same(found[2, 0]["fsdp"]["state"], found[2, 0]["ddp"]["state"], exact=False)
+
+
 def test_a_parameter_without_gradient_is_named(tmp_path: Path) -> None:
     for found in run("parallel_states", "unused", tmp_path, 2).values():
         for when in ("at once", "later"):

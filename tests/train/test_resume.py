@@ -38,7 +38,7 @@ RICH = {
     "micro_batch": 20,
     "label_smoothing": 0.1,
 }
-PARTS = ("model", "rank_buffers", "optimizer", "ema", "scaler")
+PARTS = ("model", "rank_buffers", "optimizer", "ema", "ema_rank_buffers", "scaler")
 
 
 def settings_in(folder: Path, **changes: Any) -> Settings:
