@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torchvision
 from torch import nn
 
@@ -31,10 +32,12 @@ from train.settings import Settings, SettingsError, as_document, flag
 from train.start import proof
 from train.start.group import Place, first_complaint
 from train.start.muster_run import tell
+from train.step import forward
 
 State = dict[str, Any]
 # Another value of these makes another training: a checkpoint of one is no checkpoint of the other.
-FIXED = ("model", "dataset", "batch_size", "seed")
+FIXED = ("model", "dataset", "batch_size", "seed", "optimizer")
+TIMES = ("seconds", "train_seconds")  # of Position
 
 
 @dataclass
@@ -171,7 +174,7 @@ def share_weights(
 
 
 def some_samples(settings: Settings, place: Place, dataset: Dataset, loader: Loader) -> tuple[Any, Any]:
-    """Training images as many as a rank's usual pass has: to measure and to warm up with."""
+    """Training images as many as a rank's usual pass has: to measure with."""
     usual = min(-(-settings.batch_size // place.world_size), settings.micro_batch or settings.batch_size)
     indices = np.arange(min(max(usual, order.LEAST), len(dataset.train)), dtype=np.int64)
     return next(iter(loader.training([indices], 0)))
@@ -187,13 +190,25 @@ def state_of(session: Session, metric: float | None) -> State:
         "optimizer": strategy.optimizer_state(session.optimizer),
         "scaler": session.precision.state(),
         "ema": session.ema.state() if session.ema else None,
+        "ema_rank_buffers": session.ema.rank_buffers() if session.ema else None,
         "shares": list(session.weights),
-        "position": dataclasses.asdict(session.position),
+        "position": position_of(session),
         "config": config_of(session),
         "versions": {"torch": torch.__version__, "torchvision": torchvision.__version__},
         "world_size": session.place.world_size,
         "metric": metric,
     }
+
+
+def position_of(session: Session) -> dict[str, Any]:
+    """The position as all hosts keep it: its times are rank 0's, since each host's clock has counted its own.
+    Collective."""
+    position = dataclasses.asdict(session.position)
+    if session.place.world_size > 1:
+        times = torch.tensor([position[name] for name in TIMES], dtype=torch.float64)
+        dist.broadcast(times, src=0)
+        position |= zip(TIMES, times.tolist(), strict=True)
+    return position
 
 
 def config_of(session: Session) -> dict[str, Any]:
@@ -213,31 +228,55 @@ def restore(session: Session, state: State) -> list[str]:
     if same_ranks and state["rank_buffers"] is not None:
         running_statistics.set_buffers(session.strategy.network, state["rank_buffers"][session.place.rank])
     session.precision.load(state["scaler"])
-    if session.ema and state["ema"]:
-        session.ema.load(state["ema"])
-    if same_ranks:
-        session.weights = state["shares"]
-    else:
+    notes += restore_averages(session, state, same_ranks)
+    if same_ranks and state["config"].get("shares") == session.settings.shares:
+        session.weights = state["shares"]  # as measured then
+    if not same_ranks:
         now = session.place.world_size
         notes.append(f"{now} rank{'s go' if now > 1 else ' goes'} on from a checkpoint of {state['world_size']}")
     session.position = Position(**state["position"])
     if same_ranks:  # else its sums come in another order anyway
-        images, labels = some_samples(session.settings, session.place, session.dataset, session.loader)
-        session.strategy.warm_up(images, labels, session.loss)
+        warm_up(session)
     return notes
+
+
+def restore_averages(session: Session, state: State, same_ranks: bool) -> list[str]:
+    """After the network's own weights. Returns notes."""
+    ema = session.ema
+    if ema is None:
+        return []
+    if not state["ema"]:
+        ema.begin()
+        return ["the checkpoint has no averaged weights: they begin with its weights"]
+    rows = state.get("ema_rank_buffers")  # older checkpoints have none
+    ema.load(state["ema"], rows[session.place.rank] if same_ranks and rows is not None else None)
+    return []
+
+
+def warm_up(session: Session) -> None:
+    """`Strategy.warm_up` with the first pass of an epoch, made as the next step makes its passes."""
+    settings = session.settings
+    step = next(
+        order.steps(session.samples, settings.batch_size, settings.seed, 0, session.cut, session.place.rank,
+                    settings.micro_batch, session.mixes)
+    )  # fmt: skip
+    piece = step.passes[0]
+    batch = next(iter(session.loader.training([piece.indices], 0)))
+    parts = (session.strategy, session.precision, batch, piece, session.mix(), session.loss)
+    session.strategy.warm_up(lambda: forward(*parts)[0])
 
 
 def compare(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Settings that differ from the checkpoint's, as notes. Raises SettingsError for those that may not."""
     wrong = [
-        f"{flag(name)} {now[name]} (the checkpoint has {before[name]})"
+        f"{flag(name)} {now[name]} (the checkpoint has {before.get(name)})"
         for name in FIXED
         if before.get(name) != now[name]
     ]
     if wrong:
         raise SettingsError(
             f"the checkpoint is of another training: {'; '.join(wrong)}; "
-            "give its settings, start afresh with --resume none, or take only its weights with --init-from"
+            "give its settings, start afresh with --resume none, or take only its weights: --resume none --init-from"
         )
     ignored = {"data", "run_dir", "resume", "timeout", "spawn", "init", "keep", "checkpoint_every", "workers"}
     changed = [k for k in now if k in before and before[k] != now[k] and k not in ignored]

@@ -5,6 +5,8 @@ import hashlib
 import json
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -40,12 +42,16 @@ class Draft:
     def flush(self) -> None:
         """There is no buffer; torch.save wants the method."""
 
-    def commit(self) -> None:
-        """Makes it durable under its final name. Raises OSError, also those of earlier writes."""
+    def sync(self) -> None:
+        """Its content is on the disk. Raises OSError, also those of earlier writes."""
         if self.error is not None:
             raise self.error
         os.fchmod(self.descriptor, 0o644)  # whatever the umask is: others gather it
         os.fsync(self.descriptor)
+
+    def commit(self) -> None:
+        """Makes it durable under its final name. Raises OSError, also those of earlier writes."""
+        self.sync()
         self.draft.replace(self.path)
         sync_folder(self.path.parent)
 
@@ -69,6 +75,20 @@ def open_locked(draft: Path) -> int:
             return descriptor
         if os.fstat(descriptor).st_nlink:
             return descriptor
+        os.close(descriptor)
+
+
+@contextmanager
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """What is done to `path` and the files that belong to it inside, no other process does meanwhile, of this host or
+    of another one that shares the folder; where the file system has no locks it may. Raises OSError.
+    """
+    lock = path.with_name(f".{path.name}.lock.tmp")
+    descriptor = open_locked(lock)
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
         os.close(descriptor)
 
 

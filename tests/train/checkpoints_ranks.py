@@ -8,18 +8,21 @@ import json
 import multiprocessing
 import os
 import sys
+import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from train.checkpoints import CheckpointError, files, newest_common, resolve, transfer
 from train.start.group import Place
 from train.start.muster_run import leave_process_group
 
 NUMBERS = 5000  # a file of more than one piece
-transfer.BROADCAST_BYTES = 4096
+transfer.PIECE_BYTES = 4096
 
 
 def put(folder: Path, step: int, value: float | None = None) -> Path:
@@ -116,6 +119,22 @@ def absent_path(case: Path) -> list[Path]:
     return from_an_older_one(case)
 
 
+def a_slow_link(case: Path) -> list[Path]:
+    """Each of the six pieces takes a quarter of the longest wait."""
+    return a_new_host(case)
+
+
+def bound_to_gpus(case: Path) -> list[Path]:
+    """The default group is bound to devices, as NCCL's is."""
+    return a_new_host(case)
+
+
+def many_new_hosts(case: Path) -> list[Path]:
+    hosts = [case / f"host{number}" / "checkpoints" for number in range(6)]
+    put(hosts[2], 20)
+    return hosts
+
+
 CASES: dict[Callable[[Path], list[Path]], tuple[int, str]] = {  # ranks of a host, --resume ("": newest_common)
     all_hold_the_newest: (1, ""),
     lacking_flipped_and_none: (1, ""),
@@ -129,13 +148,48 @@ CASES: dict[Callable[[Path], list[Path]], tuple[int, str]] = {  # ranks of a hos
     from_an_older_one: (1, "{case}/host{host}/checkpoints/step-10.pt"),
     anew: (1, "none"),
     absent_path: (1, "{case}/nowhere"),
+    a_slow_link: (2, "auto"),
+    bound_to_gpus: (2, "auto"),
+    many_new_hosts: (1, "auto"),
 }
+LONGEST_WAIT = 4.0  # seconds, of the ranks on a slow link
+
+
+def slow_down() -> None:
+    made = transfer.pass_on
+
+    def pass_on(piece: bytearray, line: list[int]) -> None:
+        if dist.get_rank() == line[0]:
+            time.sleep(LONGEST_WAIT / 4)
+        made(piece, line)
+
+    transfer.pass_on = pass_on
+
+
+class Split:
+    """A communicator of NCCL's, of which torch makes the new group's. All ranks would have to enter here, but those
+    of a new group of gloo's do not."""
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        raise AssertionError("this rank would wait for ever")
+
+
+def bind() -> None:
+    """As with init_process_group(device_id=...): there is no GPU here, and no NCCL."""
+    dist.group.WORLD.bound_device_id = torch.device("cuda", 0)  # type: ignore[union-attr]
+    distributed_c10d._get_split_source = lambda group: Split()  # type: ignore[assignment]
 
 
 def one_rank(rank: int, each: int, hosts: list[Path], resume: str, case: Path) -> None:
     torch.set_num_threads(1)
     world = each * len(hosts)
-    dist.init_process_group("gloo", init_method=f"file://{case}/store", rank=rank, world_size=world)
+    slow = case.name == a_slow_link.__name__
+    wait = timedelta(seconds=LONGEST_WAIT) if slow else None
+    dist.init_process_group("gloo", init_method=f"file://{case}/store", rank=rank, world_size=world, timeout=wait)
+    if slow:
+        slow_down()
+    if case.name == bound_to_gpus.__name__:
+        bind()
     place, folder = Place(rank, rank % each, world, each), hosts[rank // each]
     answer: dict[str, object]
     try:
@@ -152,7 +206,7 @@ def one_rank(rank: int, each: int, hosts: list[Path], resume: str, case: Path) -
     except CheckpointError as error:
         answer = {"error": str(error)}
     (case / f"{rank}.json").write_text(json.dumps(answer))
-    dist.barrier()
+    dist.all_reduce(torch.zeros(1))
     leave_process_group()
 
 

@@ -42,7 +42,7 @@ def adamw(strategy: Strategy, lr: float = 0.01) -> Optimizer:
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": 0.05},
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
     ]
-    return strategy.optimizer(lambda those: torch.optim.AdamW(those, lr=lr), groups)
+    return strategy.optimizer(lambda those: torch.optim.AdamW(those, lr=lr, fused=True), groups)
 
 
 def gradients(strategy: Strategy, batch: Ints, cut: Cut, rank: int, micro_batch: int = 0) -> None:

@@ -67,7 +67,8 @@ def unbroken_and_resumed(place: Place, parallel: str) -> dict[str, Any]:
         set_buffers(strategy.network, rows[place.rank])
         if name == "warm":
             images, labels = data()
-            strategy.warm_up(images[:4], labels[:4], nn.functional.cross_entropy)
+            module = strategy.module
+            strategy.warm_up(lambda: nn.functional.cross_entropy(module(images[:4]), labels[:4]))  # noqa: B023
         steps(strategy, optimizer, range(2, 4))
         found[name] = copied(strategy.network)
     return found

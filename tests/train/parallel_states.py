@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.train.parallel_models import adamw, data, gradients, network, strategy_of, whole_gradients
+from train.model.ema import Ema
 from train.model.running_statistics import evaluating_with, gather_buffers, mean_buffers, set_buffers
 from train.order import equally
 from train.parallel import Strategy
@@ -57,11 +58,13 @@ def save_fsdp(place: Place, out: Path) -> None:
     save(place, out, "fsdp")
 
 
-def resume(place: Place, out: Path, parallel: str) -> dict[str, Any]:
+def resume(
+    place: Place, out: Path, parallel: str, layout: torch.memory_format = torch.contiguous_format
+) -> dict[str, Any]:
     """What a fresh run holds after loading OUT/saved.pt, and after the third step."""
     saved = torch.load(out / "saved.pt", weights_only=True)
-    strategy = strategy_of(place, network(seed=6), parallel=parallel)
-    optimizer = adamw(strategy, lr=0.5)  # the saved one counts
+    strategy = strategy_of(place, network(seed=6).to(memory_format=layout), parallel=parallel)  # type: ignore[call-overload]
+    optimizer = adamw(strategy)
     strategy.load(saved["model"], optimizer, saved["optimizer"])
     loaded = {"model": strategy.model_state(), "optimizer": strategy.optimizer_state(optimizer)}
     torch.save(loaded, out / f"loaded-{place.rank}.pt")
@@ -71,6 +74,10 @@ def resume(place: Place, out: Path, parallel: str) -> dict[str, Any]:
 
 def resume_ddp(place: Place, out: Path) -> dict[str, Any]:
     return resume(place, out, "ddp")
+
+
+def resume_channels_last(place: Place, out: Path) -> dict[str, Any]:
+    return resume(place, out, "ddp", torch.channels_last)
 
 
 def resume_none(place: Place, out: Path) -> dict[str, Any]:
@@ -136,6 +143,35 @@ def statistics(place: Place, out: Path) -> dict[str, Any]:
         "rank 0's": buffers(strategy.network),
         "weights": [whole(p.detach()) for p in strategy.network.parameters()],
     }
+
+
+def averaged_statistics(place: Place, out: Path) -> dict[str, Any]:
+    """The same with averages: this rank's own, those in evaluation, the state's, and those of a fresh run after it."""
+    found = {}
+    for parallel in ("ddp", "fsdp"):
+        strategy = strategy_of(place, network(batch_norm=True), parallel=parallel)
+        optimizer, ema = adamw(strategy), Ema(strategy.network, 0.9)
+        for number in range(2):
+            step(strategy, optimizer, place, number)
+            ema.update(number + 1)
+        before = buffers(strategy.network)
+        with ema.swapped_in():
+            inside = buffers(strategy.network)
+        again = Ema(strategy.network, 0.9)
+        again.load(ema.state(), ema.rank_buffers()[place.rank])
+        found[parallel] = {
+            "own": copies(ema.averaged_buffers),
+            "again": copies(again.averaged_buffers),
+            "inside": inside,
+            "state": ema.state(),
+            "before": before,
+            "after": buffers(strategy.network),
+        }
+    return found
+
+
+def copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def buffers(model: nn.Module) -> dict[str, Tensor]:

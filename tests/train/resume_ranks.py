@@ -109,5 +109,13 @@ def own_host(folder: Path) -> Change:
     return change
 
 
+def in_order(*changes: Change) -> Change:
+    def change() -> None:
+        for each in changes:
+            each()
+
+    return change
+
+
 def end_of(folder: Path) -> dict[str, Any]:
     return load(folder / "checkpoints", STEPS)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,34 @@ def test_a_disk_that_fills_up_between_file_and_manifest_leaves_nothing(
     with pytest.raises(CheckpointError, match="No space left"):
         files.write(tmp_path, 8, STATE)
     assert names(tmp_path) == []
+
+
+def test_in_a_shared_folder_no_file_gets_another_hosts_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slow one has put its file in place and not yet its manifest when the other one comes."""
+    made, in_place, go_on = files.write_manifest, threading.Event(), threading.Event()
+
+    def write_manifest(*arguments: Any) -> None:
+        if threading.current_thread() is slow:
+            in_place.set()
+            go_on.wait(60)
+        made(*arguments)
+
+    monkeypatch.setattr(files, "write_manifest", write_manifest)
+    slow, other = (
+        threading.Thread(target=files.write, args=(tmp_path, 7, {"model": {"w": torch.full((size,), 1.0)}}))
+        for size in (1000, 2000)
+    )
+    slow.start()
+    assert in_place.wait(60)
+    other.start()
+    other.join(0.5)  # it ends in this time, or waits for the slow one
+    go_on.set()
+    slow.join()
+    other.join()
+    assert len(files.load(tmp_path, 7)["model"]["w"]) == 2000
+    assert names(tmp_path) == ["step-7.json", "step-7.pt"]
 
 
 def test_a_file_whose_writer_was_killed_before_the_manifest_goes_with_the_next(tmp_path: Path) -> None:

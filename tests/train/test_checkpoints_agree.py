@@ -69,6 +69,18 @@ def test_a_host_with_nothing_is_given_the_newest(answers: Answers) -> None:
     assert [Path(rank["path"]).parts[-3] for rank in ranks] == ["host0", "host0", "host1", "host1"]
 
 
+def test_on_a_slow_link_all_ranks_wait_as_long_as_it_takes(answers: Answers) -> None:
+    assert [rank["value"] for rank in answers["a_slow_link"]] == [[20.0]] * 4
+
+
+def test_ranks_that_neither_send_nor_receive_enter_no_collective_of_gpus(answers: Answers) -> None:
+    assert [rank["value"] for rank in answers["bound_to_gpus"]] == [[20.0]] * 4
+
+
+def test_many_hosts_are_given_it_at_once(answers: Answers) -> None:
+    assert [rank["value"] for rank in answers["many_new_hosts"]] == [[20.0]] * 6
+
+
 def test_a_step_that_is_corrupt_everywhere_is_passed_over_and_no_longer_counts(answers: Answers, folder: Path) -> None:
     answer = answers["newest_corrupt_everywhere"][0]
     assert (answer["step"], answer["value"]) == (10, [10.0])

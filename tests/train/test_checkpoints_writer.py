@@ -73,6 +73,17 @@ def test_background_and_blocking_write_the_same_bytes_though_the_tensors_change(
     beside.close()
 
 
+def test_equal_states_are_equal_files_whatever_texts_are_one_object(tmp_path: Path) -> None:
+    text = "a text with blanks, of which Python makes a new object each time"
+    once, anew = ({"config": {"model": text}, other: 1} for other in (text, text[:1] + text[1:]))
+    assert once == anew
+    for name, state in (("once", once), ("anew", anew)):
+        writer = Writer(tmp_path / name)
+        writer.save(1, state)
+        writer.close()
+    assert (tmp_path / "once" / "step-1.pt").read_bytes() == (tmp_path / "anew" / "step-1.pt").read_bytes()
+
+
 def test_a_guarded_optimizer_waits_for_the_copy(tmp_path: Path) -> None:
     """The background copies the weights while the next step runs, as they were before it."""
     network, optimizer = training()

@@ -31,8 +31,37 @@ def test_averages_follow_the_formula_with_its_warm_up() -> None:
         ema.update(step)
         decay = min(0.25, (1 + step) / (10 + step))  # 2/11 first, 0.25 from step 2 on
         wanted = {n: decay * wanted[n] + (1 - decay) * p.detach() for n, p in model.named_parameters()}
-    for name, average in ema.state().items():
-        torch.testing.assert_close(average, wanted[name])
+    for name in wanted:
+        torch.testing.assert_close(ema.state()[name], wanted[name])
+
+
+def test_statistics_are_averaged_as_weights_are_and_counts_are_not() -> None:
+    model = network()
+    ema, wanted = Ema(model, 0.5), model.get_buffer("1.running_mean").clone()
+    for step in range(1, 5):
+        model(torch.randn(6, 3) + step)
+        ema.update(step)
+        decay = min(0.5, (1 + step) / (10 + step))
+        wanted = decay * wanted + (1 - decay) * model.get_buffer("1.running_mean")
+    torch.testing.assert_close(ema.state()["1.running_mean"], wanted)
+    assert "1.num_batches_tracked" not in ema.state()
+    own = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with ema.swapped_in():
+        assert model.get_buffer("1.running_mean").equal(ema.state()["1.running_mean"])
+        assert model.get_buffer("1.num_batches_tracked") == 4
+    assert all(tensor.equal(own[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_state_without_statistics_begins_with_the_networks() -> None:
+    """As checkpoints of before had them."""
+    model = network()
+    model(torch.randn(6, 3))
+    ema = Ema(network(), 0.9)
+    parameters = {name: parameter.detach() * 2 for name, parameter in model.named_parameters()}
+    ema.network.load_state_dict(model.state_dict())
+    ema.load(parameters)
+    assert ema.state()["1.running_var"].equal(model.get_buffer("1.running_var"))
+    assert all(ema.state()[name].equal(tensor) for name, tensor in parameters.items())
 
 
 def test_inside_the_network_computes_with_the_averages_and_outside_with_its_own_bits() -> None:

@@ -76,7 +76,17 @@ def test_exported_files_are_plain_torchvision_weights(run: Path, capsys: pytest.
     assert json.loads(beside.read_text())["class_names"] == NAMES
 
 
-def test_export_takes_the_averaged_weights_and_the_networks_own_buffers(tmp_path: Path) -> None:
+def test_export_takes_averaged_weights_and_statistics(tmp_path: Path) -> None:
+    """Of the network itself are only the counts of batches."""
+    ema = {name: tensor for name, tensor in network(2).state_dict().items() if tensor.is_floating_point()}
+    ema = {name: tensor + 1 if "running" in name else tensor for name, tensor in ema.items()}
+    files.write(tmp_path, 5, state(ema=ema))
+    found = weights.read(tmp_path / "step-5.pt", ema=True).weights
+    assert equal(found, network(0).state_dict() | ema)
+    assert any("running" in name for name in ema)
+
+
+def test_export_takes_older_checkpoints_averaged_weights_and_the_networks_own_buffers(tmp_path: Path) -> None:
     ema = {name: parameter.detach().double() for name, parameter in network(2).named_parameters()}
     files.write(tmp_path, 5, state(ema=ema))
     trained = weights.read(tmp_path / "step-5.pt", ema=True)

@@ -11,11 +11,13 @@ from torch.nn import functional
 from tests.train.parallel_models import adamw, data, network, strategy_of
 from tests.train.parallel_ranks import run
 from tests.train.parallel_states import BATCHES
-from train.settings import SettingsError
+from train.optim import make_groups, make_optimizer
+from train.parallel import Strategy
+from train.settings import Settings, SettingsError
 from train.start.group import Place
 
 pytestmark = pytest.mark.slow
-WAYS = {"ddp": (2,), "none": (1,), "fsdp": (1, 3)}
+WAYS = {"ddp": (2,), "channels_last": (2,), "none": (1,), "fsdp": (1, 3)}
 
 
 def assert_same(ours: Any, theirs: Any, exact: bool = True) -> None:
@@ -47,7 +49,7 @@ def test_a_state_goes_on_under_any_way(saved: Path, way: str) -> None:
         if rank == 0 or way != "fsdp":
             assert_same(found["loaded"]["model"], state["model"])
             assert_same(found["loaded"]["optimizer"]["state"], state["optimizer"]["state"])
-            assert [g["lr"] for g in found["loaded"]["optimizer"]["groups"]] == [0.01, 0.01]
+            assert_same(found["loaded"]["optimizer"]["groups"], state["optimizer"]["groups"])
         else:  # once per host is enough
             assert found["loaded"] == {"model": {}, "optimizer": {}}
         assert_same(found["next"], following["model"], exact=False)
@@ -89,6 +91,60 @@ def test_loading_leaves_the_loaded_state_alone() -> None:
     assert_same({name: values["exp_avg"] for name, values in state["state"].items()}, before)
 
 
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+@pytest.mark.parametrize("before", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_a_state_goes_on_in_another_memory_layout(name: str, before: torch.memory_format) -> None:
+    """With fused kernels, which pair weights and momentum by their place in memory."""
+    after = torch.channels_last if before is torch.contiguous_format else torch.contiguous_format
+    settings = Settings(optimizer=name, lr=0.1)
+
+    def laid_out(layout: torch.memory_format) -> tuple[Strategy, torch.optim.Optimizer]:
+        strategy = strategy_of(Place(), network().to(memory_format=layout), parallel="none")  # type: ignore[call-overload]
+        return strategy, make_optimizer(settings, make_groups(strategy.network, 0.05), torch.device("cpu"))
+
+    def step(strategy: Strategy, optimizer: torch.optim.Optimizer, number: int) -> None:
+        draw = torch.Generator().manual_seed(number)
+        for parameter in strategy.network.parameters():
+            parameter.grad = torch.empty_like(parameter).copy_(torch.randn(parameter.shape, generator=draw))
+        optimizer.step()
+
+    ours, optimizer = laid_out(before)
+    for number in range(2):
+        step(ours, optimizer, number)
+    theirs, other = laid_out(after)
+    theirs.load(ours.model_state(), other, ours.optimizer_state(optimizer))
+    step(ours, optimizer, 2)
+    step(theirs, other, 2)
+    assert_same(theirs.model_state(), ours.model_state(), exact=False)
+    assert_same(theirs.optimizer_state(other)["state"], ours.optimizer_state(optimizer)["state"], exact=False)
+
+
+def test_settings_of_an_optimizer_are_this_runs() -> None:
+    strategy = strategy_of(Place(), network(), parallel="none")
+
+    def made(**settings: Any) -> torch.optim.Optimizer:
+        chosen = Settings(optimizer="sgd", **settings)
+        return make_optimizer(chosen, make_groups(strategy.network, chosen.weight_decay), torch.device("cpu"))
+
+    first = made(momentum=0.9, weight_decay=0.1)
+    for parameter in strategy.network.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    first.step()
+    state = strategy.optimizer_state(first)
+    second = made(momentum=0.5, weight_decay=0.2, nesterov=True)
+    strategy.load(strategy.model_state(), second, state)
+    decayed = second.param_groups[0]
+    assert (decayed["momentum"], decayed["weight_decay"], decayed["nesterov"]) == (0.5, 0.2, True)
+    assert_same(strategy.optimizer_state(second)["state"], state["state"])
+    plain = made(momentum=0.0)
+    strategy.load(strategy.model_state(), plain, state)
+    assert strategy.optimizer_state(plain)["state"] == {}
+    again = made(momentum=0.9)
+    strategy.load(strategy.model_state(), again, strategy.optimizer_state(plain))
+    for values in strategy.optimizer_state(again)["state"].values():
+        assert not values["momentum_buffer"].any()  # as at the start of a run
+
+
 def test_clipping_sees_the_whole_gradient(tmp_path: Path) -> None:
     images, labels = data()
     model, batch = network(), torch.from_numpy(BATCHES[0])
@@ -121,6 +177,21 @@ def test_batch_statistics_are_each_ranks_own_and_their_mean_is_for_evaluation(tm
     assert one["own"]["0.1.num_batches_tracked"].dtype == torch.int64
     assert_same(other["rows"], one["rows"])
     assert_same(dict(enumerate(other["weights"])), dict(enumerate(one["weights"])))
+
+
+def test_averaged_statistics_are_each_ranks_own_and_their_mean_is_for_evaluation(tmp_path: Path) -> None:
+    found = run("parallel_states", "averaged_statistics", tmp_path, 2)
+    for parallel in ("ddp", "fsdp"):
+        one, other = found[2, 0][parallel], found[2, 1][parallel]
+        assert not one["own"]["0.1.running_mean"].equal(other["own"]["0.1.running_mean"])
+        for key, own in one["own"].items():
+            torch.testing.assert_close(one["inside"][key], (own + other["own"][key]) / 2)
+            assert one["state"][key].equal(one["inside"][key])
+        assert_same(other["inside"], one["inside"])
+        for rank in (one, other):
+            assert_same(rank["after"], rank["before"])
+            assert_same(rank["again"], rank["own"])
+    assert_same(found[2, 0]["fsdp"]["state"], found[2, 0]["ddp"]["state"], exact=False)
 
 
 def test_a_parameter_without_gradient_is_named(tmp_path: Path) -> None:

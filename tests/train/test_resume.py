@@ -4,17 +4,28 @@ import dataclasses
 import json
 import os
 import signal
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
-from tests.train.resume_ranks import CRASH, SETTINGS, STEPS, Change, crash_in_step, end_of, own_host, train
+from tests.train.resume_ranks import (
+    CRASH,
+    SETTINGS,
+    STEPS,
+    Change,
+    crash_in_step,
+    end_of,
+    in_order,
+    network,
+    own_host,
+    train,
+)
 from tests.train.test_metrics import curve_of
-from train import session
+from train import run, session
 from train.checkpoints.agree import StartPoint
 from train.settings import EXIT_REFUSED, EXIT_STOPPED, Settings
 
@@ -27,7 +38,7 @@ RICH = {
     "micro_batch": 20,
     "label_smoothing": 0.1,
 }
-PARTS = ("model", "rank_buffers", "optimizer", "ema", "scaler")
+PARTS = ("model", "rank_buffers", "optimizer", "ema", "ema_rank_buffers", "scaler")
 
 
 def settings_in(folder: Path, **changes: Any) -> Settings:
@@ -145,6 +156,55 @@ def test_another_attempt_without_a_checkpoint_says_that_it_begins_anew(
     assert session.begin(made) == notes
 
 
+def note_graphs() -> None:
+    """Compiles without a compiler; each rank notes the graphs: shapes of the inputs, and whether in mixed precision."""
+    from train.parallel.single import Single
+
+    rank, folder = os.environ["RANK"], Path(os.environ["GRAPHS"])
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        shapes = [list(each.shape) for each in inputs if isinstance(each, torch.Tensor) and each.ndim == 4]
+        with (folder / rank).open("a") as file:
+            print(shapes, torch.is_autocast_enabled("cpu"), torch.is_grad_enabled(), file=file)
+        return graph.forward
+
+    mock.patch.object(Single, "compile", lambda self, **_: self.network.compile(backend=backend)).start()
+    mock.patch.object(run, "build_model", lambda *_: Whole(network(normalised=True))).start()
+
+
+class Whole(torch.nn.Module):
+    """torch compiles no forward of its own modules, such as Sequential's."""
+
+    def __init__(self, layers: torch.nn.Module) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, images: torch.Tensor) -> Any:
+        return self.layers(images)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_compiles_nothing_that_an_unbroken_one_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its warm-up is a pass as those of training. 515 images are 5 equal batches of 103."""
+
+    settings = settings_in(tmp_path, epochs=2, amp="bf16", compile=True, batch_size=103, micro_batch=26, mixup=0.4)
+
+    def graphs(name: str, *more: Change) -> list[str]:
+        folder = tmp_path / f"graphs-{name}"
+        folder.mkdir()
+        monkeypatch.setenv("GRAPHS", str(folder))
+        changes = dict.fromkeys(range(2), in_order(note_graphs, *more))
+        train(2, dataclasses.replace(settings, run_dir=tmp_path / name.split("-")[0]), changes=changes)
+        return [(folder / str(rank)).read_text() for rank in range(2)]
+
+    whole = graphs("whole")
+    graphs("broken", crash_in_step(7))
+    assert "True True" in whole[0]
+    assert graphs("broken-resumed") == whole
+
+
 @pytest.mark.slow
 def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
     assert train(1, settings_in(tmp_path, epochs=1)) == [0]
@@ -176,11 +236,9 @@ def test_a_host_that_was_not_in_an_attempt_learns_of_its_steps(away: int, tmp_pa
         folder.mkdir()
 
     def attempt(*folders: Path, crash: int = 0) -> list[int]:
-        changes = {rank: [own_host(folder)] for rank, folder in enumerate(folders)}
-        for change in changes.values() if crash else ():
-            change.append(crash_in_step(crash))
-        together: dict[int, Change] = {rank: partial(all_of, each) for rank, each in changes.items()}
-        return train(len(folders), settings, changes=together)
+        more = [crash_in_step(crash)] if crash else []
+        changes = {rank: in_order(own_host(folder), *more) for rank, folder in enumerate(folders)}
+        return train(len(folders), settings, changes=changes)
 
     attempt(*hosts, crash=5)
     attempt(hosts[1 - away], crash=10)
@@ -191,8 +249,3 @@ def test_a_host_that_was_not_in_an_attempt_learns_of_its_steps(away: int, tmp_pa
         assert [event["epoch"] for event in events if event["event"] == "epoch"] == [1, 2, 3]
     assert losses(hosts[0]) == losses(hosts[1])
     assert [step for step, _ in curve_of(hosts[0], "step/loss")] == list(range(1, STEPS + 1))
-
-
-def all_of(changes: list[Change]) -> None:
-    for change in changes:
-        change()

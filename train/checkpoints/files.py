@@ -18,7 +18,7 @@ from typing import IO, Any, cast
 
 import torch
 
-from train.whole_files import Draft, write_json
+from train.whole_files import Draft, one_at_a_time, write_json
 
 MANIFEST_SCHEMA = 2
 READABLE = (1, 2)
@@ -61,14 +61,27 @@ def write(folder: Path, step: int, state: State, metric: float | None = None) ->
         folder.mkdir(parents=True, exist_ok=True)
         with Draft(path) as draft:
             torch.save(state, cast(IO[bytes], draft))  # torch needs write() and flush()
-            manifest_of(path).unlink(missing_ok=True)  # of an older checkpoint of this step
-            draft.commit()
-        write_manifest(path, step, draft.bytes, draft.hash.hexdigest(), metric)
+            commit(draft, step, metric)
     except OSError as error:
-        if not manifest_of(path).exists():
-            path.unlink(missing_ok=True)
         raise cannot_write(path, error) from error
     return path
+
+
+def commit(draft: Draft, step: int, metric: float | None) -> None:
+    """The draft and its manifest become the checkpoint of this step. Raises OSError, with neither of them left.
+
+    Hosts that share the folder do it one after the other: no file gets another one's manifest.
+    """
+    path = draft.path
+    draft.sync()  # which may take long, at once on all hosts
+    with one_at_a_time(path):
+        manifest_of(path).unlink(missing_ok=True)  # of an older checkpoint of this step, or of another host's
+        try:
+            draft.commit()
+            write_manifest(path, step, draft.bytes, draft.hash.hexdigest(), metric)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
 
 
 def write_manifest(path: Path, step: int, size: int, sha256: str, metric: float | None) -> None:

@@ -5,6 +5,7 @@ one. CUDA tensors go to pinned memory on a stream of their own (that path is not
 """
 
 import ctypes
+import sys
 from collections.abc import Callable, Set
 from typing import Any
 
@@ -55,22 +56,31 @@ class Snapshot:
 
 
 def rebuilt(value: Any, where: str, copy_of: Callable[[Tensor], Tensor]) -> Any:
-    """`value` with plain containers and values, its tensors through `copy_of`; `where` names it in messages."""
+    """`value` with plain containers and values, its tensors through `copy_of`; `where` names it in messages.
+
+    Equal texts become one object: pickle writes an object's second place as a reference to the first one, so that the
+    bytes of a file would tell which texts were one object by chance, and hosts' files would differ.
+    """
     if isinstance(value, Tensor):
         if type(value) not in (Tensor, Parameter) or value.layout != torch.strided:
             raise CheckpointError(f"{where} is a {type(value).__name__}: checkpoints take whole, dense tensors")
         return copy_of(value)
     if isinstance(value, dict):
-        return {key: rebuilt(each, f"{where}[{key!r}]", copy_of) for key, each in value.items()}
+        return {plain(key): rebuilt(each, f"{where}[{key!r}]", copy_of) for key, each in value.items()}
     if isinstance(value, list | tuple):
         items = [rebuilt(each, f"{where}[{index}]", copy_of) for index, each in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
-    if value is None or type(value) in (bool, int, float, str, bytes):
-        return value
-    for plain in (int, float, str):  # NumPy's floats, enums
-        if isinstance(value, plain):
-            return plain(value)
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return plain(value)
     raise CheckpointError(f"{where} is a {type(value).__name__}: checkpoints hold tensors and plain values only")
+
+
+def plain(value: Any) -> Any:
+    """NumPy's floats, enums and their like as Python's own; equal texts as one object."""
+    if isinstance(value, str):
+        return sys.intern(str(value))
+    kind = next((kind for kind in (bool, int, float) if isinstance(value, kind)), None)
+    return kind(value) if kind else value
 
 
 def buffer_for(tensor: Tensor) -> Tensor:

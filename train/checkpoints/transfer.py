@@ -1,8 +1,13 @@
-"""A checkpoint's bytes from one host to those that lack it, over torch.distributed (gloo). Collective."""
+"""A checkpoint's bytes from one host to those that lack it, over torch.distributed. Collective.
+
+All of it goes through the default process group, which has a part for tensors of the CPU, also where GPUs have NCCL. A
+group of some ranks is no way: where the default group is bound to a GPU, torch 2.13 splits its NCCL communicator on
+the ranks outside of a new group, but not on those in it where that is gloo's (_new_process_group_helper); ncclCommSplit
+wants all ranks, so those outside would wait for ever.
+"""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -14,8 +19,7 @@ from train.start.group import Place, from_all_ranks
 from train.start.muster_run import tell
 from train.whole_files import Draft
 
-BROADCAST_BYTES = 16 << 20
-BROADCAST_TIMEOUT = timedelta(seconds=300)
+PIECE_BYTES = 4 << 20
 
 
 def raise_together(complaint: str, place: Place) -> None:
@@ -28,23 +32,21 @@ def raise_together(complaint: str, place: Place) -> None:
 def hand_out(source: Path, folder: Path, manifest: Manifest, giver: int, takers: list[int], place: Place) -> None:
     """Rank `giver` sends its file in `source`; each of `takers` writes file and manifest into `folder`.
 
+    All ranks meet after each piece: none waits longer than a piece takes, however long the whole file does.
     Raises CheckpointError on all ranks where one could not write it, or got other bytes than the manifest says.
     """
-    tell("fetching")
-    group = dist.new_group(sorted([giver, *takers]), timeout=BROADCAST_TIMEOUT, backend="gloo")
-    complaint = ""
-    try:
-        if place.rank == giver:
-            complaint = send(files.path_of(source, manifest["step"]), manifest["bytes"], group)
-        elif place.rank in takers:
-            complaint = receive(files.path_of(folder, manifest["step"]), manifest, giver, group)
-        raise_together(complaint, place)
-    finally:
-        if place.rank in (giver, *takers):
-            dist.destroy_process_group(group)
+    line, complaint = [giver, *takers], ""
+    if place.rank == giver:
+        complaint = send(files.path_of(source, manifest["step"]), manifest["bytes"], line)
+    elif place.rank in takers:
+        complaint = receive(files.path_of(folder, manifest["step"]), manifest, line)
+    else:
+        for _ in pieces(manifest["bytes"], line):
+            pass
+    raise_together(complaint, place)
 
 
-def send(path: Path, size: int, group: dist.ProcessGroup) -> str:
+def send(path: Path, size: int, line: list[int]) -> str:
     """Sends `size` bytes whatever happens, so that no rank waits for them. Returns the complaint."""
     complaint = ""
     with ExitStack() as stack:
@@ -52,47 +54,65 @@ def send(path: Path, size: int, group: dist.ProcessGroup) -> str:
             file = stack.enter_context(path.open("rb"))
         except OSError as error:
             file, complaint = None, f"cannot read {path}: {error}"
-        for count in sizes(size):
+        for number, count in enumerate(sizes(size)):
             piece = bytearray(count)
             try:
                 if file:
                     file.readinto(piece)
             except OSError as error:
                 file, complaint = None, f"cannot read {path}: {error}"
-            dist.broadcast(torch.frombuffer(piece, dtype=torch.uint8), dist.get_rank(), group=group)
+            pass_on(piece, line)
+            tell("fetching", number, len(sizes(size)))
     return complaint
 
 
-def receive(path: Path, manifest: Manifest, giver: int, group: dist.ProcessGroup) -> str:
+def receive(path: Path, manifest: Manifest, line: list[int]) -> str:
     """Receives all pieces even where they cannot be written. Returns the complaint."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = Draft(path)
     except OSError as error:
-        for _ in pieces(manifest["bytes"], giver, group):
+        for _ in pieces(manifest["bytes"], line):
             pass
         return str(files.cannot_write(path, error))
     with draft:
-        for piece in pieces(manifest["bytes"], giver, group):
+        for piece in pieces(manifest["bytes"], line):
             draft.write(memoryview(piece))
         if draft.hash.hexdigest() != manifest["sha256"] and draft.error is None:
-            return f"{path} arrived altered from rank {giver}; try again"
+            return f"{path} arrived altered from rank {line[0]}; try again"
         try:
-            files.manifest_of(path).unlink(missing_ok=True)
-            draft.commit()
-            files.write_manifest(path, manifest["step"], draft.bytes, manifest["sha256"], manifest.get("metric"))
+            files.commit(draft, manifest["step"], manifest.get("metric"))
         except OSError as error:
             return str(files.cannot_write(path, error))
     return ""
 
 
-def pieces(size: int, giver: int, group: dist.ProcessGroup) -> Iterator[bytearray]:
-    for count in sizes(size):
+def pieces(size: int, line: list[int]) -> Iterator[bytearray]:
+    """What the first of `line` sends, on its other ranks; on all others as many pieces that mean nothing."""
+    for number, count in enumerate(sizes(size)):
         piece = bytearray(count)
-        dist.broadcast(torch.frombuffer(piece, dtype=torch.uint8), giver, group=group)
+        pass_on(piece, line)
+        tell("fetching", number, len(sizes(size)))
         yield piece
+
+
+def pass_on(piece: bytearray, line: list[int]) -> None:
+    """The content of the first rank's `piece` to the others of `line`; then all ranks of the group meet.
+
+    In each round every rank that has it sends it to one that has not, as a broadcast in a group of these ranks would.
+    """
+    tensor, rank = torch.frombuffer(piece, dtype=torch.uint8), dist.get_rank()
+    mine = line.index(rank) if rank in line else len(line)
+    have = 1
+    while have < len(line):
+        if mine < have and mine + have < len(line):
+            dist.send(tensor, line[mine + have])
+        elif have <= mine < min(2 * have, len(line)):
+            dist.recv(tensor, line[mine - have])
+        have *= 2
+    dist.all_reduce(torch.zeros(1))
 
 
 def sizes(size: int) -> list[int]:
     """`size` bytes in pieces."""
-    return [min(BROADCAST_BYTES, size - start) for start in range(0, size, BROADCAST_BYTES)]
+    return [min(PIECE_BYTES, size - start) for start in range(0, size, PIECE_BYTES)]

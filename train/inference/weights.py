@@ -78,7 +78,8 @@ def of_state(path: Path, state: State, ema: bool) -> Trained:
 
 
 def averaged(path: Path, weights: dict[str, Tensor], ema: Any) -> dict[str, Tensor]:
-    """The network's own buffers, and the averages of its parameters in its own types."""
+    """The averages in the network's own types; what was not averaged (counts, in older checkpoints all buffers) as the
+    network has it."""
     if not ema:
         raise CheckpointError(f"{path} has no averaged weights: it was trained without --ema")
     averages = foreign.stripped(ema)

@@ -15,19 +15,17 @@ Its switches, and why they are set as they are:
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from train.model.plain_names import plain
 from train.model.running_statistics import unchanged_buffers
 from train.parallel import state
 from train.parallel.single import Single
-from train.parallel.strategy import Loss
 from train.start.ddp_times import computed, time_steps
 from train.start.group import Place
 from train.torch_versions import OWN_BUFFERS
@@ -104,7 +102,7 @@ class Ddp(Single):
         # DDP divides the sum of the ranks' gradients by their number.
         return self.world_size / global_count
 
-    def warm_up(self, images: Any, labels: Any, loss: Loss) -> None:
+    def warm_up(self, forward: Callable[[], Tensor]) -> None:
         """DDP sorts its buckets again, by the order in which gradients came, after the first backward of a process. On
         three ranks or more that changes the order of the all-reduce's sums, thus bits. A resumed run does its first
         backward here, so that its first step already has the buckets of the unbroken run.
@@ -114,7 +112,7 @@ class Ddp(Single):
         with torch.random.fork_rng(devices), unchanged_buffers(self.network):
             self.network.train()
             with self.passes(last=True):
-                loss(self.module(images), labels).sum().backward()
+                forward().sum().backward()
         self.network.train(was_training)
         for parameter in self.network.parameters():
             parameter.grad = None

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from train.parallel import state
-from train.parallel.strategy import Groups, Loss
+from train.parallel.strategy import Groups
 
 
 class Single:
@@ -57,7 +57,7 @@ class Single:
         if optimizer is not None and saved is not None:
             state.load_optimizer(self.network, optimizer, saved)
 
-    def warm_up(self, images: Any, labels: Any, loss: Loss) -> None:
+    def warm_up(self, forward: Callable[[], Tensor]) -> None:
         pass
 
     def comm_share(self) -> float | None:

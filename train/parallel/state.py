@@ -16,8 +16,6 @@ from torch.optim import Optimizer
 from train.model.plain_names import plain
 from train.settings import SettingsError
 
-# How an update is computed, not what it is: this run's own choice, not the checkpoint's.
-IMPLEMENTATION = ("foreach", "fused", "capturable", "differentiable")
 Keep = Callable[[Tensor], Tensor | None]  # what becomes of a gathered tensor; None: this rank drops it
 
 
@@ -111,33 +109,37 @@ def kept(value: Any, keep: Keep) -> Any:
 def load_optimizer(network: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> None:
     """The reverse of `optimizer_state`; `state` is whole on every rank and stays as it is.
 
-    How the update is computed (fused, foreach) stays this optimizer's. Raises SettingsError, with nothing loaded,
-    if the parameters of the groups differ.
+    What has been learned is the state's; the settings of the groups (weight decay, momentum, fused) stay this
+    optimizer's. Raises SettingsError, with nothing loaded, if the parameters of the groups differ.
     """
     names, position = names_of(network), 0
     groups, numbered = [], {}
-    saved_groups = state["groups"]
     mine = [sorted(names[parameter] for parameter in group["params"]) for group in optimizer.param_groups]
-    if mine != [sorted(group["names"]) for group in saved_groups]:
+    if mine != [sorted(group["names"]) for group in state["groups"]]:
         raise SettingsError(
             "the checkpoint's optimizer has other parameter groups than this run's: give the --model, --optimizer, "
             "--freeze and --head-lr it was trained with, or --resume none"
         )
-    for group, saved in zip(optimizer.param_groups, saved_groups, strict=True):
+    for group in optimizer.param_groups:
         places = []
         for parameter in group["params"]:
-            if values := state["state"].get(names[parameter]):
-                numbered[position] = {key: placed(parameter, value) for key, value in values.items()}
+            saved = {key: placed(parameter, value) for key, value in state["state"].get(names[parameter], {}).items()}
+            if group.get("momentum") == 0:  # it would stay as it is until there is a momentum again
+                saved.pop("momentum_buffer", None)
+            numbered[position] = {**optimizer.state.get(parameter, {}), **saved}
             places.append(position)
             position += 1
-        taken = {key: value for key, value in saved.items() if key not in ("names", *IMPLEMENTATION)}
-        own = {key: value for key, value in group.items() if key in IMPLEMENTATION}
-        groups.append({**group, **taken, **own, "params": places})
-    optimizer.load_state_dict({"state": numbered, "param_groups": groups})
+        groups.append({**group, "params": places})
+    optimizer.load_state_dict({"state": {k: v for k, v in numbered.items() if v}, "param_groups": groups})
 
 
 def placed(parameter: Tensor, value: Any) -> Any:
-    """A copy of one value of an optimizer's state, cut and placed like its parameter if it has its shape."""
+    """A copy of one value of an optimizer's state; if it has its parameter's shape, on its device, cut and laid out as
+    it is: fused kernels go through both in the order of memory, whatever the strides say.
+    """
     if not isinstance(value, Tensor):
         return value
-    return like(parameter, value).clone() if value.shape == parameter.shape else value.clone()
+    if value.shape != parameter.shape:
+        return value.clone()
+    target = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
+    return target.copy_(like(parameter, value))

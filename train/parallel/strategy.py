@@ -18,7 +18,6 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-Loss = Callable[[Any, Any], Tensor]  # (outputs, labels) -> a tensor to go backward from
 Groups = list[dict[str, Any]]  # an optimizer's parameter groups
 
 
@@ -76,11 +75,13 @@ class Strategy(Protocol):
     def load(self, model: dict[str, Tensor], optimizer: Optimizer | None, state: dict[str, Any] | None) -> None:
         """The reverse of the two above, from states that are whole on every rank. Raises SettingsError if unfit."""
 
-    def warm_up(self, images: Any, labels: Any, loss: Loss) -> None:
+    def warm_up(self, forward: Callable[[], Tensor]) -> None:
         """Before the first step of a run resumed after one step at least: sums then go in the order of the unbroken
         run's (collective).
 
-        Changes neither weights, gradients, buffers, optimizer nor random numbers. `images`, `labels`: any batch.
+        Changes neither weights, gradients, buffers, optimizer nor random numbers. `forward`: a pass as training makes
+        it, of any samples, to the losses: in another precision or size it would take more memory than training does,
+        or make torch.compile compile for it.
         """
 
     def comm_share(self) -> float | None:
