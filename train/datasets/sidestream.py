@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-Batch = tuple[Tensor, Tensor]
+Batch = tuple[Tensor, ...]
 Request = TypeVar("Request")
 
 AHEAD = 2  # batches
@@ -39,5 +39,6 @@ def on_side_stream(
         current = torch.cuda.current_stream(stream.device)
         current.wait_event(ready)
         for tensor in batch:
-            tensor.record_stream(current)  # its memory is not used again before the model is done with it
+            if tensor.is_cuda:
+                tensor.record_stream(current)  # its memory is not used again before the model is done with it
         yield batch
