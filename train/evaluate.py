@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
+from train.datasets.base import DataError
 from train.datasets.loader import Loader
 from train.model.precision import Precision
 from train.order import Cut, evaluation_passes
@@ -44,21 +45,28 @@ def evaluate(
 ) -> Score:
     """`network` is the bare module, not DDP's wrapper; `batch_size` counts the samples of one rank.
 
-    Nothing is read from the device before the end.
+    Nothing is read from the device before the end. With --bad-samples skip bad samples are left out. Raises DataError,
+    on all ranks alike, where none is left.
     """
     was_training = network.training
     network.eval()
     passes = list(evaluation_passes(samples, batch_size, cut, place.rank))
-    sums = torch.zeros(2, dtype=torch.float64, device=precision.device)
+    sums = torch.zeros(3, dtype=torch.float64, device=precision.device)
     batches = loader.held_out(piece.indices for piece in passes)
-    for number, (piece, (images, labels)) in enumerate(zip(passes, batches, strict=True)):
+    for number, (piece, (images, labels, *good)) in enumerate(zip(passes, batches, strict=True)):
         tell("evaluating", number, len(passes))
         with precision.autocast():
             outputs = network(images)
-        outputs, labels = outputs[: piece.count].float(), labels[: piece.count]
+        rows: Tensor | slice = slice(piece.count)
+        if good and not good[0][: piece.count].all():
+            rows = good[0][: piece.count].nonzero()[:, 0].to(precision.device)
+        outputs, labels = outputs[rows].float(), labels[rows]
         sums[0] += (outputs.argmax(1) == labels).sum()
         sums[1] += functional.cross_entropy(outputs, labels, reduction="sum").double()
+        sums[2] += len(labels)
     tell("evaluating", len(passes), len(passes))
     network.train(was_training)
-    correct, loss = sum_over_ranks(sums)
-    return Score(samples, int(correct), loss / samples)
+    correct, loss, counted = sum_over_ranks(sums)
+    if not counted:
+        raise DataError("no held-out image can be decoded: `python -m train verify-data` says why of each")
+    return Score(int(counted), int(correct), loss / counted)

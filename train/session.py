@@ -152,7 +152,8 @@ def some_samples(settings: Settings, place: Place, dataset: Dataset, loader: Loa
     """Training images as many as a rank's usual pass has: to measure and to warm up with."""
     usual = min(-(-settings.batch_size // place.world_size), settings.micro_batch or settings.batch_size)
     indices = np.arange(min(max(usual, order.LEAST), len(dataset.train)), dtype=np.int64)
-    return next(iter(loader.training([indices], 0)))
+    images, labels, *_ = next(iter(loader.training([indices], 0)))
+    return images, labels
 
 
 def state_of(session: Session, metric: float | None) -> State:

@@ -3,20 +3,25 @@
 The update is that of the whole global batch's mean loss, for any number of ranks, any shares and any number of
 passes: each pass adds the gradient of (this rank's sum of sample losses) * strategy.scale(global samples), and
 the strategy's synchronisation, in the last pass, adds up or averages what that factor expects.
+
+With --bad-samples skip a batch says which of its samples are good. The others have weight 0, and where any rank has one
+the gradient is scaled once more, from the mean over all samples of the global batch to that over the good ones.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from train.losses import Mix, logits, mixed, per_sample
 from train.model.precision import Precision
 from train.order import Pass, Step
 from train.parallel import Strategy
 
-Batch = tuple[Tensor, Tensor]
+Batch = tuple[Tensor, ...]  # images, labels; with --bad-samples skip also which are good: bool [n], on the CPU
+Rows = Tensor | slice
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,7 @@ class Sums:
     loss: Tensor  # float64 [], the sum over its samples
     correct: Tensor  # int64 []
     finite: Tensor  # bool []
+    images: int  # of all ranks: those whose mean loss the update is of
 
 
 def optimizer_step(
@@ -37,43 +43,80 @@ def optimizer_step(
     mix: Mix | None,
     smoothing: float,
     clip: float,
+    ranks: int = 1,
 ) -> Sums:
     """All passes of one step, then the update of the weights. `batches` yields one batch for each pass.
 
     A pass's padding (see train.order.Pass) takes part with weight 0: every rank goes through the same collectives.
+    ranks: that take this step together; they count their good samples, where batches say which are.
     """
     scale = strategy.scale(step.global_count)
     losses, correct, finite = [], [], []
+    good, counting = 0, None
     for number, piece in enumerate(step.passes, 1):
-        with strategy.passes(last=number == len(step.passes)):
-            each, right = forward(strategy, precision, next(batches), piece, mix, smoothing)
-            counted, padding = each[: piece.count].sum(), each[piece.count :].sum()
+        batch, last = next(batches), number == len(step.passes)
+        rows = counted_rows(batch, piece)
+        if len(batch) > 2:
+            good += piece.count if isinstance(rows, slice) else len(rows)
+            counting = Counting(good, ranks) if last else None  # beside the last pass
+        with strategy.passes(last=last):
+            each, right = forward(strategy, precision, batch, rows, mix, smoothing)
+            counted, padding = each[rows].sum(), each[piece.count :].sum()
             precision.backward((counted + 0.0 * padding) * scale)
         losses.append(counted.detach().double())
         correct.append(right)
         finite.append(torch.isfinite(each.detach()).all())
     strategy.before_step()
+    images = counting.total() if counting else step.global_count
+    if images != step.global_count:
+        scale_gradients(strategy.network, step.global_count / max(1, images))
     if clip:
         precision.unscale(optimizer)
         strategy.clip(clip)
     precision.step(optimizer)
     optimizer.zero_grad(set_to_none=True)
-    return Sums(torch.stack(losses).sum(), torch.stack(correct).sum(), torch.stack(finite).all())
+    return Sums(torch.stack(losses).sum(), torch.stack(correct).sum(), torch.stack(finite).all(), images)
+
+
+class Counting:
+    """The good samples of all ranks, added up beside the training, without a GPU (collective)."""
+
+    def __init__(self, good: int, ranks: int) -> None:
+        self.good = torch.tensor(good)
+        self.work = dist.all_reduce(self.good, async_op=True) if ranks > 1 else None
+
+    def total(self) -> int:
+        if self.work is not None:
+            self.work.wait()
+        return int(self.good)
+
+
+def counted_rows(batch: Batch, piece: Pass) -> Rows:
+    """Those of a pass that count: no padding, and no bad samples."""
+    if len(batch) > 2 and not batch[2][: piece.count].all():
+        return batch[2][: piece.count].nonzero()[:, 0].to(batch[0].device)
+    return slice(piece.count)
+
+
+def scale_gradients(network: nn.Module, factor: float) -> None:
+    for parameter in network.parameters():
+        if parameter.grad is not None:
+            parameter.grad.mul_(factor)
 
 
 def forward(
-    strategy: Strategy, precision: Precision, batch: Batch, piece: Pass, mix: Mix | None, smoothing: float
+    strategy: Strategy, precision: Precision, batch: Batch, rows: Rows, mix: Mix | None, smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    """(loss of each sample, float32 [n]; correct answers among the counted ones)"""
-    images, labels = batch
+    """(loss of each sample, float32 [n]; correct answers among `rows`, those that count)"""
+    images, labels, *good = batch
     with precision.autocast():
         if mix is None:
             outputs = strategy.module(images)
             losses = per_sample(outputs, labels, smoothing)
         else:
-            images, labels, partners, part = mix.apply(images, labels)
+            images, labels, partners, part = mix.apply(images, labels, *(mask for mask in good if not mask.all()))
             outputs = strategy.module(images)
             losses = mixed(outputs, labels, partners, part, smoothing)
     with torch.no_grad():
-        right = (logits(outputs)[: piece.count].argmax(1) == labels[: piece.count]).sum()
+        right = (logits(outputs)[rows].argmax(1) == labels[rows]).sum()
     return losses, right

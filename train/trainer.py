@@ -14,6 +14,7 @@ import torch
 
 from train import order
 from train.checkpoints.writer import Writer
+from train.datasets import DataError
 from train.evaluate import Score, evaluate
 from train.model.running_statistics import evaluating_with, mean_buffers
 from train.reporting.report import Report
@@ -113,6 +114,8 @@ class Training:
                 if self.stopping:
                     return False
         self.take(self.stats.flush())
+        if not position.images:
+            raise DataError("no training image can be decoded: `python -m train verify-data` says why of each")
         position.seconds = time.monotonic() - begun  # with the work that the device still had
         return True
 
@@ -123,7 +126,7 @@ class Training:
         waited = session.loader.waited
         sums = optimizer_step(
             session.strategy, session.optimizer, session.precision, batches, step, session.mix(),
-            settings.label_smoothing, settings.clip,
+            settings.label_smoothing, settings.clip, session.place.world_size,
         )  # fmt: skip
         self.work.waited += session.loader.waited - waited
         self.report.stepped()
@@ -134,7 +137,7 @@ class Training:
         position.seconds = time.monotonic() - begun
         times = self.work.add(session.strategy.computing_seconds(), session.strategy.comm_share())
         record = self.stats.add(
-            position.step, position.epoch + 1, sums.loss, sums.correct, sums.finite, step.global_count,
+            position.step, position.epoch + 1, sums.loss, sums.correct, sums.finite, sums.images,
             stop=bool(self.stop.by), due=self.clock.due_by_time(), times=times, lr=lr,
             seconds=position.seconds,
         )  # fmt: skip
@@ -178,6 +181,7 @@ class Training:
             self.writer.save(self.session.position.step, state, metric)
             tell("training", self.session.position.step, self.session.total_steps)
         self.report.checkpoint(time.monotonic() - begun)
+        self.report.bad_samples()
         self.clock.reset()
         self.due = False
 

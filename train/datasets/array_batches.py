@@ -32,7 +32,7 @@ class ArrayBatches:
         self.augmentation = dataset.augmentation
         self.augment, self.seed, self.form = settings.augment != "none", settings.seed, form
         self.bad: dict[str, str] = {}  # an array has none
-        self.normalise = Normaliser(dataset, form)
+        self.normalise = Normaliser(dataset.mean, dataset.std, form)
         self.erasing = Erasing(settings.random_erasing, settings.seed) if settings.random_erasing else None
         self.train, self.test = train, test
         home = home_of(train.images.nbytes + test.images.nbytes, settings.memory, form.device)

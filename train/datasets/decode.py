@@ -85,7 +85,7 @@ class Job:
         for place, name in enumerate(names):
             path = source.path_of(name)
             try:
-                planes[place].copy_(self._centre(path) if draws is None else self._random(path, draws[place]))
+                planes[place].copy_(centre(path, self.size) if draws is None else self._random(path, draws[place]))
             except BadSample as error:
                 if not self.skip:
                     raise
@@ -114,25 +114,29 @@ class Job:
             pixels = pixels.flip(2)
         return pixels
 
-    def _centre(self, path: Path) -> Tensor:
-        """torchvision's Resize(shorter side), CenterCrop(size)."""
-        with opened(path, DRAFT * self.size) as image:
-            width, height = image.size
-            short = round(self.size * SHORTER_SIDE)
-            long = int(short * max(width, height) / min(width, height))
-            shape = (short, long) if height <= width else (long, short)
-            pixels = resize(tensor_of(path, image, (0, 0, width, height)), shape)[0]
-        top, left = (round((edge - self.size) / 2) for edge in shape)
-        return pixels[:, top : top + self.size, left : left + self.size]
+
+def centre(path: Path, size: int) -> Tensor:
+    """uint8 [3, size, size]: torchvision's Resize(shorter side), CenterCrop(size). Raises BadSample."""
+    with opened(path, DRAFT * size) as image:
+        width, height = image.size
+        short = round(size * SHORTER_SIDE)
+        long = int(short * max(width, height) / min(width, height))
+        shape = (short, long) if height <= width else (long, short)
+        pixels = resize(tensor_of(path, image, (0, 0, width, height)), shape)[0]
+    top, left = (round((edge - size) / 2) for edge in shape)
+    return pixels[:, top : top + size, left : left + size]
 
 
-def opened(path: Path, least: int) -> Image.Image:
-    """The image, its pixels not yet decoded, its edges no smaller than `least` pixels where they were not before."""
+def opened(path: Path, least: int | None = None) -> Image.Image:
+    """The image, its pixels not yet decoded. Its edges are smaller than the file's, but not than `least` pixels, where
+    the format can do that.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             image = Image.open(path)
-        image.draft(image.mode, (least, least))
+        if least:
+            image.draft(image.mode, (least, least))
     except Exception as error:
         raise undecodable(path, error) from error
     return image
@@ -166,8 +170,9 @@ def as_rgb(image: Image.Image) -> Image.Image:
 def undecodable(path: Path, error: Exception) -> BadSample:
     if isinstance(error, MemoryError):
         raise error  # not the file's fault
+    reason = " ".join(str(error).replace(str(path), path.name).split()) or type(error).__name__
     return BadSample(
         f"dataset imagefolder: {path} is no image that can be decoded ({error}). Replace or remove that file on every "
         "host, or give --bad-samples skip; `python -m train verify-data` finds all such files",
-        str(error).replace(str(path), path.name) or type(error).__name__,
+        reason.encode(errors="backslashreplace").decode(),
     )

@@ -38,7 +38,7 @@ class FileBatches:
         self.form, self.train, self.test = form, train, test
         self.skip = settings.bad_samples == "skip"
         self.bad: dict[str, str] = {}
-        self.normalise = Normaliser(dataset, form)
+        self.normalise = Normaliser(dataset.mean, dataset.std, form)
         self.erasing = Erasing(settings.random_erasing, settings.seed) if settings.random_erasing else None
         work = work_of(dataset, train, test, settings, form)
         workers = workers_for(work, settings, place, form.on_gpu)

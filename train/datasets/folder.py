@@ -40,8 +40,8 @@ class FolderSource:
         return self.root / os.fsdecode(bytes(name))
 
     def name(self, index: int) -> str:
-        """With the part's folder: train/cat/0.jpg"""
-        return f"{self.root.name}/{os.fsdecode(bytes(self.names[index]))}"
+        """With the part's folder: train/cat/0.jpg. Of bytes that are no UTF-8 their numbers."""
+        return f"{self.root.name}/{bytes(self.names[index]).decode(errors='backslashreplace')}"
 
     def bare(self) -> "FolderSource":
         """The same folder without its files."""

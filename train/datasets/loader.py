@@ -45,8 +45,8 @@ class Loader:
         policy = settings.augment in POLICIES
         if policy and dataset.augmentation.affine:
             raise DataError(
-                f"--augment {settings.augment}: dataset {dataset.name} has turns, shifts and zooms of its own, made in one "
-                "with its resize: --augment standard"
+                f"--augment {settings.augment}: dataset {dataset.name} has turns, shifts and zooms of its own, "
+                "made in one with its resize: --augment standard"
             )
         if isinstance(dataset.train, ArraySource) and isinstance(dataset.test, ArraySource) and not policy:
             self.maker = ArrayBatches(dataset, dataset.train, dataset.test, settings, form, place)

@@ -1,8 +1,7 @@
 """Changes of training images beyond the usual ones: torchvision's policies, and erasing a part of the image.
 
-They draw from torch's generator of the CPU, which is seeded for each sample by (seed, epoch, sample number) and is
-afterwards as it was before. So a sample gets the same changes in any batch, rank and worker, and after a resume. Python's and
-NumPy's generators are not used by these transforms.
+They draw from torch's generator of the CPU alone, which is seeded for each sample by (seed, epoch, sample number) and
+is afterwards as it was before. So a sample gets the same changes in any batch, rank and worker, and after a resume.
 """
 
 from collections.abc import Callable, Iterator

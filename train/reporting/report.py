@@ -5,6 +5,7 @@ Other ranks have the same object, which reports nothing; but the metrics are kep
 
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,7 +23,10 @@ from train.settings import as_document
 from train.start import proof
 from train.start.devices import describe
 from train.start.group import from_all_ranks
-from train.whole_files import write_json
+from train.whole_files import write_file, write_json
+
+BAD_FILE = "bad-samples.txt"  # in the run's folder: a line for each, its name, a tab, and why
+NAMED = 10  # of them, in a message
 
 
 class Report:
@@ -36,6 +40,8 @@ class Report:
         self.first = True
         self.epoch_waited = session.loader.waited  # when this epoch began
         self.images = 0  # of this process's steps
+        self.bad = dict[str, str]()  # name -> why, of the samples that were left out, over all ranks
+        self.sent = set[str]()  # of this rank's
 
     def __enter__(self) -> "Report":
         session, settings = self.session, self.session.settings
@@ -49,6 +55,9 @@ class Report:
             where = (settings.run_dir, session.position.step, earlier_run(session))
             self.metrics = metrics.Metrics(*where, settings.tensorboard and self.reports, given)
             write_json(settings.run_dir / "settings.json", document)
+            for event in self.metrics.before:
+                self.bad |= event["samples"] if event["event"] == "bad_samples" else {}
+            self.list_bad_samples()
             resumed = session.position.step if session.resumed_from else None
             self.metrics.write(
                 "start",
@@ -123,7 +132,7 @@ class Report:
             record.step,
             record.loss,
             position.images / record.values["seconds"],
-            position.correct / position.images,
+            position.correct / max(1, position.images),
             self.data_wait(),
             self.session.strategy.comm_share(),
         )
@@ -141,11 +150,11 @@ class Report:
         values = {
             "epoch": position.epoch + 1,
             "step": position.step,
-            "train_loss": position.loss / session.samples,
-            "train_accuracy": position.correct / session.samples,
+            "train_loss": position.loss / position.images,
+            "train_accuracy": position.correct / position.images,
             "test_accuracy": score.accuracy,
             "test_loss": score.loss,
-            "images_per_second": session.samples / position.seconds,
+            "images_per_second": position.images / position.seconds,
             "seconds": position.seconds,
             "data_wait": self.waited_in_training / position.seconds,
             "comm": session.strategy.comm_share(),
@@ -165,6 +174,28 @@ class Report:
         """After the state was copied; it is written beside the training. seconds: that the training waited for it."""
         if self.keeps:
             self.metrics.write("checkpoint", step=self.session.position.step, seconds=seconds)
+
+    def bad_samples(self) -> None:
+        """With --bad-samples skip: what was left out since the last call, on any rank. Collective."""
+        session = self.session
+        if session.settings.bad_samples != "skip":
+            return
+        mine = {name: why for name, why in session.loader.bad.items() if name not in self.sent}
+        self.sent |= mine.keys()
+        found = [(name, why) for each in from_all_ranks(mine, session.place) for name, why in each.items()]
+        new = {name: why for name, why in sorted(found) if name not in self.bad}
+        self.bad |= new
+        if not (new and self.keeps):
+            return
+        self.metrics.write("bad_samples", step=session.position.step, samples=new)
+        self.list_bad_samples()
+        if self.reports:
+            self.progress.say(left_out(new))
+
+    def list_bad_samples(self) -> None:
+        if self.bad:
+            lines = [f"{name}\t{why}\n" for name, why in sorted(self.bad.items())]
+            write_file(self.session.settings.run_dir / BAD_FILE, "".join(lines).encode())
 
     def stopped(self) -> None:
         if self.reports:
@@ -190,6 +221,10 @@ class Report:
             "data_wait_seconds": session.loader.waited,
             **metrics.peak_memory(session.device),
         }
+        if session.settings.bad_samples == "skip":
+            result["bad_samples"] = len(self.bad)
+            if self.bad:
+                self.progress.say(f"{images(len(self.bad))} could not be decoded and did not count; see {BAD_FILE}")
         self.metrics.write("end", **result)
         events = metrics.read_metrics(folder / metrics.METRICS_FILE)
         title = f"{session.settings.model} on {session.settings.dataset}, {ranks(session)}"
@@ -218,6 +253,17 @@ def result_of(session: Session, score: Score) -> dict[str, Any]:
         "comm": session.strategy.comm_share(),
         "resumed_from": str(session.resumed_from) if session.resumed_from else None,
     }
+
+
+def left_out(samples: Mapping[str, str]) -> str:
+    """samples: name -> why, at least one."""
+    rest = len(samples) - NAMED
+    names = ", ".join(list(samples)[:NAMED]) + (f" and {rest} more" if rest > 0 else "")
+    return f"{images(len(samples))} cannot be decoded and {'is' if len(samples) == 1 else 'are'} left out: {names}"
+
+
+def images(number: int) -> str:
+    return "1 image" if number == 1 else f"{number} images"
 
 
 def rank_times(record: StepRecord) -> dict[str, list[float | None]]:

@@ -27,7 +27,7 @@ class StepRecord:
 
     step: int
     epoch: int
-    images: int  # of the global batch
+    images: int  # of the global batch, without those that were left out
     loss_sum: float
     correct: float
     stop: tuple[int, ...]  # ranks that were asked to stop
@@ -38,11 +38,11 @@ class StepRecord:
 
     @property
     def loss(self) -> float:
-        return self.loss_sum / self.images
+        return self.loss_sum / max(1, self.images)
 
     @property
     def accuracy(self) -> float:
-        return self.correct / self.images
+        return self.correct / max(1, self.images)
 
 
 class StepStats:
