@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from tests.train import dataset_files as disk
 from tests.train.resume_ranks import SETTINGS, crash_in_step, train
 from train.checkpoints import load as load_checkpoint
-from train.datasets import DataError, load
+from train.datasets import load
 from train.datasets.base import BadSample
 from train.datasets.loader import Loader
-from train.evaluate import evaluate
 from train.losses import Mix
 from train.model.precision import Precision
 from train.order import equally, step_of
@@ -224,10 +223,10 @@ def test_any_number_of_ranks_leaves_out_the_same(root: Path, mixing: dict[str, A
         run(root, folder, world_size, **changes, **mixing)
         for name, ours in weights(folder).items():
             torch.testing.assert_close(ours, expected[name], rtol=1e-4, atol=1e-5)
-        for ours, theirs in zip(events(folder, "epoch"), figures, strict=True):
-            assert ours["test_accuracy"] == theirs["test_accuracy"]
-            assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-4)
-            assert ours["test_loss"] == pytest.approx(theirs["test_loss"], rel=1e-4)
+        for epoch, theirs in zip(events(folder, "epoch"), figures, strict=True):
+            assert epoch["test_accuracy"] == theirs["test_accuracy"]
+            assert epoch["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-4)
+            assert epoch["test_loss"] == pytest.approx(theirs["test_loss"], rel=1e-4)
         assert [event["images"] for event in events(folder, "step")] == [
             event["images"] for event in events(tmp_path / "alone", "step")
         ]
@@ -268,10 +267,13 @@ def test_the_first_names_are_said(root: Path, tmp_path: Path, capfd: pytest.Capt
     assert "4 images could not be decoded and did not count; see bad-samples.txt" in said
 
 
-def test_a_dataset_of_bad_images_ends_with_a_clear_word(root: Path, tmp_path: Path) -> None:
-    names = [str(path.relative_to(root)) for path in root.rglob("*.*") if path.is_file() and path.name[0] != "."]
-    for name in names:
-        (root / name).write_bytes(b"")
-    run(root, tmp_path / "run", 1, status=1, epochs=1)
-    with pytest.raises(DataError, match="no held-out image can be decoded"):
-        evaluate(small_network(), loader_of(root, image_size=4), 4, 2, equally(1), Place(), Precision(Settings(), CPU))
+@pytest.mark.parametrize(("part", "called"), [("train", "training"), ("val", "held-out")])
+def test_a_part_without_a_good_image_ends_with_a_clear_word(
+    part: str, called: str, root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for path in (root / part).rglob("[0-9]*"):
+        path.write_bytes(b"")
+    run(root, tmp_path / "run", 2, status=1, epochs=1)
+    assert (
+        f"DataError: no {called} image can be decoded: `python -m train verify-data` says why" in capfd.readouterr().err
+    )
