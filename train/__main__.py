@@ -2,7 +2,7 @@
 
 Reads the settings and calls run.py, which does the work of one rank; with --spawn N it starts N ranks that do so.
 Writes settings.json, metrics.jsonl, checkpoints/, tensorboard/, curves.png and, last, result.json in the run's folder.
-Also: python -m train export, python -m train predict.
+Also: python -m train export, python -m train predict, python -m train verify-data.
 """
 
 import os
@@ -30,6 +30,10 @@ def main() -> int:
         from train.inference import predict
 
         return predict.main(arguments[1:])
+    if arguments[:1] == ["verify-data"]:
+        from train.datasets import verify
+
+        return verify.main(arguments[1:])
     only_check = arguments[:1] == ["--check-settings"]  # what launch/ asks before it starts a rank
     world_size = ranks_here()
     settings, complaint = Settings(), ""

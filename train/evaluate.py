@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from train.datasets.loader import Loader
+from train.datasets.base import DataError
+from train.datasets.loader import Loader, counted_rows
 from train.losses import Loss, per_sample, right
 from train.model.precision import Precision
 from train.order import Cut, evaluation_passes
@@ -51,22 +52,27 @@ def evaluate(
 ) -> Score:
     """`network` is the bare module, not DDP's wrapper; `batch_size` counts the samples of one rank.
 
-    Nothing is read from the device before the end.
+    Nothing is read from the device before the end. With --bad-samples skip bad samples are left out. Raises DataError,
+    on all ranks alike, where none is left.
     """
     was_training = network.training
     network.eval()
     passes = list(evaluation_passes(samples, batch_size, cut, place.rank))
-    sums = torch.zeros(2, dtype=torch.float64, device=precision.device)
+    sums = torch.zeros(3, dtype=torch.float64, device=precision.device)
     batches = loader.held_out(piece.indices for piece in passes)
-    for number, (piece, (inputs, targets)) in enumerate(zip(passes, batches, strict=True)):
+    for number, (piece, batch) in enumerate(zip(passes, batches, strict=True)):
         tell("evaluating", number, len(passes))
+        inputs, targets = batch[:2]
         with precision.autocast():
             outputs = network(inputs)
             losses = loss(outputs, targets)
-        answers = right(outputs, targets)
-        sums[0] += math.nan if answers is None else answers[: piece.count].double().sum()
-        sums[1] += losses[: piece.count].double().sum()
+        answers, rows = right(outputs, targets), counted_rows(batch, piece.count)
+        sums[0] += math.nan if answers is None else answers[rows].double().sum()
+        sums[1] += losses[rows].double().sum()
+        sums[2] += len(losses[rows])
     tell("evaluating", len(passes), len(passes))
     network.train(was_training)
-    correct, total = sum_over_ranks(sums)
-    return Score(samples, None if math.isnan(correct) else correct, total / samples)
+    correct, total, counted = sum_over_ranks(sums)
+    if not counted:
+        raise DataError("no held-out image can be decoded: `python -m train verify-data` says why of each")
+    return Score(int(counted), None if math.isnan(correct) else correct, total / counted)

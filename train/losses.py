@@ -166,12 +166,17 @@ class Mix:
         columns = slice(max(0, int(column - half * width)), min(width, int(column + half * width)))
         return rows, columns
 
-    def apply(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
+    def apply(self, images: Tensor, labels: Tensor, good: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, float]:
         """images [n + 1, C, H, W] and labels [n + 1], the last one being the last sample's partner.
 
+        good: bool [n + 1], or None: all are. A sample whose partner is bad is mixed with itself, so it stays as it is;
+        that does not depend on the cut into ranks.
         Returns (images [n, C, H, W], labels [n], partners' labels [n], lam): lam is the own image's real part.
         """
-        own, partner = images[:-1], images[1:]
+        own, partner, partners = images[:-1], images[1:], labels[1:]
+        if good is not None:
+            known = good[1:].to(images.device)
+            partner, partners = partner.where(known[:, None, None, None], own), partners.where(known, labels[:-1])
         if self.cuts:
             height, width = images.shape[-2:]
             rows, columns = self.box(height, width)
@@ -181,7 +186,7 @@ class Mix:
         else:
             # Two products and a sum, each rounded on its own: a fused one may differ between a vector and its tail.
             lam, result = self.drawn, own.mul(self.drawn).add_(partner.mul(1 - self.drawn))
-        return result, labels[:-1], labels[1:], lam
+        return result, labels[:-1], partners, lam
 
     def _uniform(self, axis: int) -> float:
         return float(uniform(STREAM, self.seed, self.step, axis)[0])

@@ -19,7 +19,7 @@ from torch import nn
 from train import losses, optim, order, parallel
 from train.checkpoints import CheckpointError, StartPoint, head_of, load_path, resolve
 from train.datasets import Dataset
-from train.datasets.loader import Loader
+from train.datasets.loader import Loader, counted_rows
 from train.inference import recipe
 from train.losses import Loss, Mix
 from train.model import running_statistics
@@ -177,7 +177,8 @@ def some_samples(settings: Settings, place: Place, dataset: Dataset, loader: Loa
     """Training images as many as a rank's usual pass has: to measure with."""
     usual = min(-(-settings.batch_size // place.world_size), settings.micro_batch or settings.batch_size)
     indices = np.arange(min(max(usual, order.LEAST), len(dataset.train)), dtype=np.int64)
-    return next(iter(loader.training([indices], 0)))
+    images, labels, *_ = next(iter(loader.training([indices], 0)))
+    return images, labels
 
 
 def state_of(session: Session, metric: float | None) -> State:
@@ -262,7 +263,8 @@ def warm_up(session: Session) -> None:
     )  # fmt: skip
     piece = step.passes[0]
     batch = next(iter(session.loader.training([piece.indices], 0)))
-    parts = (session.strategy, session.precision, batch, piece, session.mix(), session.loss)
+    rows = counted_rows(batch, piece.count)
+    parts = (session.strategy, session.precision, batch, rows, session.mix(), session.loss)
     session.strategy.warm_up(lambda: forward(*parts)[0])
 
 

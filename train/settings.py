@@ -23,6 +23,8 @@ from train.names import DATASETS, LOSSES, MODELS, OWN, is_own
 
 EXIT_REFUSED = 2
 EXIT_STOPPED = 75  # sysexits.h's EX_TEMPFAIL: asked to stop, checkpoint written, continue later
+HANDWRITING = ("digits", "mnist")  # they have changes of their own: small turns, shifts and zooms
+POLICIES = ("trivial", "rand")
 PARALLEL_NAMES = ("ddp", "dp", "fsdp", "horovod", "none")
 CONFIGS = Path(__file__).resolve().parent / "configs"
 
@@ -94,7 +96,16 @@ class Settings:
     cutmix: float = how(0.0, "alpha of CutMix (0: off)", metavar="ALPHA")
     clip: float = how(0.0, "largest norm of the gradient (0: off)", metavar="NORM")
     ema: float = how(0.0, "decay of averaged weights, used for evaluation (0: off)", metavar="DECAY")
-    augment: str = how("standard", "random changes of training images, usual for the dataset", ("standard", "none"))
+    augment: str = how(
+        "standard",
+        "random changes of training images: those usual for the dataset; trivial (TrivialAugment) and rand "
+        "(RandAugment): a policy after them, not for handwriting",
+        ("standard", "none", "trivial", "rand"),
+    )
+    random_erasing: float = how(0.0, "probability that a part of a training image is erased (0: off)", metavar="P")
+    bad_samples: str = how(
+        "stop", "an image that cannot be decoded stops the run, or is left out and named (skip)", ("stop", "skip")
+    )
     seed: int = how(0, "same seed: same order, augmentation, weights")
 
     micro_batch: int = speed(0, "most samples of one rank at a time; gradients accumulate (0: no limit)", metavar="N")
@@ -153,7 +164,7 @@ def kind_of(field: dataclasses.Field[Any]) -> type:
 def parser() -> argparse.ArgumentParser:
     p = Parser(
         prog="python -m train",
-        usage="python -m train [setting ...]   (also: python -m train export|predict --help)",
+        usage="python -m train [setting ...]   (also: python -m train export|predict|verify-data --help)",
         description="Trains a torchvision classification model, data-parallel: one process per rank under torchrun, "
         "with --spawn N, or alone. Uses the GPUs (NCCL) where there are any, else the CPU (gloo).",
         epilog=f"Exit status: 0 trained; 1 failed; 2 wrong settings, nothing was started; {EXIT_STOPPED} stopped by "
@@ -300,6 +311,7 @@ def ranges(settings: Settings) -> Iterator[str]:
         (NOT_NEGATIVE, lambda v: v >= 0, "0 or more"),
         (NOT_NEGATIVE_NUMBERS, lambda v: math.isfinite(v) and v >= 0, "a number, 0 or more"),
         (PARTS, lambda v: 0 <= v < 1, "at least 0 and below 1"),
+        (("random_erasing",), lambda v: 0 <= v <= 1, "from 0 to 1"),
         (("workers",), lambda v: v >= -1, "0 or more, or -1: by the cores"),
     )
     for names, right, text in wanted:
@@ -329,6 +341,19 @@ def contradictions(settings: Settings, world_size: int) -> Iterator[str]:
         yield "--find-unused-parameters --static-graph: the graph is either the same in every step or not"
     if settings.nesterov and (settings.optimizer != "sgd" or settings.momentum == 0):
         yield "--nesterov: goes with --optimizer sgd and a --momentum above 0"
+    own = next((name for name in ("dataset", "transform") if is_own(getattr(settings, name))), "")
+    theirs = {"augment": settings.augment in POLICIES, "random_erasing": settings.random_erasing > 0}
+    for name in [name for name, given in theirs.items() if given and own]:
+        yield f"{flag(name)} {getattr(settings, name)}: it changes images of built-in datasets: do it in your --{own}"
+    if settings.bad_samples == "skip" and is_own(settings.dataset):
+        yield "--bad-samples skip: it is for files of built-in datasets: leave bad samples out of your --dataset"
+    if settings.augment in POLICIES and settings.dataset in HANDWRITING:
+        yield (
+            f"--augment {settings.augment}: it is made for photographs; --dataset {settings.dataset} is handwriting, "
+            "with small turns, shifts and zooms of its own: --augment standard"
+        )
+    if settings.augment in POLICIES and settings.memory == "gpu":
+        yield f"--memory gpu: --augment {settings.augment} changes images in the CPU's memory: leave one of the two out"
     if settings.spawn and "RANK" in os.environ:
         yield f"--spawn {settings.spawn}: torchrun has started this rank already; leave one of the two out"
 

@@ -14,6 +14,8 @@ import torch
 
 from train import losses, order
 from train.checkpoints.writer import Writer
+from train.datasets import DataError
+from train.datasets.loader import Batch
 from train.evaluate import Score, evaluate
 from train.model.running_statistics import evaluating_with, mean_buffers
 from train.reporting.report import Report
@@ -22,7 +24,7 @@ from train.reporting.work import Work
 from train.session import Session, state_of
 from train.settings import Every, every
 from train.start.muster_run import tell
-from train.step import Batch, optimizer_step
+from train.step import optimizer_step
 
 
 @dataclass
@@ -113,6 +115,8 @@ class Training:
                 if self.stopping:
                     return False
         self.take(self.stats.flush())
+        if not position.images:
+            raise DataError("no training image can be decoded: `python -m train verify-data` says why of each")
         position.seconds = time.monotonic() - begun  # with the work that the device still had
         return True
 
@@ -123,7 +127,7 @@ class Training:
         waited = session.loader.waited
         sums = optimizer_step(
             session.strategy, session.optimizer, session.precision, batches, step, session.mix(),
-            session.loss, settings.clip,
+            session.loss, settings.clip, session.place.world_size,
         )  # fmt: skip
         self.work.waited += session.loader.waited - waited
         self.report.stepped()
@@ -134,7 +138,7 @@ class Training:
         position.seconds = time.monotonic() - begun
         times = self.work.add(session.strategy.computing_seconds(), session.strategy.comm_share())
         record = self.stats.add(
-            position.step, position.epoch + 1, sums.loss, sums.correct, sums.finite, step.global_count,
+            position.step, position.epoch + 1, sums.loss, sums.correct, sums.finite, sums.images,
             stop=bool(self.stop.by), due=self.clock.due_by_time(), times=times, lr=lr,
             seconds=position.seconds,
         )  # fmt: skip
@@ -178,6 +182,7 @@ class Training:
             self.writer.save(self.session.position.step, state, metric)
             tell("training", self.session.position.step, self.session.total_steps)
         self.report.checkpoint(time.monotonic() - begun)
+        self.report.bad_samples()
         self.clock.reset()
         self.due = False
 

@@ -157,7 +157,8 @@ def held_out(dataset: Dataset, settings: Settings, count: int) -> Tensor:
 def prepared(dataset: Dataset, settings: Settings, paths: list[Path]) -> Tensor:
     data = recipe.data_config(dataset, settings)
     known = recipe.of_config({"model": MODEL, "channels_last": settings.channels_last, "data": data}, 0, None)
-    return torch.cat([classify.prepare(path, known, torch.device("cpu")) for path in paths])
+    prepare = classify.Preparation(known, torch.device("cpu"))
+    return torch.cat([prepare(path) for path in paths])
 
 
 @pytest.mark.parametrize("channels_last", [False, True])

@@ -9,6 +9,7 @@ from torch import Tensor
 from train.datasets import augment
 from train.datasets.base import ArraySource, DataError, Dataset
 from train.datasets.memory import Kept, keeps
+from train.datasets.policy import Erasing
 from train.datasets.sidestream import on_side_stream
 from train.datasets.transform import Form, Normaliser, Store, affine_batch, cropped_batch, to_device
 from train.order import Ints
@@ -30,7 +31,9 @@ class ArrayBatches:
     ) -> None:
         self.augmentation = dataset.augmentation
         self.augment, self.seed, self.form = settings.augment != "none", settings.seed, form
-        self.normalise = Normaliser(dataset, form)
+        self.bad: dict[str, str] = {}  # an array has none
+        self.normalise = Normaliser(dataset.mean, dataset.std, form)
+        self.erasing = Erasing(settings.random_erasing, settings.seed) if settings.random_erasing else None
         self.train, self.test = train, test
         home = home_of(train.images.nbytes + test.images.nbytes, settings.memory, form.device)
         keep = self.resizes() and keeps(
@@ -59,24 +62,30 @@ class ArrayBatches:
         nhwc = self.form.layout(channels) == torch.channels_last
         return (size, size, channels) if nhwc else (channels, size, size)
 
-    def batches(self, requests: Iterable[Ints], epoch: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, requests: Iterable[Ints], epoch: int | None) -> Iterator[tuple[Tensor, ...]]:
         """epoch None: the held-out part."""
         if self.stream is not None:
             return on_side_stream(requests, lambda indices: self.batch(indices, epoch), self.stream)
         # No thread of its own: the cores are the model's, and a batch costs a small part of a step.
         return (self.batch(indices, epoch) for indices in requests)
 
-    def batch(self, indices: Ints, epoch: int | None) -> tuple[Tensor, Tensor]:
-        source, store = (self.test if epoch is None else self.train), self.stores[epoch is None]
-        labels = to_device(torch.from_numpy(source.labels[indices]), self.form.device)
+    def batch(self, indices: Ints, epoch: int | None) -> tuple[Tensor, ...]:
+        images = self.images(indices, epoch)
+        if self.erasing and epoch is not None:
+            self.erasing.change(images, epoch, indices)
+        labels = (self.test if epoch is None else self.train).labels[indices]
+        return images, to_device(torch.from_numpy(labels), self.form.device)
+
+    def images(self, indices: Ints, epoch: int | None) -> Tensor:
+        store = self.stores[epoch is None]
         coordinates = (self.seed, epoch, indices) if self.augment and epoch is not None else None
         if self.augmentation.affine:
             maps = augment.identity_maps(len(indices))
             if coordinates:
                 maps = augment.affine_maps(self.augmentation, *coordinates)
-            return affine_batch(self.normalise, store, indices, maps), labels
+            return affine_batch(self.normalise, store, indices, maps)
         change = augment.shifts(self.augmentation, self.zoom(), *coordinates) if coordinates else None
-        return cropped_batch(self.normalise, store, indices, change), labels
+        return cropped_batch(self.normalise, store, indices, change)
 
     def close(self) -> None:
         self.stores = []

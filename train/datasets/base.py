@@ -23,6 +23,17 @@ class DataError(Exception):
     """A dataset that cannot be read; the message says what, where and what to do."""
 
 
+class BadSample(DataError):
+    """One sample that cannot be read, which --bad-samples skip leaves out; others can be.
+
+    reason: why, in a few words without the sample's name (default: the message).
+    """
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason or message
+
+
 class Source(Protocol):
     """One part (training or held out) of a dataset: ArraySource, or folder.FolderSource."""
 

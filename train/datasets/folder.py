@@ -34,7 +34,18 @@ class FolderSource:
         return len(self.labels)
 
     def path(self, index: int) -> Path:
-        return self.root / os.fsdecode(bytes(self.names[index]))
+        return self.path_of(self.names[index])
+
+    def path_of(self, name: bytes) -> Path:
+        return self.root / os.fsdecode(bytes(name))
+
+    def name(self, index: int) -> str:
+        """With the part's folder: train/cat/0.jpg. Of bytes that are no UTF-8 their numbers."""
+        return f"{self.root.name}/{bytes(self.names[index]).decode(errors='backslashreplace')}"
+
+    def bare(self) -> "FolderSource":
+        """The same folder without its files."""
+        return FolderSource(self.root, self.names[:0], self.sizes[:0], self.labels[:0])
 
     def manifest(self) -> tuple[int, str]:
         digest = hashlib.sha256()

@@ -52,11 +52,11 @@ class Recycler:
     """Float tensors for batches on the CPU. One whose last tensor, view or autograd graph is gone is used again.
 
     Each tensor handed out holds a reference to its array, which the array's reference count shows.
+    most: arrays that are kept. With 0 none is, and threads may share this.
     """
 
-    MOST = 4
-
-    def __init__(self) -> None:
+    def __init__(self, most: int = 4) -> None:
+        self.most = most
         self.arrays: list[npt.NDArray[np.float32]] = []
 
     def empty(self, count: int) -> Tensor:
@@ -69,7 +69,7 @@ class Recycler:
         idle = [one for one in range(len(self.arrays)) if sys.getrefcount(self.arrays[one]) == UNREFERENCED]
         if idle:
             self.arrays[idle[0]] = array  # too small
-        elif len(self.arrays) < self.MOST:
+        elif len(self.arrays) < self.most:
             self.arrays.append(array)
         return torch.from_numpy(array)
 

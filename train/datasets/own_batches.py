@@ -24,7 +24,7 @@ from train.order import Ints
 from train.settings import Settings
 from train.start.group import Place
 
-Batch = tuple[Any, Any]
+Batch = tuple[Any, ...]
 Request = tuple[int | None, Ints]  # epoch, None: the held-out part; sample numbers
 
 
@@ -70,6 +70,7 @@ class OwnBatches:
         self, dataset: Dataset, train: OwnSource, test: OwnSource, settings: Settings, form: Form, place: Place
     ) -> None:
         self.form = form
+        self.bad: dict[str, str] = {}  # --bad-samples skip is for files of built-in datasets
         self.answers = Answers(Reader(train, settings.seed), Reader(test, settings.seed))
         self.dataset, self.is_stored = dataset, train.stored is not None
         self.stream = torch.cuda.Stream(form.device) if form.on_gpu else None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-Batch = tuple[Any, Any]
+Batch = tuple[Any, ...]
 Request = TypeVar("Request")
 
 AHEAD = 2  # batches
@@ -40,6 +40,6 @@ def on_side_stream(
         current = torch.cuda.current_stream(stream.device)
         current.wait_event(ready)
         for leaf in tree_leaves(batch):
-            if isinstance(leaf, Tensor):
+            if isinstance(leaf, Tensor) and leaf.is_cuda:
                 leaf.record_stream(current)  # its memory is not used again before the model is done with it
         yield batch

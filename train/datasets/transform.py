@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from train.datasets.augment import Shifts
-from train.datasets.base import Dataset
+from train.datasets.base import Triple
 from train.datasets.memory import Kept, Recycler
 from train.order import Ints
 
@@ -52,10 +52,10 @@ class Form:
 class Normaliser:
     """(value / 255 - mean) / std for each colour."""
 
-    def __init__(self, dataset: Dataset, form: Form) -> None:
+    def __init__(self, mean: Triple, std: Triple, form: Form) -> None:
         self.form = form
-        self.mean = (torch.tensor(dataset.mean) * 255).to(form.device)
-        self.factor = (1 / (torch.tensor(dataset.std) * 255)).to(form.device)
+        self.mean = (torch.tensor(mean) * 255).to(form.device)
+        self.factor = (1 / (torch.tensor(std) * 255)).to(form.device)
         self.mean_row, self.factor_row = self.mean.repeat(form.size), self.factor.repeat(form.size)
 
     def __call__(self, images: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Processes that decode image files into shared memory, always a little ahead of the model.
+"""Processes that make samples (decode image files) in shared memory, always a little ahead of the model.
 
 The memory is a fixed number of slots, each for a chunk of a batch. A worker gets the number of a slot and the samples
 to put there, and only reports when it is done. Workers come from a fork server: forking a process that runs NCCL or
@@ -16,26 +16,47 @@ from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait as wait_for_process
 from pathlib import Path
+from typing import Protocol
 
 import torch
 import torch.multiprocessing  # teaches multiprocessing to hand tensors over in shared memory
 from torch import Tensor
 
 from train.datasets.base import DataError
-from train.datasets.decode import Job, Task
+from train.datasets.decode import Bad, Task
+from train.order import Ints
 
 MOST_SAMPLES = 16  # of one task
+MOST_WORKERS = 64  # of one rank: they decode some 6,000 photographs a second, more than one GPU trains on
 SHARED = Path("/dev/shm")
 MOST_SHARED_BYTES = 1 << 30  # shared memory of one rank
 
-_job: Job
+
+class Work(Protocol):
+    """What samples are made by: decode.Job from files, array_job.ArrayJob from arrays."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of one sample."""
+        ...
+
+    def for_workers(self) -> "Work":
+        """What is sent to each worker."""
+        ...
+
+    def task(self, indices: Ints, epoch: int | None) -> Task: ...
+
+    def into(self, out: Tensor, task: Task) -> list[Bad]: ...
+
+
+_work: Work
 _slots: Tensor
 
 
 def auto_workers(local_world_size: int, on_gpu: bool) -> int:
     """For one rank: its part of the cores; on the CPU, where the model needs them too, a quarter of that."""
     cores = len(os.sched_getaffinity(0)) // local_world_size
-    return max(1, min(16, cores if on_gpu else cores // 4))
+    return max(1, min(MOST_WORKERS, cores if on_gpu else cores // 4))
 
 
 def chunk_of(batch: int, workers: int) -> int:
@@ -57,9 +78,9 @@ def slots_for(image_bytes: int, chunk: int, batch: int, workers: int, local_worl
     return min(wanted, fit)
 
 
-def initialise(job: Job, slots: Tensor) -> None:
-    global _job, _slots
-    _job, _slots = job, slots
+def initialise(work: Work, slots: Tensor) -> None:
+    global _work, _slots
+    _work, _slots = work, slots
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the rank ends its workers
     torch.set_num_threads(1)
     threading.Thread(target=end_with_parent, daemon=True).start()
@@ -72,39 +93,39 @@ def end_with_parent() -> None:
         os._exit(1)
 
 
-def decode(slot: int, task: Task) -> None:
-    _job.into(_slots[slot], task)
+def decode(slot: int, task: Task) -> list[Bad]:
+    return _work.into(_slots[slot, : len(task.indices)], task)
 
 
 class Pool:
-    """Decodes tasks of at most `chunk` samples in order. With no workers it decodes in this process."""
+    """Does tasks of at most `chunk` samples in order. With no workers it does them in this process."""
 
-    def __init__(self, job: Job, workers: int, slots: int, chunk: int) -> None:
-        self.job, self.chunk = job, chunk
+    def __init__(self, work: Work, workers: int, slots: int, chunk: int) -> None:
+        self.work, self.chunk = work, chunk
         self.free: list[int] = []
         self.executor: ProcessPoolExecutor | None = None
         if workers:
-            self.slots = torch.empty((slots, chunk, *job.shape), dtype=torch.uint8).share_memory_()
+            self.slots = torch.empty((slots, chunk, *work.shape), dtype=torch.uint8).share_memory_()
             self.free = list(range(slots))
             context = multiprocessing.get_context("forkserver")
             context.set_forkserver_preload([__name__])
-            self.executor = ProcessPoolExecutor(workers, context, initialise, (job, self.slots))
+            self.executor = ProcessPoolExecutor(workers, context, initialise, (work.for_workers(), self.slots))
             # The workers start while the caller builds its model.
             self.first = [self.executor.submit(os.getpid) for _ in range(workers)]
 
-    def chunks(self, tasks: Iterable[Task]) -> Generator[Tensor, None, None]:
-        """uint8 [n, *shape] for each task. Each is to be used before the next is asked for.
+    def chunks(self, tasks: Iterable[Task]) -> Generator[tuple[Tensor, list[Bad]], None, None]:
+        """uint8 [n, *shape] for each task, and which of it is bad. Each is to be used before the next is asked for.
 
         Raises DataError of the worker.
         """
-        coming, waiting = iter(tasks), deque[tuple[int, int, Future[None]]]()
+        coming, waiting = iter(tasks), deque[tuple[int, int, Future[list[Bad]]]]()
         try:
             while True:
                 self._hand_out(coming, waiting)
                 if waiting:
                     slot, count, done = waiting[0]
-                    self._result(done)
-                    yield self.slots[slot, :count]
+                    bad = self._result(done)
+                    yield self.slots[slot, :count], bad
                     waiting.popleft()
                     self.free.append(slot)
                     continue
@@ -112,13 +133,12 @@ class Pool:
                 task = next(coming, None)
                 if task is None:
                     return
-                chunk = torch.empty((len(task.indices), *self.job.shape), dtype=torch.uint8)
-                self.job.into(chunk, task)
-                yield chunk
+                chunk = torch.empty((len(task.indices), *self.work.shape), dtype=torch.uint8)
+                yield chunk, self.work.into(chunk, task)
         finally:
             self._take_back(waiting)
 
-    def _hand_out(self, tasks: Iterator[Task], waiting: deque[tuple[int, int, "Future[None]"]]) -> None:
+    def _hand_out(self, tasks: Iterator[Task], waiting: deque[tuple[int, int, "Future[list[Bad]]"]]) -> None:
         while self.executor and self.free:
             task = next(tasks, None)
             if task is None:
@@ -126,16 +146,16 @@ class Pool:
             slot = self.free.pop()
             waiting.append((slot, len(task.indices), self.executor.submit(decode, slot, task)))
 
-    def _result(self, done: "Future[None]") -> None:
+    def _result(self, done: "Future[list[Bad]]") -> list[Bad]:
         try:
-            done.result()
+            return done.result()
         except BrokenProcessPool as error:
             raise DataError(
                 "a process that decodes images was ended from outside, often because memory ran out: set fewer "
                 "--workers (0: none), or give the container more memory"
             ) from error
 
-    def _take_back(self, waiting: deque[tuple[int, int, "Future[None]"]]) -> None:
+    def _take_back(self, waiting: deque[tuple[int, int, "Future[list[Bad]]"]]) -> None:
         running = [done for _, _, done in waiting if not done.cancel()]
         wait(running)
         self.free += [slot for slot, _, _ in waiting]

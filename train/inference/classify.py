@@ -12,17 +12,17 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import UnidentifiedImageError
 from torch import Tensor, nn
 
 from train.checkpoints.files import CheckpointError
-from train.datasets.base import ArraySource, Augmentation, DataError, Dataset, Source
-from train.datasets.folder import FolderSource
-from train.datasets.loader import Loader
+from train.datasets.augment import identity_maps
+from train.datasets.base import BadSample
+from train.datasets.decode import centre, opened, tensor_of
+from train.datasets.memory import Recycler
+from train.datasets.transform import Form, Normaliser, Store, affine_batch, cropped_batch
 from train.inference.recipe import Recipe
 from train.inference.weights import Trained, network_of
-from train.settings import Settings
-from train.start.group import Place
 
 Answer = list[tuple[int, float]]  # (class number, probability), the likeliest first
 BATCHES_AHEAD = 4  # batches that a device may be ahead of the printing
@@ -32,7 +32,7 @@ FIRST = np.zeros(1, dtype=np.int64)
 @dataclass(frozen=True)
 class Replica:
     network: nn.Module
-    device: torch.device
+    prepare: Preparation
 
 
 class Classifier:
@@ -50,7 +50,7 @@ class Classifier:
         network = network_of(trained)
         self.free: queue.SimpleQueue[Replica] = queue.SimpleQueue()
         for device in devices:
-            self.free.put(Replica(copy.deepcopy(network).to(device), device))
+            self.free.put(Replica(copy.deepcopy(network).to(device), Preparation(self.recipe, device)))
 
     def classify(self, paths: Sequence[Path]) -> Iterator[Answer | str]:
         """For each file in turn all classes, the likeliest first; or why it is no image."""
@@ -66,7 +66,7 @@ class Classifier:
         """On whichever device is free."""
         replica = self.free.get()
         try:
-            prepared = list(decoders.map(lambda path: prepared_or_reason(path, self.recipe, replica.device), paths))
+            prepared = list(decoders.map(lambda path: prepared_or_reason(path, replica.prepare), paths))
             images = [each for each in prepared if isinstance(each, Tensor)]
             answers = iter(self._answers(replica, torch.cat(images)) if images else [])
             return [each if isinstance(each, str) else next(answers) for each in prepared]
@@ -82,53 +82,39 @@ class Classifier:
         return [list(zip(*each, strict=True)) for each in zip(order, values, strict=True)]
 
 
-def prepared_or_reason(path: Path, recipe: Recipe, device: torch.device) -> Tensor | str:
+def prepared_or_reason(path: Path, prepare: Preparation) -> Tensor | str:
     try:
-        return prepare(path, recipe, device)
-    except FileNotFoundError:
-        return "there is no such file"
-    except UnidentifiedImageError:
-        return "not an image in a format that Pillow knows"
-    except (Image.DecompressionBombError, DataError, ValueError, SyntaxError) as error:
-        return f"not an image that can be decoded ({error})"
-    except OSError as error:  # Pillow's for an image that is cut off, or the system's
-        return f"cannot be read ({error.strerror or error})"
+        return prepare(path)
+    except BadSample as bad:
+        cause = bad.__cause__
+        if isinstance(cause, FileNotFoundError):
+            return "there is no such file"
+        if isinstance(cause, UnidentifiedImageError):
+            return "not an image in a format that Pillow knows"
+        if isinstance(cause, OSError):  # Pillow's for an image that is cut off, or the system's
+            return f"cannot be read ({cause.strerror or cause})"
+        return f"not an image that can be decoded ({bad.reason})"
 
 
-def prepare(path: Path, recipe: Recipe, device: torch.device) -> Tensor:
-    """float32 [1, 3, size, size] on the device: what training's own loader makes of the image as a held-out one.
+class Preparation:
+    """Makes of an image file what training's own loader makes of it as a held-out one. For any number of threads."""
 
-    Raises OSError and what Pillow raises for a file that is no image.
-    """
-    with path.open("rb") as file, Image.open(file) as image:
-        pixels = None if recipe.preparation == "centre" else np.array(image.convert("RGB"))
-    source: Source
-    if pixels is None:
-        source = FolderSource(path.parent, np.array([os.fsencode(path.name)]), FIRST, FIRST)
-    else:
-        source = ArraySource(np.ascontiguousarray(pixels.transpose(2, 0, 1)[None]), FIRST)
-    settings = Settings(
-        image_size=recipe.image_size, channels_last=recipe.channels_last, workers=0, memory="disk", batch_size=1
-    )
-    with Loader(as_dataset(recipe, source), settings, device, Place()) as loader:
-        images, _ = next(loader.held_out([FIRST]))
-    return images
+    def __init__(self, recipe: Recipe, device: torch.device) -> None:
+        self.size, self.preparation, self.device = recipe.image_size, recipe.preparation, device
+        form = Form(self.size, recipe.channels_last, device, Recycler(most=0))
+        self.normalise = Normaliser(recipe.mean, recipe.std, form)
+
+    def __call__(self, path: Path) -> Tensor:
+        """float32 [1, 3, size, size] on the device. Raises OSError, and BadSample for a file that is no image."""
+        if self.preparation == "centre":
+            return self.normalise(centre(path, self.size)[None].to(self.device))
+        store = Store(pixels_of(path), False, self.normalise.form)
+        if self.preparation == "sampled":
+            return affine_batch(self.normalise, store, FIRST, identity_maps(1))
+        return cropped_batch(self.normalise, store, FIRST, None)
 
 
-def as_dataset(recipe: Recipe, source: Source) -> Dataset:
-    """One whose held-out part is `source`, prepared by the recipe."""
-    change = {
-        "sampled": Augmentation(degrees=1),
-        "resized": Augmentation(),
-        "centre": Augmentation(resized_crop=(1, 1)),
-    }
-    return Dataset(
-        name=recipe.dataset,
-        class_names=recipe.class_names,
-        train=source,
-        test=source,
-        mean=recipe.mean,
-        std=recipe.std,
-        image_size=recipe.image_size,
-        augmentation=change[recipe.preparation],
-    )
+def pixels_of(path: Path) -> Tensor:
+    """uint8 [1, 3, height, width]: the whole image."""
+    with opened(path) as image:
+        return tensor_of(path, image, (0, 0, *image.size)).contiguous()

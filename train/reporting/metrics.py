@@ -30,7 +30,9 @@ class Metrics:
     first ten steps, then after each hundredth (work.py)]};
     epoch {"epoch", "step", "train_loss", "train_accuracy", "test_accuracy", "test_loss", "images_per_second",
     "seconds": of training, "data_wait", "comm": parts of that time, 0 to 1, or null};
-    checkpoint {"step", "seconds": that the training waited for it}; end {as result.json}.
+    checkpoint {"step", "seconds": that the training waited for it};
+    bad_samples {"step", "samples": {name: why} of those found since the last such event, which were left out};
+    end {as result.json}.
 
     A run that continues after optimizer step `after` keeps the events up to that step and drops the rest, so
     that a curve has each step once. These events are in `folder`, or in `earlier`, the folder of the run that
@@ -47,12 +49,12 @@ class Metrics:
     ) -> None:
         """Raises OSError."""
         path = folder / METRICS_FILE
-        before = events_before(folder, after, earlier) if given is None else given
-        write_file(path, "".join(line_of(event) for event in before).encode())
+        self.before = events_before(folder, after, earlier) if given is None else given
+        write_file(path, "".join(line_of(event) for event in self.before).encode())
         self.file = path.open("a", encoding="utf-8", buffering=1)
         self.event_files: EventFiles | None = None
         if tensorboard:
-            self.event_files = EventFiles(folder / "tensorboard", before)
+            self.event_files = EventFiles(folder / "tensorboard", self.before)
 
     def __enter__(self) -> "Metrics":
         return self

@@ -6,6 +6,7 @@ Other ranks have the same object, which reports nothing; but the metrics are kep
 import math
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,7 +24,10 @@ from train.settings import as_document
 from train.start import proof
 from train.start.devices import describe
 from train.start.group import from_all_ranks
-from train.whole_files import write_json
+from train.whole_files import write_file, write_json
+
+BAD_FILE = "bad-samples.txt"  # in the run's folder: a line for each, its name, a tab, and why
+NAMED = 10  # of them, in a message
 
 
 class Report:
@@ -37,6 +41,8 @@ class Report:
         self.first = True
         self.epoch_waited = session.loader.waited  # when this epoch began
         self.images = 0  # of this process's steps
+        self.bad = dict[str, str]()  # name -> why, of the samples that were left out, over all ranks
+        self.sent = set[str]()  # of this rank's
 
     def __enter__(self) -> "Report":
         session, settings = self.session, self.session.settings
@@ -50,6 +56,9 @@ class Report:
             where = (settings.run_dir, session.position.step, earlier_run(session))
             self.metrics = metrics.Metrics(*where, settings.tensorboard and self.reports, given)
             write_json(settings.run_dir / "settings.json", document)
+            for event in self.metrics.before:
+                self.bad |= event["samples"] if event["event"] == "bad_samples" else {}
+            self.list_bad_samples()
             resumed = session.position.step if session.resumed_from else None
             self.metrics.write(
                 "start",
@@ -124,7 +133,7 @@ class Report:
             record.step,
             record.loss,
             position.images / record.values["seconds"],
-            known(position.correct / position.images),
+            known(position.correct / max(1, position.images)),
             self.data_wait(),
             self.session.strategy.comm_share(),
         )
@@ -142,11 +151,11 @@ class Report:
         values = {
             "epoch": position.epoch + 1,
             "step": position.step,
-            "train_loss": position.loss / session.samples,
-            "train_accuracy": known(position.correct / session.samples),
+            "train_loss": position.loss / position.images,
+            "train_accuracy": known(position.correct / position.images),
             "test_accuracy": score.accuracy,
             "test_loss": score.loss,
-            "images_per_second": session.samples / position.seconds,
+            "images_per_second": position.images / position.seconds,
             "seconds": position.seconds,
             "data_wait": self.waited_in_training / position.seconds,
             "comm": session.strategy.comm_share(),
@@ -166,6 +175,28 @@ class Report:
         """After the state was copied; it is written beside the training. seconds: that the training waited for it."""
         if self.keeps:
             self.metrics.write("checkpoint", step=self.session.position.step, seconds=seconds)
+
+    def bad_samples(self) -> None:
+        """With --bad-samples skip: what was left out since the last call, on any rank. Collective."""
+        session = self.session
+        if session.settings.bad_samples != "skip":
+            return
+        mine = {name: why for name, why in session.loader.bad.items() if name not in self.sent}
+        self.sent |= mine.keys()
+        found = [(name, why) for each in from_all_ranks(mine, session.place) for name, why in each.items()]
+        new = {name: why for name, why in sorted(found) if name not in self.bad}
+        self.bad |= new
+        if not (new and self.keeps):
+            return
+        self.metrics.write("bad_samples", step=session.position.step, samples=new)
+        self.list_bad_samples()
+        if self.reports:
+            self.progress.say(left_out(new))
+
+    def list_bad_samples(self) -> None:
+        if self.bad:
+            lines = [f"{name}\t{why}\n" for name, why in sorted(self.bad.items())]
+            write_file(self.session.settings.run_dir / BAD_FILE, "".join(lines).encode())
 
     def stopped(self) -> None:
         if self.reports:
@@ -191,6 +222,10 @@ class Report:
             "data_wait_seconds": session.loader.waited,
             **metrics.peak_memory(session.device),
         }
+        if session.settings.bad_samples == "skip":
+            result["bad_samples"] = len(self.bad)
+            if self.bad:
+                self.progress.say(f"{images(len(self.bad))} could not be decoded and did not count; see {BAD_FILE}")
         self.metrics.write("end", **result)
         events = metrics.read_metrics(folder / metrics.METRICS_FILE)
         title = f"{session.settings.model} on {session.settings.dataset}, {ranks(session)}"
@@ -227,6 +262,17 @@ def result_of(session: Session, score: Score) -> dict[str, Any]:
 def known(accuracy: float) -> float | None:
     """None where there is no accuracy of such outputs and targets (train.losses.right)."""
     return None if math.isnan(accuracy) else accuracy
+
+
+def left_out(samples: Mapping[str, str]) -> str:
+    """samples: name -> why, at least one."""
+    rest = len(samples) - NAMED
+    names = ", ".join(list(samples)[:NAMED]) + (f" and {rest} more" if rest > 0 else "")
+    return f"{images(len(samples))} cannot be decoded and {'is' if len(samples) == 1 else 'are'} left out: {names}"
+
+
+def images(number: int) -> str:
+    return "1 image" if number == 1 else f"{number} images"
 
 
 def rank_times(record: StepRecord) -> dict[str, list[float | None]]:

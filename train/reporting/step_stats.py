@@ -28,7 +28,7 @@ class StepRecord:
 
     step: int
     epoch: int
-    images: int  # of the global batch
+    images: int  # of the global batch, without those that were left out
     loss_sum: float
     correct: float
     stop: tuple[int, ...]  # ranks that were asked to stop
@@ -39,12 +39,12 @@ class StepRecord:
 
     @property
     def loss(self) -> float:
-        return self.loss_sum / self.images
+        return self.loss_sum / max(1, self.images)
 
     @property
     def accuracy(self) -> float | None:
         """None where there is none of such outputs and targets: then `correct` is not a number."""
-        return None if math.isnan(self.correct) else self.correct / self.images
+        return None if math.isnan(self.correct) else self.correct / max(1, self.images)
 
 
 class StepStats:
