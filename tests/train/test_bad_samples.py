@@ -220,10 +220,10 @@ def test_any_number_of_ranks_leaves_out_the_same(root: Path, mixing: dict[str, A
     spoil(root, *BAD)
     run(root, tmp_path / "alone", 1, parallel="none", **mixing)
     expected, figures = weights(tmp_path / "alone"), events(tmp_path / "alone", "epoch")
-    ways: list[tuple[int, dict[str, Any]]] = [
-        *((2, {}), (3, {"micro_batch": 2}), (2, {"parallel": "fsdp"}), (2, {"shares": "3,1"})),
-    ]
-    for number, (world_size, changes) in enumerate(ways):
+    spread: list[tuple[int, dict[str, Any]]] = [
+        (2, {}), (3, {"micro_batch": 2}), (2, {"parallel": "fsdp"}), (2, {"shares": "3,1"})
+    ]  # fmt: skip
+    for number, (world_size, changes) in enumerate(spread):
         folder = tmp_path / str(number)
         run(root, folder, world_size, **changes, **mixing)
         for name, ours in weights(folder).items():

@@ -1,8 +1,12 @@
 """imagefolder: torchvision's values, the same bits from worker processes, broken files, no leftovers."""
 
 import os
+import pickle
+import struct
 import subprocess
 import sys
+import warnings
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +17,10 @@ from PIL import Image
 from tests.train import dataset_files as disk
 from train.datasets import DataError, load
 from train.datasets.augment import box_draws, resized_crop
-from train.datasets.decode import Job, Task
+from train.datasets.decode import Job, Task, opened, tensor_of
 from train.datasets.folder import FolderSource
 from train.datasets.loader import Loader
-from train.datasets.workers import chunk_of, slots_for
+from train.datasets.workers import auto_workers, chunk_of, slots_for
 from train.settings import Settings
 from train.start.group import Place
 
@@ -148,3 +152,134 @@ def test_chunks_and_slots() -> None:
     assert slots_for(100, 16, 64, 2, 1) == 10
     with pytest.raises(DataError, match="remount,size"):
         slots_for(1 << 40, 16, 64, 2, 1)
+
+
+# -- what Pillow makes of a file -------------------------------------------------------------------------------------
+
+RAMP = np.linspace(0, 65535, 48 * 48).reshape(48, 48).astype(np.uint16)
+
+
+def png16(channels: int) -> bytes:
+    """A PNG of 16 bits for each colour, which Pillow cannot write."""
+    pixels = np.stack([np.roll(RAMP, 7 * channel, 0) for channel in range(channels)], -1)
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    head = struct.pack(">IIBBBBB", 48, 48, 16, {1: 0, 2: 4, 3: 2, 4: 6}[channels], 0, 0, 0)
+    parts = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + parts
+
+
+def deep_images(folder: Path) -> dict[str, Path]:
+    """Images of 16 bits whose red is RAMP."""
+    files = {f"{channels}.png": png16(channels) for channels in (1, 2, 3, 4)}
+    files["grey.pgm"] = b"P5 48 48 65535\n" + RAMP.astype(">u2").tobytes()
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    for name, kind in (("little.tif", "<u2"), ("big.tif", ">u2")):
+        Image.fromarray(RAMP.astype(kind)).save(folder / name)
+    return {path.name: path for path in folder.iterdir() if path.is_file()}
+
+
+def whole(path: Path) -> torch.Tensor:
+    with opened(path) as image:
+        return tensor_of(path, image, (0, 0, *image.size))[0]
+
+
+def test_images_of_16_bits_are_scaled_to_8(tmp_path: Path) -> None:
+    for name, path in deep_images(tmp_path).items():
+        red = whole(path)[0].numpy()
+        assert np.array_equal(red, (RAMP >> 8).astype(np.uint8)), name
+        if name in ("1.png", "2.png", "grey.pgm", "little.tif", "big.tif"):
+            assert whole(path)[0].equal(whole(path)[1]) and whole(path)[0].equal(whole(path)[2])
+
+
+@pytest.mark.parametrize("epoch", [0, None])
+def test_they_are_in_training_and_evaluation(root: Path, epoch: int | None) -> None:
+    part = root / ("val" if epoch is None else "train") / "cat"
+    for path in [path for path in part.rglob("*.*") if path.is_file()]:
+        path.unlink()
+    (part / "0.png").write_bytes(png16(1))
+    image = decoded(job(root, augment="none"), epoch, 1)[0].float()
+    assert 120 < image.mean() < 136 and image.max() < 255
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.int32])
+def test_a_mode_without_a_white_is_refused_by_name(tmp_path: Path, kind: type) -> None:
+    path = tmp_path / "a.tif"
+    Image.fromarray(np.ones((9, 9), kind)).save(path)
+    with pytest.raises(DataError, match=rf"{path} is no image .*32 bits, Pillow's mode [FI], .*save it with 8 or 16"):
+        whole(path)
+
+
+@pytest.mark.filterwarnings("error")
+def test_other_modes_are_what_torchvision_makes_of_them(tmp_path: Path) -> None:
+    from torchvision.datasets.folder import pil_loader
+    from torchvision.transforms.v2.functional import pil_to_tensor
+
+    colours, palette = disk.picture(3, 20, 16), disk.picture(3, 20, 16).convert("P")
+    clear = colours.copy()
+    clear.putalpha(disk.picture(4, 20, 16).convert("L"))
+    colours.convert("CMYK").save(tmp_path / "cmyk.jpg")
+    clear.save(tmp_path / "rgba.png")
+    clear.convert("LA").save(tmp_path / "la.png")
+    colours.convert("1").save(tmp_path / "bits.png")
+    for name, transparent in (("one.png", 3), ("bytes.png", bytes(range(200)))):
+        palette.save(tmp_path / name, transparency=transparent)
+    for path in tmp_path.iterdir():
+        ours = whole(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's about the palette
+            assert ours.equal(pil_to_tensor(pil_loader(str(path)))), path
+
+
+# -- workers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "on_gpu", "expected"),
+    [(128, 8, True, 16), (192, 8, True, 24), (200, 1, True, 64), (2, 4, True, 1), (64, 1, False, 16)],
+)
+def test_workers_are_the_cores_of_a_rank(
+    cores: int, ranks: int, on_gpu: bool, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+    assert auto_workers(ranks, on_gpu) == expected
+
+
+def test_a_worker_gets_no_list_of_all_files() -> None:
+    """Of ImageNet it would be 70 MB for each of them."""
+    names, numbers = np.full(100_000, b"class/0123456789.jpg"), np.zeros(100_000, dtype=np.int64)
+    source = FolderSource(Path("train"), names, numbers, numbers)
+    work = Job(source, source, None, 0, SIZE, False)
+    assert len(pickle.dumps(work.for_workers())) < 5000
+    assert len(pickle.dumps(work.task(np.arange(16, dtype=np.int64), 0))) < 5000
+
+
+COPIES = """
+import os, sys
+from pathlib import Path
+import numpy as np, torch
+from train.datasets import load
+from train.datasets.loader import Loader
+from train.settings import Settings
+from train.start.group import Place
+torch.set_num_threads(4)
+settings = Settings(dataset="imagefolder", data_dir=Path(sys.argv[1]), image_size=224, workers=0, memory="ram")
+dataset = load(settings, Place())
+maker = Loader(dataset, settings, torch.device("cpu"), Place()).maker
+pixels = torch.randint(0, 255, (8, 3, 224, 224), dtype=torch.uint8)
+maker.normalised = lambda images: images  # a GPU's part, or evaluation's
+before = len(os.listdir("/proc/self/task"))
+made, _ = maker.batch(np.arange(8, dtype=np.int64), iter([(pixels[:4], []), (pixels[4:], [])]), True)
+print(len(os.listdir("/proc/self/task")) - before, np.array_equal(made.numpy(), pixels.numpy()))
+"""
+
+
+@pytest.mark.slow
+def test_chunks_are_copied_without_threads_beside_busy_workers(root: Path) -> None:
+    command = [sys.executable, "-c", COPIES, str(root)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "0 True\n", done.stderr

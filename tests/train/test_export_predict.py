@@ -25,6 +25,7 @@ from train.checkpoints import files  # noqa: E402
 from train.checkpoints.files import CheckpointError  # noqa: E402
 from train.datasets.base import Dataset  # noqa: E402
 from train.datasets.loader import Loader  # noqa: E402
+from train.datasets.transform import Normaliser  # noqa: E402
 from train.inference import classify, export, predict, recipe, weights  # noqa: E402
 from train.settings import EXIT_REFUSED, Settings  # noqa: E402
 from train.start import devices  # noqa: E402
@@ -186,6 +187,30 @@ def test_image_files_are_prepared_bit_by_bit_as_evaluation_does(tmp_path: Path) 
     settings = Settings(dataset="imagefolder", data_dir=tmp_path, image_size=24, workers=0)
     dataset = datasets.load(settings, Place())
     assert prepared(dataset, settings, paths[1::2]).equal(held_out(dataset, settings, 3))
+
+
+def test_what_a_device_needs_to_prepare_images_is_made_once(
+    run: Path, images: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, init = [], Normaliser.__init__
+
+    def counting(self: Normaliser, *arguments: Any) -> None:
+        made.append(arguments)
+        init(self, *arguments)
+
+    monkeypatch.setattr(Normaliser, "__init__", counting)
+    _, lines, _ = predictions(capsys, "--checkpoint", run, "--devices", "cpu,cpu", images, "--batch-size", 2)
+    assert len(lines) == 7 and len(made) == 2
+
+
+@pytest.mark.parametrize("preparation", recipe.PREPARATIONS)
+def test_images_of_16_bits_are_prepared_as_those_of_8(preparation: str, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(1).integers(0, 255, (40, 40), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "8.png")
+    Image.fromarray(pixels.astype(np.uint16) << 8).save(tmp_path / "16.png")
+    known = recipe.of_config({"model": MODEL, "data": DATA | {"image_size": 32, "preparation": preparation}}, 3, None)
+    prepare = classify.Preparation(known, torch.device("cpu"))
+    assert prepare(tmp_path / "16.png").equal(prepare(tmp_path / "8.png"))
 
 
 # -- predict ---------------------------------------------------------------------------------------------------------

@@ -37,6 +37,9 @@ RICH = {
     "clip": 1.0,
     "micro_batch": 20,
     "label_smoothing": 0.1,
+    "augment": "trivial",
+    "random_erasing": 0.3,
+    "bad_samples": "skip",
 }
 PARTS = ("model", "rank_buffers", "optimizer", "ema", "ema_rank_buffers", "scaler")
 

@@ -13,7 +13,15 @@ from tests.train.resume_ranks import SETTINGS, STEPS, end_of, train
 SETTINGS = dataclasses.replace(
     SETTINGS, checkpoint_every="epoch", optimizer="sgd", lr=0.1
 )  # AdamW makes much of rounding
-MIXED = {"mixup": 0.4, "cutmix": 1.0, "label_smoothing": 0.1, "ema": 0.9, "clip": 0.5}
+MIXED = {
+    "mixup": 0.4,
+    "cutmix": 1.0,
+    "label_smoothing": 0.1,
+    "ema": 0.9,
+    "clip": 0.5,
+    "augment": "rand",
+    "random_erasing": 0.3,
+}
 
 
 def epochs(folder: Path) -> list[dict[str, Any]]:
