@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from train import generators, losses, own_parts
 from train.datasets import Dataset
 from train.datasets.base import Source
-from train.datasets.own import OwnSource, Reader, normalised
+from train.datasets.own import OwnSource, Reader, Scale
 from train.model.running_statistics import unchanged_buffers
 from train.names import is_own
 from train.settings import Settings, SettingsError
@@ -34,7 +35,7 @@ def trial(settings: Settings, dataset: Dataset, network: nn.Module) -> None:
             inputs, targets = some(settings, dataset, source, 0 if training else None)
             check_form(settings, inputs, targets)
             network.train(training)
-            outputs = attempt(f"--model {settings.model}", f"inputs {shown(inputs)}", network, inputs)
+            outputs = attempt(f"--model {settings.model}", f"inputs {shown(inputs)}{of_bytes(inputs)}", network, inputs)
             given = f"outputs {shown(outputs)} and targets {shown(targets)}{hint(settings)}"
             attempt(f"--loss {settings.loss}", given, loss, outputs, targets)
     network.train(was_training)
@@ -56,8 +57,7 @@ def some(settings: Settings, dataset: Dataset, source: Source, epoch: int | None
         return torch.zeros(SAMPLES, 3, size, size), torch.zeros(SAMPLES, dtype=torch.int64)
     numbers = np.arange(SAMPLES, dtype=np.int64) % len(source)
     inputs, targets = Reader(source, settings.seed).batch(epoch, numbers)
-    is_stored = source.stored is not None and isinstance(inputs, Tensor) and inputs.dtype == torch.uint8
-    return (normalised(inputs, dataset) if is_stored else inputs), targets
+    return (inputs if source.stored is None else Scale(dataset, torch.device("cpu"))(inputs)), targets
 
 
 def check_form(settings: Settings, inputs: Any, targets: Any) -> None:
@@ -72,6 +72,11 @@ def check_form(settings: Settings, inputs: Any, targets: Any) -> None:
             f"{mixing}: it mixes images, float [n, C, H, W], with class numbers, int64 [n], and your samples make "
             f"inputs {shown(inputs)} and targets {shown(targets)}: leave it out"
         )
+
+
+def of_bytes(inputs: Any) -> str:
+    bytes_come = any(isinstance(leaf, Tensor) and leaf.dtype == torch.uint8 for leaf in tree_leaves(inputs))
+    return "; v2.ToDtype(torch.float32, scale=True) makes numbers of 0 to 1 of uint8" if bytes_come else ""
 
 
 def hint(settings: Settings) -> str:

@@ -18,6 +18,7 @@ import pytest
 import torch
 import torchvision
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.train.resume_ranks import CRASH, SETTINGS, crash_in_step, train
 from tests.train.test_probe import two_ranks
@@ -199,6 +200,21 @@ def at(batch: Any, rows: Ints) -> Any:
     return type(batch)(at(each, rows) for each in batch)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("parts", [NOISY, SEGMENTATION, {"dataset": "fake", "transform": "odd:image_alone"}], ids=str)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_gpu_gets_what_the_cpu_gets(parts: dict[str, Any], workers: int) -> None:
+    requests = [numbers(number, number + 1) for number in range(8)]
+    dataset = load_dataset(own(**parts), Place())
+    with (
+        Loader(dataset, own(**parts), CPU, Place()) as here,
+        Loader(dataset, own(**parts, workers=workers), torch.device("cuda", 0), Place()) as there,
+    ):
+        for batch, expected in zip(there.training(requests, 1), here.training(requests, 1), strict=True):
+            assert {leaf.device.type for leaf in tree_leaves(batch)} == {"cuda"}
+            torch.testing.assert_close(tree_map(Tensor.cpu, batch), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_reading_samples_leaves_the_generators_alone() -> None:
     loader = loader_of(own(**NOISY))
     torch.manual_seed(4)
@@ -255,6 +271,42 @@ def test_equal_data_has_one_fingerprint_and_other_data_another(monkeypatch: pyte
     assert mine not in (first, fingerprint(load_dataset(settings, Place())))
 
 
+def test_classes_are_those_of_the_settings_else_of_the_dataset() -> None:
+    assert load_dataset(own(dataset="odd:masks"), Place()).class_names == ("ground", "square")
+    assert load_dataset(own(dataset="odd:noisy"), Place()).class_names == ("0", "1", "2")
+    assert load_dataset(own(dataset="odd:masks", classes=3), Place()).class_names == ("0", "1", "2")
+
+
+@pytest.mark.parametrize(("local_rank", "order"), [(0, "fetch fetch wait read read"), (1, "wait read read")])
+def test_with_download_one_rank_of_a_host_calls_the_function_first(
+    local_rank: int, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import odd
+
+    events, made = list[str](), odd.line
+
+    def line(split: str, data_dir: Path) -> Any:
+        events.append("read" if "wait" in events else "fetch")
+        return made(split, data_dir)
+
+    monkeypatch.setattr(odd, "line", line)
+    place = Place(local_rank, local_rank, 2, 2)
+    load_dataset(own(**REGRESSION, download=True), place, wait=lambda: events.append("wait"))
+    assert events == order.split()
+
+
+def test_a_random_split_is_the_same_on_all_ranks_and_for_all_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    import odd
+
+    def line(split: str, data_dir: Path) -> Any:
+        return torch.utils.data.random_split(odd.Line("train"), [37, 10])[split == "val"]
+
+    monkeypatch.setattr(odd, "line", line)
+    one, other = (load_dataset(own(**REGRESSION, seed=seed), Place()) for seed in (0, 1))
+    parts = [{*part.samples.indices} for part in (one.train, one.test)]  # type: ignore[attr-defined]
+    assert parts[0].isdisjoint(parts[1]) and fingerprint(one) == fingerprint(other)
+
+
 def test_what_a_first_reading_leaves_in_the_dataset_is_not_sent_to_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     import odd
 
@@ -288,6 +340,10 @@ def tried(settings: Settings) -> None:
         ({"model": "odd:no_module"}, r"it returned a int, and torch's Module is needed"),
         ({"model": "odd:not_a_function"}, r"that is a int, and a function is needed"),
         ({"model": "odd:segment"}, r"--model odd:segment: RuntimeError: .* given inputs float32 \[2, 4\]"),
+        (
+            {"dataset": "odd:pixels"},
+            r"--model odd:linear: .* uint8 \[2, 4\]; v2\.ToDtype\(torch\.float32, scale=True\)",
+        ),
         ({"model": "resnet18"}, r"--model resnet18: .* it was given inputs float32 \[2, 4\]"),
         ({"model": "nowhere.parts:net"}, r"--model nowhere\.parts:net: there is no module nowhere\.parts"),
         ({"dataset": "odd:iterable"}, r"it returned a .*iterator without __len__ and __getitem__: a map-style"),

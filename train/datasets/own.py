@@ -227,10 +227,17 @@ def as_tensor(leaf: Any) -> Any:
     raise TypeError(f"a {type(leaf).__name__} cannot go into a batch: tensors, numbers, or tuples and dicts of them")
 
 
-def normalised(images: Tensor, dataset: Dataset) -> Tensor:
-    """float32 of uint8 [n, 3 or 1, H, W], by the dataset's mean and standard deviation."""
-    mean, std = (torch.tensor(values, device=images.device).view(3, 1, 1) for values in (dataset.mean, dataset.std))
-    return (images.float() - mean * 255) * (1 / (std * 255))
+class Scale:
+    """Normalises images of a built-in dataset that a transform has left in bytes, by the mean and deviation of all."""
+
+    def __init__(self, dataset: Dataset, device: torch.device) -> None:
+        self.mean = (torch.tensor(dataset.mean) * 255).view(3, 1, 1).to(device)
+        self.factor = (1 / (torch.tensor(dataset.std) * 255)).view(3, 1, 1).to(device)
+
+    def __call__(self, inputs: Any) -> Any:
+        """float32 of uint8 [n, 3 or 1, H, W]; anything else as it is."""
+        is_bytes = isinstance(inputs, Tensor) and inputs.dtype == torch.uint8
+        return (inputs.float() - self.mean) * self.factor if is_bytes else inputs
 
 
 # -- how a dataset is made of the user's functions ---------------------------------------------------------------------

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
 from train.datasets.base import DataError, Dataset
-from train.datasets.own import OwnSource, Reader, normalised
+from train.datasets.own import OwnSource, Reader, Scale
 from train.datasets.sidestream import on_side_stream
 from train.datasets.transform import Form
 from train.datasets.workers import auto_workers, end_with_parent
@@ -72,7 +72,7 @@ class OwnBatches:
         self.form = form
         self.bad: dict[str, str] = {}  # --bad-samples skip is for files of built-in datasets
         self.answers = Answers(Reader(train, settings.seed), Reader(test, settings.seed))
-        self.dataset, self.is_stored = dataset, train.stored is not None
+        self.scale = Scale(dataset, form.device) if train.stored is not None else as_it_is
         self.stream = torch.cuda.Stream(form.device) if form.on_gpu else None
         self.requests, self.busy = Requests(), False
         workers = settings.workers if settings.workers >= 0 else auto_workers(place.local_world_size, form.on_gpu)
@@ -145,8 +145,7 @@ class OwnBatches:
 
     def on_device(self, batch: Batch) -> Batch:
         inputs, targets = tree_map(self.moved, batch)
-        if self.is_stored and isinstance(inputs, Tensor) and inputs.dtype == torch.uint8:
-            inputs = normalised(inputs, self.dataset)
+        inputs = self.scale(inputs)
         if self.form.channels_last and isinstance(inputs, Tensor) and inputs.ndim == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         return inputs, targets

@@ -60,6 +60,11 @@ def mirrored(split: str) -> Any:
     return change
 
 
+def image_alone(split: str) -> Any:
+    """The image stays in bytes."""
+    return lambda image, target: (image.flip(2) if torch.rand(()) < 0.5 else image, target)
+
+
 class Masks(Dataset[Any]):
     """Photographs and masks as a folder of files gives them: PIL's images."""
 
@@ -196,3 +201,12 @@ class Deadly(Line):
 
 def deadly(split: str, data_dir: Path) -> Deadly:
     return Deadly(split)
+
+
+class Pixels(Line):
+    def __getitem__(self, index: int) -> tuple[Tensor, float]:
+        return self.x[index].to(torch.uint8), 0.0
+
+
+def pixels(split: str, data_dir: Path) -> Pixels:
+    return Pixels(split)
