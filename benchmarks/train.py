@@ -1,21 +1,26 @@
 """`make bench-train`: the trainer's images/s on two processes, against a plain DDP script and against no input at all.
 
 The plain script is benchmarks/plain_ddp.py. Both get the same model, optimizer, global batch, threads, number of steps
-and files (in STL-10's format, written here, because nothing can be downloaded). Both are started with torchrun, as a
-user does it. They take turns, TURNS times, every other turn in reverse order. A figure is the median of the turns, a
-ratio is the median of the turns' ratios. The first few steps of an epoch do not count, nor do the start of workers,
-evaluation and checkpoints. Of several epochs the figure is the median without the first: the trainer keeps the images
-that it has resized, and in each new epoch a rank needs about half of the images that it has not had before.
+and files (STL-10's format, and JPEGs of 500 x 375 pixels, written here, because nothing can be downloaded). Both are
+started with torchrun, as a user does it. The plain script has as many DataLoader workers (0, 1 or 2 for each rank) as
+make it fastest, which is tried first. Then they take turns, TURNS times, every other turn in reverse order. A figure is
+the median of the turns, a ratio is the median of the turns' ratios, and `spread` has the least and the greatest of
+them. The first few steps of an epoch do not count, nor do the start of workers, evaluation and checkpoints.
 
 - model_bound_ratio: resnet18 on images of 96 pixels, their own size; the model takes nearly all the time.
-- synthetic_share: the trainer in the same case, divided by the trainer with one constant batch (no input at all).
+- tuned_ratio: the same, against the plain script with what it can have of the trainer's own ways: a fused optimizer,
+  gradients in DDP's buckets, no buffers sent around, no `loss.item()`, freed memory kept (KEPT_MEMORY).
+- synthetic_share: a training with input, divided by the same without: in one process, whose epochs alternate between
+  the loader's batches and one constant batch. Each pair of epochs is a turn; the first pair warms up, uncounted.
 - input_bound_ratio: the trainer against the plain script on images resized to 224, with a network that takes almost no
-  time (benchmarks/small_net.py). input_bound_first_epoch_ratio: the same in the epoch in which the trainer resizes.
-- small_model_ratio: the same with shufflenet_v2_x0_5, the fastest of torchvision's models at 224. On CPU cores it takes
-  several times as long as the plain script's input, so that it limits both; the ratio is what a user gets there.
+  time (benchmarks/small_net.py). The median without the first epoch: the trainer keeps the images that it has resized,
+  and in each new epoch a rank needs fewer that it has not had before. input_bound_first_epoch: the same ratio in the
+  epoch in which the trainer resizes most.
+- jpeg_ratio: the same network on the JPEGs, cropped at random and resized to 224 by both, of all epochs.
 
-The trainer also crops its images at random, the plain script only mirrors them. Needs 2 cores with nothing else running
-on them: `load` is the machine's load average before and after, of which the benchmark itself causes about 2.
+On STL-10's files the trainer also crops its images at random, the plain script only mirrors them. Needs 2 cores with
+nothing else running on them: `load` is the machine's load average before and after, of which the benchmark itself
+causes about 2. Takes about 12 minutes; `ARGS="--parts model"` (model, synthetic, input, jpeg) takes a part of it.
 """
 
 from __future__ import annotations
@@ -29,23 +34,30 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from benchmarks.common import close
+from benchmarks.pictures import write_jpegs, write_stl10
+from benchmarks.train_rank import is_real
+from train.start.group import KEPT_BYTES, LARGEST_KEPT_BYTES
 
 ROOT = Path(__file__).resolve().parent.parent
 RANKS = 2
-TURNS = 3
+TURNS = 5
 SKIP = 4  # first steps of an epoch that are not counted
 LIMIT_SECONDS = 300
-SIZE = 96  # pixels of STL-10's images
-CLASSES = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck")
+WORKERS = (0, 1, 2)  # of the plain script's DataLoader, for each rank
+PARTS = ("model", "synthetic", "input", "jpeg")
+# What train.start.group.keep_freed_memory sets, as glibc reads it from the environment.
+KEPT_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(KEPT_BYTES), "MALLOC_MMAP_THRESHOLD_": str(LARGEST_KEPT_BYTES)}
+OWN = {"small_net": "benchmarks.small_net:small_net"}  # models that are not torchvision's
+SMALL = ("-m", "benchmarks.train_rank", "small")
 Rates = list[float]  # images/s of all ranks, of each epoch
+Found = dict[str, list[Rates]]  # kind -> for each turn, the rates of its epochs
 
 
 @dataclass(frozen=True)
@@ -56,34 +68,34 @@ class Work:
     image_size: int
     batch_size: int  # of all ranks together
     steps: int  # of an epoch
-    epochs: int
+    epochs: int  # of the trainer
+    plain_epochs: int  # of the plain script, whose epochs are all alike
+    jpeg: bool = False
 
     @property
     def images(self) -> int:
         return self.steps * self.batch_size
 
+    @property
+    def is_small(self) -> bool:
+        return self.model == "small_net"
 
-OWN = {"small_net": "benchmarks.small_net:small_net"}  # models that are not torchvision's
-MODEL_BOUND = Work("resnet18", 96, 64, steps=12, epochs=1)
-INPUT_BOUND = Work("small_net", 224, 256, steps=16, epochs=8)
-SMALL_MODEL = Work("shufflenet_v2_x0_5", 224, 64, steps=14, epochs=2)
-QUICK = tuple(Work(model, 96, 8, steps=SKIP + 2, epochs=2) for model in ("resnet18", "small_net", "shufflenet_v2_x0_5"))
-
-
-def write_stl10(root: Path, images: int, held_out: int = 8) -> None:
-    """Write STL-10's binary files: smooth colours with noise, column by column; labels count from 1."""
-    folder = root / "stl10_binary"
-    folder.mkdir(parents=True)
-    random = np.random.default_rng(0)
-    for part, count in (("train", images), ("test", held_out)):
-        coarse = random.integers(0, 200, (count, 3, SIZE // 8, SIZE // 8), np.uint8)
-        pixels = coarse.repeat(8, 2).repeat(8, 3) + random.integers(0, 56, (count, 3, SIZE, SIZE), np.uint8)
-        pixels.tofile(folder / f"{part}_X.bin")
-        (np.arange(count, dtype=np.uint8) % len(CLASSES) + 1).tofile(folder / f"{part}_y.bin")
-    (folder / "class_names.txt").write_text("\n".join(CLASSES) + "\n")
+    def write(self, folder: Path) -> None:
+        (write_jpegs if self.jpeg else write_stl10)(folder, self.images)
 
 
-def torchrun(*words: object) -> str:
+MODEL_BOUND = Work("resnet18", 96, 64, steps=10, epochs=1, plain_epochs=1)
+ALTERNATING = Work("resnet18", 96, 64, steps=SKIP + 4, epochs=2 * (TURNS + 1), plain_epochs=0)
+INPUT_BOUND = Work("small_net", 224, 256, steps=16, epochs=8, plain_epochs=3)
+JPEG = Work("small_net", 224, 64, steps=24, epochs=2, plain_epochs=2, jpeg=True)
+
+
+def quick(work: Work) -> Work:
+    """The same in a size that only shows that it runs."""
+    return Work(work.model, work.image_size, 8, SKIP + 2, min(work.epochs, 4), min(work.plain_epochs, 1), work.jpeg)
+
+
+def torchrun(*words: object, **environment: str) -> str:
     """Run RANKS ranks, which share the cores equally; return what they printed.
 
     Raises:
@@ -91,9 +103,10 @@ def torchrun(*words: object) -> str:
     """
     threads = str(max(1, len(os.sched_getaffinity(0)) // RANKS))
     launcher = ["torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={RANKS}"]
+    ours = {"OMP_NUM_THREADS": threads, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-m", *launcher, *map(str, words)],
-        env=os.environ | {"OMP_NUM_THREADS": threads, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)},
+        env=os.environ | ours | environment,
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -106,12 +119,15 @@ def torchrun(*words: object) -> str:
     return done.stdout
 
 
-def plain(work: Work, data: Path, *how: str) -> Rates:
-    """Rates of benchmarks/plain_ddp.py, or of the command `how`, which takes the same options."""
+def plain(work: Work, data: Path, workers: int, tuned: bool = False) -> Rates:
+    """Rates of benchmarks/plain_ddp.py."""
     printed = torchrun(
-        *(how or ["benchmarks/plain_ddp.py"]),
-        *("--data-dir", data, "--model", work.model, "--image-size", work.image_size),
-        *("--batch-size", work.batch_size, "--epochs", work.epochs, "--skip", SKIP),
+        *(SMALL if work.is_small else ("benchmarks/plain_ddp.py",)),
+        *("--data-dir", data, "--model", work.model, "--image-size", work.image_size, "--skip", SKIP),
+        *("--batch-size", work.batch_size, "--epochs", work.plain_epochs, "--workers", workers),
+        *(("--imagefolder",) if work.jpeg else ()),
+        *(("--tuned",) if tuned else ()),
+        **(KEPT_MEMORY if tuned else {}),
     )
     return [float(rate) for rate in re.findall(r"([\d.]+) images/s", printed)]
 
@@ -121,10 +137,11 @@ def trainer(work: Work, data: Path, *how: str) -> Rates:
     run_dir = data / "run"
     shutil.rmtree(run_dir, ignore_errors=True)
     torchrun(
-        *(how or ["-m", "train"]),
-        *("--dataset", "stl10", "--data-dir", data, "--model", OWN.get(work.model, work.model)),
-        *("--image-size", work.image_size),
-        *("--batch-size", work.batch_size, "--epochs", work.epochs, "--run-dir", run_dir, "--resume", "none"),
+        *(how or ("-m", "train")),
+        *("--dataset", "imagefolder" if work.jpeg else "stl10", "--data-dir", data),
+        *("--model", OWN.get(work.model, work.model), "--image-size", work.image_size),
+        *("--batch-size", work.batch_size, "--epochs", work.epochs),
+        *("--run-dir", run_dir, "--resume", "none"),
         *("--optimizer", "sgd", "--lr", "0.01", "--momentum", "0.9", "--weight-decay", "5e-4"),
     )
     return epoch_rates((run_dir / "metrics.jsonl").read_text())
@@ -141,26 +158,45 @@ def epoch_rates(metrics: str) -> Rates:
     return rates
 
 
-def steady(rates: Rates) -> float:
-    return statistics.median(rates[1:] or rates)
+def fastest(work: Work, data: Path) -> int:
+    """The number of workers with which the plain script is fastest."""
+    rates = {workers: statistics.median(plain(work, data, workers)) for workers in WORKERS}
+    said = ", ".join(f"{workers}: {rate:.1f} images/s" for workers, rate in rates.items())
+    print(f"{work.model}, {'JPEGs' if work.jpeg else 'STL-10'}, the plain script by its workers: {said}", flush=True)
+    return max(rates, key=lambda workers: rates[workers])
 
 
-def measure(turns: int, quick: bool, root: Path) -> dict[str, list[Rates]]:
-    """Kind -> for each turn, the rates of its epochs."""
-    model_bound, input_bound, small_model = QUICK if quick else (MODEL_BOUND, INPUT_BOUND, SMALL_MODEL)
-    for work in (model_bound, input_bound, small_model):
-        write_stl10(folder_of(root, work), work.images)
-    rank = ("-m", "benchmarks.train_rank")
+def measure(parts: Sequence[str], turns: int, quickly: bool, root: Path) -> tuple[Found, dict[str, int]]:
+    """What was found, and the plain script's workers in each part."""
+    found, workers = Found(), dict[str, int]()
+    for part, work in (("model", MODEL_BOUND), ("input", INPUT_BOUND), ("jpeg", JPEG)):
+        if part not in parts:
+            continue
+        data, work = root / part, quick(work) if quickly else work
+        work.write(data)
+        workers[part] = fastest(work, data)
+        for kind, rates in in_turns(kinds_of(part, work, data, workers[part]), turns).items():
+            found[kind] = rates
+    if "synthetic" in parts:
+        data, work = root / "synthetic", quick(ALTERNATING) if quickly else ALTERNATING
+        work.write(data)
+        found |= apart(trainer(work, data, "-m", "benchmarks.train_rank", "alternating"))
+    return found, workers
+
+
+def kinds_of(part: str, work: Work, data: Path, workers: int) -> dict[str, Callable[[], Rates]]:
+    name = part if work.jpeg else f"{part}_bound"
     kinds: dict[str, Callable[[], Rates]] = {
-        "model_bound": lambda: trainer(model_bound, folder_of(root, model_bound)),
-        "model_bound_plain": lambda: plain(model_bound, folder_of(root, model_bound)),
-        "synthetic": lambda: trainer(model_bound, folder_of(root, model_bound), *rank, "constant"),
-        "input_bound": lambda: trainer(input_bound, folder_of(root, input_bound)),
-        "input_bound_plain": lambda: plain(input_bound, folder_of(root, input_bound), *rank, "small"),
-        "small_model": lambda: trainer(small_model, folder_of(root, small_model)),
-        "small_model_plain": lambda: plain(small_model, folder_of(root, small_model)),
+        name: lambda: trainer(work, data),
+        f"{name}_plain": lambda: plain(work, data, workers),
     }
-    found: dict[str, list[Rates]] = {kind: [] for kind in kinds}
+    if part == "model":
+        kinds["tuned_plain"] = lambda: plain(work, data, workers, tuned=True)
+    return kinds
+
+
+def in_turns(kinds: dict[str, Callable[[], Rates]], turns: int) -> Found:
+    found: Found = {kind: [] for kind in kinds}
     for turn in range(turns):
         for kind in reversed(kinds) if turn % 2 else kinds:
             found[kind].append(kinds[kind]())
@@ -168,47 +204,71 @@ def measure(turns: int, quick: bool, root: Path) -> dict[str, list[Rates]]:
     return found
 
 
-def folder_of(root: Path, work: Work) -> Path:
-    return root / f"{work.model}-{work.image_size}"
+def apart(rates: Rates) -> Found:
+    """The epochs of an alternating training as turns of one epoch each, without the first pair."""
+    chosen = {
+        kind: [[rate] for epoch, rate in enumerate(rates) if epoch > 1 and is_real(epoch) == real]
+        for kind, real in (("with_input", True), ("without_input", False))
+    }
+    for kind, turns in chosen.items():
+        print(f"{kind}: {', '.join(f'{turn[0]:.1f}' for turn in turns)} images/s", flush=True)
+    return chosen
 
 
-def summary(found: dict[str, list[Rates]]) -> dict[str, float | list[float]]:
-    """The ratios, then images/s, then the ratios of each turn."""
-    rates = {kind: [steady(turn) for turn in turns] for kind, turns in found.items()}
-    rates["first"] = [turn[0] for turn in found["input_bound"]]
-    ratios = {
-        name: [a / b for a, b in zip(rates[ours], rates[reference], strict=True)]
-        for name, ours, reference in (
-            ("model_bound_ratio", "model_bound", "model_bound_plain"),
-            ("input_bound_ratio", "input_bound", "input_bound_plain"),
-            ("synthetic_share", "model_bound", "synthetic"),
-            ("small_model_ratio", "small_model", "small_model_plain"),
-            ("input_bound_first_epoch_ratio", "first", "input_bound_plain"),
-        )
+def steady(rates: Rates) -> float:
+    """Without the first epoch, if there are others."""
+    return statistics.median(rates[1:] or rates)
+
+
+Of = Callable[[Rates], float]
+#: ratio -> (what is compared, how its epochs become one figure, with what, how that one's do)
+RATIOS: dict[str, tuple[str, Of, str, Of]] = {
+    "model_bound_ratio": ("model_bound", statistics.median, "model_bound_plain", statistics.median),
+    "tuned_ratio": ("model_bound", statistics.median, "tuned_plain", statistics.median),
+    "input_bound_first_epoch": ("input_bound", lambda rates: rates[0], "input_bound_plain", statistics.median),
+    "input_bound_ratio": ("input_bound", steady, "input_bound_plain", statistics.median),
+    "jpeg_ratio": ("jpeg", statistics.median, "jpeg_plain", statistics.median),
+    "synthetic_share": ("with_input", statistics.median, "without_input", statistics.median),
+}
+
+
+def summary(found: Found) -> dict[str, Any]:
+    """The ratios, their spreads, then images/s."""
+    turns = {
+        name: [of(a) / of_other(b) for a, b in zip(found[ours], found[other], strict=True)]
+        for name, (ours, of, other, of_other) in RATIOS.items()
+        if ours in found
     }
     return {
-        **{name: round(statistics.median(values), 3) for name, values in ratios.items()},
-        **{f"{kind}_images_per_second": round(statistics.median(rates[kind]), 1) for kind in found},
-        **{f"{name}_turns": [round(value, 3) for value in values] for name, values in ratios.items()},
+        **{name: round(statistics.median(values), 3) for name, values in turns.items()},
+        "spread": {name: [round(min(values), 3), round(max(values), 3)] for name, values in turns.items()},
+        "images_per_second": {
+            kind: round(statistics.median(steady(rates) for rates in each), 1) for kind, each in found.items()
+        },
     }
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure all kinds in turns and print the ratios."""
     p = argparse.ArgumentParser(description="the trainer's images/s against a plain DDP script's")
+    p.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     p.add_argument("--turns", type=int, default=TURNS)
-    p.add_argument("--quick", action="store_true", help="only try that it works: tiny sizes, one turn")
+    p.add_argument("--quick", action="store_true", help="only try that it works: tiny sizes, one turn, no figures")
     options = p.parse_args(arguments)
     before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="bench-train-") as folder:
-        found = measure(1 if options.quick else options.turns, options.quick, Path(folder))
+        turns = 1 if options.quick else options.turns
+        found, workers = measure(options.parts, turns, options.quick, Path(folder))
     close(
         {
             **summary(found),
+            "plain_workers": workers,
+            "turns": turns,
             "load": [round(before, 2), round(os.getloadavg()[0], 2)],
             "ranks": RANKS,
             "cores": len(os.sched_getaffinity(0)),
-            "reference": "benchmarks/plain_ddp.py: DataLoader with 2 workers, PIL, DDP; same files and steps",
+            "reference": "benchmarks/plain_ddp.py: DataLoader, PIL, DDP; same files and steps"
+            + ("; --quick: these figures mean nothing" if options.quick else ""),
         }
     )
 

@@ -1,7 +1,7 @@
 """Variants of the trainer and of the plain script that `make bench-train` runs under torchrun.
 
--m benchmarks.train_rank constant --model resnet18 ...   the trainer with one constant batch instead of input
--m benchmarks.train_rank small --model small_net ...     the plain script, with benchmarks/small_net.py
+-m benchmarks.train_rank alternating --model resnet18 ...   the trainer, without input in every other epoch
+-m benchmarks.train_rank small --model small_net ...        the plain script, with benchmarks/small_net.py
 """
 
 from __future__ import annotations
@@ -13,44 +13,48 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from train.datasets.loader import Loader
 from train.order import Ints
 from train.start.group import Place
 
 Batch = tuple[Tensor, Tensor]
 
 
-class ConstantLoader:
-    """Replaces train.datasets.loader.Loader: all batches of the same size are the same one, made once."""
+def is_real(epoch: int) -> bool:
+    """Which of the epochs, counted from 0, have input. Of each two after one another it is one, now the first, now the
+    second: what becomes slower or faster meanwhile favours neither."""
+    return epoch % 4 in (0, 3)
+
+
+class AlternatingLoader(Loader):
+    """train.datasets.loader.Loader; but in the other epochs all batches of a size are the same one, made once."""
 
     def __init__(self, dataset: Any, settings: Any, device: torch.device, place: Place) -> None:
-        self.waited = 0.0
+        super().__init__(dataset, settings, device, place)
         size = settings.image_size or dataset.image_size
         self.make = lambda count: (
             torch.randn(count, 3, size, size, device=device),
             torch.arange(count, device=device) % dataset.classes,
         )
-        self.batches: dict[int, Batch] = {}
+        self.constant: dict[int, Batch] = {}
 
     def training(self, requests: Iterable[Ints], epoch: int) -> Iterator[Batch]:
+        return super().training(requests, epoch) if is_real(epoch) else self.batches(requests)
+
+    def batches(self, requests: Iterable[Ints]) -> Iterator[Batch]:
         for indices in requests:
             count = len(indices)
-            if count not in self.batches:
-                self.batches[count] = self.make(count)
-            yield self.batches[count]
-
-    def held_out(self, requests: Iterable[Ints]) -> Iterator[Batch]:
-        return self.training(requests, 0)
-
-    def close(self) -> None:
-        self.batches = {}
+            if count not in self.constant:
+                self.constant[count] = self.make(count)
+            yield self.constant[count]
 
 
-def constant(arguments: list[str]) -> int:
-    """`python -m train` with ConstantLoader."""
+def alternating(arguments: list[str]) -> int:
+    """`python -m train` with AlternatingLoader."""
     from train import __main__ as trainer
     from train import session
 
-    session.Loader = ConstantLoader  # type: ignore[assignment, attr-defined]
+    session.Loader = AlternatingLoader  # type: ignore[attr-defined]
     sys.argv[1:] = arguments
     return trainer.main()
 
@@ -67,4 +71,4 @@ def plain_with_small_net(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit({"constant": constant, "small": plain_with_small_net}[sys.argv[1]](sys.argv[2:]))
+    sys.exit({"alternating": alternating, "small": plain_with_small_net}[sys.argv[1]](sys.argv[2:]))
