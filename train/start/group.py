@@ -6,11 +6,14 @@ variables of torchrun; alone, this process is rank 0 of 1.
 
 import ctypes
 import os
+import signal
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from types import TracebackType
+from typing import NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -119,6 +122,8 @@ def process_group(
 ) -> Iterator[None]:
     """The default process group; no collective waits longer than `timeout` s.
 
+    An exception inside leaves the group as it is: to destroy it would wait for the other ranks, and these wait for this
+    one. If nobody catches the exception, the process ends as soon as its traceback is shown.
     Raises SettingsError for a backend or an --init that cannot be, RendezvousError where the ranks do not meet.
     """
     chosen = backend_for(device, backend)
@@ -141,8 +146,31 @@ def process_group(
         )
     try:
         yield
-    finally:
-        leave_process_group()
+    except BaseException:
+        end_after_traceback()
+        raise
+    leave_process_group()
+
+
+def end_after_traceback() -> None:
+    """Ends the process when it has shown an exception that nobody caught. The end of the interpreter would destroy the
+    process group: with NCCL that waits for kernels that wait for the other ranks, with gloo for its threads, which do.
+    """
+    show = sys.excepthook
+
+    def show_and_end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        show(kind, error, trace)
+        end_at_once(128 + signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1)
+
+    sys.excepthook = show_and_end
+
+
+def end_at_once(status: int) -> NoReturn:
+    """Ends the process without the interpreter's clearing up, which may wait for other ranks."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
 
 
 T = TypeVar("T")
