@@ -86,7 +86,9 @@ def explanation(exitcode: int, recorded: str, recorded_trace: str, output: str) 
     output = RANK_PREFIX.sub("", output)
     trace = last_traceback(output)
     if exitcode < 0:
-        said = [what or watchdog for what, watchdog in ABORTED_BY.findall(output)] if exitcode == -signal.SIGABRT else []
+        said = (
+            [what or watchdog for what, watchdog in ABORTED_BY.findall(output)] if exitcode == -signal.SIGABRT else []
+        )
         return f"killed by {signal_name(exitcode)}" + (f": {said[-1]}" if said else ""), trace
     if trace:
         return exception_line(trace), trace

@@ -37,7 +37,9 @@ Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUC
 
 Exception raised from checkTimeout at ProcessGroupNCCL.cpp:632 (most recent call first):
 """
-GLOO = "terminate called after throwing an instance of 'gloo::IoException'\n  what():  Connection closed by peer [h2]:5\n"
+GLOO = (
+    "terminate called after throwing an instance of 'gloo::IoException'\n  what():  Connection closed by peer [h2]:5\n"
+)
 ILLEGAL = "  what():  Process group watchdog thread terminated with exception: CUDA error: an illegal memory access\n"
 
 

@@ -231,7 +231,7 @@ with process_group(Place.from_environment(), torch.device("cpu"), 120):
     time.sleep(600)
 """
 STEP = """
-import dataclasses, pathlib
+import pathlib
 from torch.distributed.elastic.multiprocessing.errors import record
 from unittest import mock
 import torch
@@ -246,7 +246,8 @@ def step(*arguments):
     return made(*arguments)
 calls = []
 mock.patch.object(trainer, "optimizer_step", step).start()
-record(run.run)(Settings(model="squeezenet1_1", dataset="fake", image_size=32, tensorboard=False, run_dir=pathlib.Path("run")))
+where = {"tensorboard": False, "run_dir": pathlib.Path("run")}
+record(run.run)(Settings(model="squeezenet1_1", dataset="fake", image_size=32, **where))
 """
 
 

@@ -13,7 +13,9 @@ imported only when its dataset is needed.
 """
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from importlib import import_module
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from train.datasets.base import DataError, Dataset, Files, data_dir_of
@@ -23,8 +25,9 @@ from train.settings import Settings
 if TYPE_CHECKING:  # it imports torch
     from train.start.group import Place
 
-__all__ = ["DATASETS", "DataError", "Dataset", "fingerprint", "load"]
+__all__ = ["DATASETS", "FETCH_SECONDS", "DataError", "Dataset", "fingerprint", "load"]
 
+FETCH_SECONDS = 6 * 3600.0  # in which --download has to end
 # name: module of this package that has `read(files: Files) -> Dataset`
 DATASETS = {
     "digits": "small",
@@ -38,11 +41,12 @@ DATASETS = {
 }
 
 
-def load(settings: Settings, place: "Place", wait: Callable[[], None] | None = None) -> Dataset:
+def load(settings: Settings, place: "Place", wait: Callable[[Callable[[], bool]], bool] | None = None) -> Dataset:
     """The dataset of `settings` from this host's disk.
 
-    With --download local rank 0 fetches what is missing; every rank calls `wait` exactly once (a barrier that the
-    caller makes, needed where a host has more than one rank), also where the download fails.
+    With --download local rank 0 fetches what is missing; every rank calls `wait` exactly once (needed where a host has
+    more than one rank), also where the download fails. It is given a function that says whether this rank has nothing
+    to fetch any more, and returns when that is so on all ranks; False: it has given up.
     Raises DataError.
     """
     files = Files(settings.dataset, data_dir_of(settings.data_dir))
@@ -50,11 +54,29 @@ def load(settings: Settings, place: "Place", wait: Callable[[], None] | None = N
     if settings.download:
         from train.datasets.download import download_missing
 
-        try:
-            if place.local_rank == 0:
-                download_missing(files, read)
-        finally:
-            if wait is not None:
-                wait()
+        fetched = Future[None]()
+        if place.local_rank:
+            fetched.set_result(None)
+        else:
+            in_background(fetched, lambda: download_missing(files, read))
+        if wait is not None and not wait(fetched.done):
+            raise DataError(
+                f"dataset {files.dataset}: --download has not ended in all this time: copy the files to "
+                f"{files.root} from elsewhere, on each host"
+            )
+        fetched.result()
     dataset: Dataset = read(files)
     return dataset
+
+
+def in_background(ended: "Future[None]", work: Callable[[], None]) -> None:
+    """Does the work in a thread that does not hold up the end of the process, as an executor's would."""
+
+    def do() -> None:
+        try:
+            work()
+            ended.set_result(None)
+        except BaseException as error:
+            ended.set_exception(error)
+
+    Thread(target=do, daemon=True).start()

@@ -1,8 +1,12 @@
 """Fetching a dataset that is not there, by torchvision's addresses and checksums. Only where --download asks for it."""
 
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from train.datasets.base import DataError, Dataset, Files
+
+SILENCE_SECONDS = 60.0  # of a server, after which the download has failed: other ranks wait for it
 
 
 def download_missing(files: Files, read: Callable[[Files], Dataset]) -> None:
@@ -15,13 +19,25 @@ def download_missing(files: Files, read: Callable[[Files], Dataset]) -> None:
             raise DataError(f"{error} (--download cannot fetch {files.dataset}: it has no public address)") from error
     try:
         files.root.mkdir(parents=True, exist_ok=True)
-        FETCH[files.dataset](files)
+        with silence_ends_a_connection():
+            FETCH[files.dataset](files)
     except Exception as error:  # torchvision raises what urllib, tarfile and its own checks do
         raise DataError(
             f"dataset {files.dataset}: cannot be downloaded to {files.root} ({type(error).__name__}: {error}). "
             "Check this host's way to the internet and the free disk, or copy the files there from another host"
         ) from error
     read(files)
+
+
+@contextmanager
+def silence_ends_a_connection() -> Iterator[None]:
+    """torchvision gives urllib no timeout, which then waits for ever."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(SILENCE_SECONDS)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)
 
 
 def archive(files: Files) -> None:

@@ -8,7 +8,8 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,12 +20,13 @@ import torch
 import torch.distributed as dist
 
 from train.settings import SettingsError
-from train.start.muster_run import leave_process_group
+from train.start.muster_run import leave_process_group, tell
 from train.start.rendezvous import meet
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 LARGEST_KEPT_BYTES = 32 << 20  # of one block; the most that glibc accepts
 KEPT_BYTES = 1 << 30  # in all
+POLL_SECONDS = 0.1  # between two rounds of wait_for_all
 # rank, local rank, world size, local world size: as torchrun, Open MPI and horovodrun call them.
 VARIABLES = (
     ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
@@ -183,6 +185,26 @@ def from_all_ranks(mine: T, place: Place) -> list[T]:
     theirs: list[T] = [mine] * place.world_size
     dist.all_gather_object(theirs, mine)
     return theirs
+
+
+def wait_for_all(done: Callable[[], bool], phase: str, limit_seconds: float, place: Place) -> bool:
+    """Waits until `done()` holds on every rank; False if that takes longer than `limit_seconds` (collective).
+
+    For what may take longer than --timeout: all ranks ask each other again and again, so that no collective waits long,
+    each tells its keeper that it is still in this phase, and the end of one rank is an error of all at once.
+    """
+    begun, rounds, others = time.monotonic(), 0, torch.zeros(2, dtype=torch.int64)
+    while True:
+        others[0], others[1] = not done(), time.monotonic() - begun > limit_seconds
+        if place.world_size > 1:
+            dist.all_reduce(others, dist.ReduceOp.MAX)
+        if not others[0]:
+            return True
+        if others[1]:
+            return False
+        tell(phase, rounds)
+        rounds += 1
+        time.sleep(POLL_SECONDS)
 
 
 def first_complaint(complaint: str, place: Place) -> str:
