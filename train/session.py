@@ -24,7 +24,7 @@ from train.losses import Mix, per_sample
 from train.model import running_statistics
 from train.model.ema import Ema
 from train.model.precision import Precision
-from train.model.prepare import prepare, use_deterministic
+from train.model.prepare import choose_kernels, prepare
 from train.parallel import shares
 from train.settings import Settings, SettingsError, as_document, flag
 from train.start import proof
@@ -101,14 +101,16 @@ class Session:
 
 def build(settings: Settings, place: Place, device: torch.device, dataset: Dataset, network: nn.Module) -> Session:
     """`network`: on the CPU, the same on all ranks. Collective. Raises SettingsError, on all ranks alike."""
-    use_deterministic(settings)
+    choose_kernels(settings)
     network = prepare(network, settings, device, place.world_size).to(device)
     loader = Loader(dataset, settings, device, place)
     weights = share_weights(settings, place, dataset, network, loader)
     strategy = parallel.make(settings, network, place, device)
     if settings.compile:
         say_when_compiling()
-        strategy.compile()
+        # A batch of another size, such as a short last one, gets a graph of its own: torch's own way, one graph for
+        # sizes that vary, is slower for all of them.
+        strategy.compile(mode=settings.compile_mode, dynamic=False)
     groups = optim.make_groups(strategy.network, settings.weight_decay)
     optimizer = strategy.optimizer(lambda groups: optim.make_optimizer(settings, groups, device), groups)
     per_epoch = order.steps_per_epoch(len(dataset.train), settings.batch_size)

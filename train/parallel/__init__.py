@@ -34,8 +34,10 @@ def make(settings: Settings, network: nn.Module, place: Place, device: torch.dev
 
             return Single(network, device)
         case "ddp":
-            from train.parallel.ddp import Ddp
+            from train.parallel.ddp import Ddp, OneRank
 
+            if place.world_size == 1:
+                return OneRank(network, device, settings.find_unused_parameters or settings.static_graph)
             return Ddp(network, place, device, settings.find_unused_parameters, settings.static_graph)
         case "dp":
             from train.parallel.dp import make_dp
