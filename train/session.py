@@ -102,9 +102,8 @@ class Session:
 def build(settings: Settings, place: Place, device: torch.device, dataset: Dataset, network: nn.Module) -> Session:
     """`network`: on the CPU, the same on all ranks. Collective. Raises SettingsError, on all ranks alike."""
     choose_kernels(settings)
-    network = prepare(network, settings, device, place.world_size).to(device)
-    loader = Loader(dataset, settings, device, place)
-    weights = share_weights(settings, place, dataset, network, loader)
+    network = prepare(network, settings, device, place.world_size)
+    precision = Precision(settings, device)
     strategy = parallel.make(settings, network, place, device)
     if settings.compile:
         say_when_compiling()
@@ -113,6 +112,8 @@ def build(settings: Settings, place: Place, device: torch.device, dataset: Datas
         strategy.compile(mode=settings.compile_mode, dynamic=False)
     groups = optim.make_groups(strategy.network, settings.weight_decay)
     optimizer = strategy.optimizer(lambda groups: optim.make_optimizer(settings, groups, device), groups)
+    loader = Loader(dataset, settings, device, place)
+    weights = share_weights(settings, place, dataset, strategy, precision, loader)
     per_epoch = order.steps_per_epoch(len(dataset.train), settings.batch_size)
     return Session(
         settings=settings,
@@ -122,7 +123,7 @@ def build(settings: Settings, place: Place, device: torch.device, dataset: Datas
         strategy=strategy,
         optimizer=optimizer,
         schedule=optim.Schedule(settings, per_epoch, settings.epochs * per_epoch),
-        precision=Precision(settings, device),
+        precision=precision,
         loader=loader,
         ema=Ema(strategy.network, settings.ema) if settings.ema else None,
         weights=weights,
@@ -138,7 +139,12 @@ def say_when_compiling() -> None:
 
 
 def share_weights(
-    settings: Settings, place: Place, dataset: Dataset, network: nn.Module, loader: Loader
+    settings: Settings,
+    place: Place,
+    dataset: Dataset,
+    strategy: parallel.Strategy,
+    precision: Precision,
+    loader: Loader,
 ) -> list[float]:
     """The ranks' parts of a global batch as --shares says (collective where they are measured: also where a run that
     was given shares goes on with fewer ranks)."""
@@ -147,7 +153,7 @@ def share_weights(
     if settings.shares != "auto" and not (was_restarted() and len(settings.shares.split(",")) != place.world_size):
         return shares.parse_shares(settings.shares, place.world_size)
     images, labels = some_samples(settings, place, dataset, loader)
-    return shares.measured(network, images, labels, per_sample)
+    return shares.measured(strategy, precision, images, labels, per_sample)
 
 
 def some_samples(settings: Settings, place: Place, dataset: Dataset, loader: Loader) -> tuple[Tensor, Tensor]:

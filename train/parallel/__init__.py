@@ -11,6 +11,7 @@ moves it to the device; `Strategy.compile`; then parameter groups of `Strategy.n
 import torch
 from torch import nn
 
+from train.model.precision import Precision
 from train.parallel.strategy import Strategy
 from train.settings import Settings, SettingsError
 from train.start.group import Place
@@ -46,7 +47,7 @@ def make(settings: Settings, network: nn.Module, place: Place, device: torch.dev
         case "fsdp":
             from train.parallel.fsdp import Fsdp
 
-            return Fsdp(network, place, device)
+            return Fsdp(network, place, device, Precision.DTYPES.get(settings.amp))
         case "horovod":
             from train.parallel.horovod import Horovod
 
