@@ -14,13 +14,16 @@ from typing import Any
 
 EXIT_STOPPED = 75  # of ranks that saved and stopped as they were asked to; as in train.settings
 
-# What gloo, NCCL and torch's store say on a rank whose peer has gone.
+# What gloo, NCCL and torch's store say on a rank whose peer has gone, or does not come.
 PEER_LOST = re.compile(
     r"connection closed by peer|connection reset by peer|connection refused|broken pipe|remote process exited"
     r"|DistNetworkError|DistStoreError|ncclRemoteError|NCCL communicator was aborted"
-    r"|socket timeout|timed out waiting",
+    r"|socket timeout|timed out waiting|watchdog caught collective operation timeout",
     re.IGNORECASE,
 )
+
+# Why a C++ exception aborted a rank. NCCL's watchdog ends a rank so that has waited for the others too long.
+ABORTED_BY = re.compile(r"^\s*what\(\):\s*(\S.*)$|(Watchdog caught collective operation timeout.*)$", re.MULTILINE)
 
 # Of the host's memory, as this file and the kernel say it, and of a GPU's, as torch does.
 OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError", re.IGNORECASE)
@@ -83,7 +86,10 @@ def explanation(exitcode: int, recorded: str, recorded_trace: str, output: str) 
     output = RANK_PREFIX.sub("", output)
     trace = last_traceback(output)
     if exitcode < 0:
-        return f"killed by {signal_name(exitcode)}", trace
+        said = (
+            [what or watchdog for what, watchdog in ABORTED_BY.findall(output)] if exitcode == -signal.SIGABRT else []
+        )
+        return f"killed by {signal_name(exitcode)}" + (f": {said[-1]}" if said else ""), trace
     if trace:
         return exception_line(trace), trace
     last = next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "")

@@ -6,14 +6,14 @@ Where any rank has a complaint, all end together before the first step, and rank
 import dataclasses
 import time
 from contextlib import suppress
+from functools import partial
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from train import own_parts, session
 from train.checkpoints import CheckpointError, Writer, fit, load_weights
-from train.datasets import DataError, Dataset, data_dir_of, fingerprint, load
+from train.datasets import FETCH_SECONDS, DataError, Dataset, data_dir_of, fingerprint, load
 from train.model import pretrained, torchvision_cpu
 from train.model.build import build as build_model
 from train.reporting.report import Report
@@ -25,6 +25,7 @@ from train.start.muster_run import keep_stacks, tell
 from train.trainer import Training
 from train.trial import trial
 
+SAVE_SECONDS = 600.0  # in which the last checkpoint of a run that stops has to be on the disk
 Wrong = (SettingsError, DataError, CheckpointError, proof.ProofError)
 
 
@@ -91,17 +92,11 @@ def gather(settings: Settings, place: Place, notes: list[str]) -> tuple[Dataset,
     """This rank's dataset and network, and the dataset's fingerprint; its run folder is made. Raises one of Wrong, on
     this rank alone."""
     own_parts.use(settings.project)
-    folder, failed = data_dir_of(settings.data_dir) / "weights", None
+    folder = data_dir_of(settings.data_dir) / "weights"
     if settings.download:
         tell("fetching")
-        if settings.weights and place.local_rank == 0:  # the others wait for it where they wait for the dataset
-            try:
-                pretrained.fetch(settings.model, settings.weights, folder)
-            except SettingsError as error:
-                failed = error
-    dataset = load(settings, place, wait=dist.barrier)
-    if failed:
-        raise failed
+    fetch = partial(pretrained.fetch, settings.model, settings.weights, folder) if settings.weights else lambda: None
+    dataset = load(settings, place, lambda done: group.wait_for_all(done, "fetching", FETCH_SECONDS, place), fetch)
     tell("starting")
     size = settings.image_size or dataset.image_size
     network = build_model(settings.model, dataset.classes, size, settings.seed)
@@ -140,14 +135,20 @@ def train(made: Session, notes: list[str], started: float) -> int:
     folder = settings.run_dir / "checkpoints"
     writer = Writer(folder, settings.keep, settings.blocking_checkpoints) if place.local_rank == 0 else None
     with Report(made, notes, started) as report:
+        training = Training(made, writer, report)
         try:
-            score = Training(made, writer, report).train()
+            score = training.train()
+            if score is None:
+                with training.stop.watched():
+                    group.wait_for_all(lambda: not writer or writer.idle(), "saving", SAVE_SECONDS, place)
         finally:
             tell("saving")  # all ranks: what is left to do has no steps
             if writer:
                 writer.close()
-        if score is None:
-            report.stopped()
-            return EXIT_STOPPED
-        report.end(score, lost=writer.lost if writer else 0.0)
-    return 0
+        if score is not None:
+            report.end(score, lost=writer.lost if writer else 0.0)
+            return 0
+        report.stopped()
+    # Whoever started the ranks ends the others soon after the first one has ended.
+    group.wait_for_all(lambda: True, "saving", SAVE_SECONDS, place)
+    return EXIT_STOPPED

@@ -26,7 +26,7 @@ from train.model import running_statistics
 from train.model.ema import Ema
 from train.model.freeze import trained
 from train.model.precision import Precision
-from train.model.prepare import prepare, use_deterministic
+from train.model.prepare import choose_kernels, prepare
 from train.parallel import shares
 from train.settings import Settings, SettingsError, as_document, flag
 from train.start import proof
@@ -106,16 +106,19 @@ class Session:
 
 def build(settings: Settings, place: Place, device: torch.device, dataset: Dataset, network: nn.Module) -> Session:
     """`network`: on the CPU, the same on all ranks. Collective. Raises SettingsError, on all ranks alike."""
-    use_deterministic(settings)
-    network = prepare(network, settings, device, place.world_size).to(device)
-    loader, loss = Loader(dataset, settings, device, place), losses.make(settings)
-    weights = share_weights(settings, place, dataset, network, loader, loss)
+    choose_kernels(settings)
+    network = prepare(network, settings, device, place.world_size)
+    precision, loss = Precision(settings, device), losses.make(settings)
     strategy = parallel.make(settings, network, place, device)
     if settings.compile:
         say_when_compiling()
-        strategy.compile()
+        # A batch of another size, such as a short last one, gets a graph of its own: torch's own way, one graph for
+        # sizes that vary, is slower for all of them.
+        strategy.compile(mode=settings.compile_mode, dynamic=False)
     groups = optim.make_groups(strategy.network, settings.weight_decay, *head(settings, strategy.network))
     optimizer = strategy.optimizer(lambda groups: optim.make_optimizer(settings, groups, device), groups)
+    loader = Loader(dataset, settings, device, place)
+    weights = share_weights(settings, place, dataset, strategy, precision, loader, loss)
     per_epoch = order.steps_per_epoch(len(dataset.train), settings.batch_size)
     return Session(
         settings=settings,
@@ -126,7 +129,7 @@ def build(settings: Settings, place: Place, device: torch.device, dataset: Datas
         optimizer=optimizer,
         loss=loss,
         schedule=optim.Schedule(settings, per_epoch, settings.epochs * per_epoch),
-        precision=Precision(settings, device),
+        precision=precision,
         loader=loader,
         ema=Ema(strategy.network, settings.ema) if settings.ema else None,
         weights=weights,
@@ -161,7 +164,13 @@ def say_when_compiling() -> None:
 
 
 def share_weights(
-    settings: Settings, place: Place, dataset: Dataset, network: nn.Module, loader: Loader, loss: Loss
+    settings: Settings,
+    place: Place,
+    dataset: Dataset,
+    strategy: parallel.Strategy,
+    precision: Precision,
+    loader: Loader,
+    loss: Loss,
 ) -> list[float]:
     """The ranks' parts of a global batch as --shares says (collective where they are measured: also where a run that
     was given shares goes on with fewer ranks)."""
@@ -170,7 +179,7 @@ def share_weights(
     if settings.shares != "auto" and not (was_restarted() and len(settings.shares.split(",")) != place.world_size):
         return shares.parse_shares(settings.shares, place.world_size)
     images, labels = some_samples(settings, place, dataset, loader)
-    return shares.measured(network, images, labels, loss)
+    return shares.measured(strategy, precision, images, labels, loss)
 
 
 def some_samples(settings: Settings, place: Place, dataset: Dataset, loader: Loader) -> tuple[Any, Any]:

@@ -26,6 +26,7 @@ EXIT_STOPPED = 75  # sysexits.h's EX_TEMPFAIL: asked to stop, checkpoint written
 HANDWRITING = ("digits", "mnist")  # they have changes of their own: small turns, shifts and zooms
 POLICIES = ("trivial", "rand")
 PARALLEL_NAMES = ("ddp", "dp", "fsdp", "horovod", "none")
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 CONFIGS = Path(__file__).resolve().parent / "configs"
 
 GROUPS = {
@@ -112,6 +113,8 @@ class Settings:
     amp: str = speed("off", "mixed precision", ("off", "bf16", "fp16"))
     channels_last: bool = speed(False, "NHWC memory layout")
     compile: bool = speed(False, "torch.compile")
+    compile_mode: str = speed("default", "torch.compile's mode; goes with --compile", COMPILE_MODES)
+    tf32: bool = speed(False, "GPUs: float32 convolutions and matrix products in TF32: faster, 10 bits of precision")
     activation_checkpointing: bool = speed(False, "recompute activations: less memory, a third more work")
     sync_bn: bool = speed(False, "batch statistics over all ranks (GPUs)")
     workers: int = speed(-1, "processes that decode images, per rank (-1: by the cores)", metavar="N")
@@ -337,6 +340,10 @@ def contradictions(settings: Settings, world_size: int) -> Iterator[str]:
         yield f"--shares {settings.shares}: goes with --parallel ddp or horovod, not with {settings.parallel}"
     if settings.gpu0_batch and settings.parallel != "dp":
         yield f"--gpu0-batch {settings.gpu0_batch}: goes with --parallel dp"
+    if settings.compile_mode != "default" and not settings.compile:
+        yield f"--compile-mode {settings.compile_mode}: goes with --compile"
+    if settings.compile and settings.parallel == "dp":
+        yield "--compile: dp copies the model anew for each pass, which cannot be compiled: --parallel ddp"
     if settings.find_unused_parameters and settings.static_graph:
         yield "--find-unused-parameters --static-graph: the graph is either the same in every step or not"
     if settings.nesterov and (settings.optimizer != "sgd" or settings.momentum == 0):

@@ -11,11 +11,13 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 
-from train.settings import SettingsError
+from train.settings import Settings, SettingsError
 from train.start.group import Place, process_group
 from train.start.rendezvous import RendezvousError
 from train.start.spawn import spawn
@@ -42,6 +44,15 @@ def spawned(what: str) -> int:
         return 7
     if what == "raises" and place.rank == 1:
         raise ValueError("a fault")
+    if what == "raises in a group":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as a training, which looks for it after its step
+        with process_group(place, torch.device("cpu"), 60):
+            dist.barrier()
+            if place.rank == 1:
+                raise ValueError("a fault")
+            dist.all_reduce(torch.zeros(1))
+    if what == "stops":
+        return stops(place)
     if what == "killed" and place.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     if what in ("fails", "raises", "killed", "waits"):
@@ -56,6 +67,29 @@ def spawned(what: str) -> int:
         while True:
             time.sleep(60)  # until a signal comes
     return join("env://", 60, False)
+
+
+def stops(place: Place) -> int:
+    """A training that is asked to stop after its third step, on a disk that takes far longer than the grace."""
+    from train import run, trainer
+    from train import step as step_module
+    from train.checkpoints import files
+
+    made, written, steps = step_module.optimizer_step, files.write, [0]
+
+    def step(*arguments: Any) -> Any:
+        steps[0] += 1
+        if steps[0] == 3 and place.rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return made(*arguments)
+
+    def write(*arguments: Any) -> Any:
+        time.sleep(4)
+        return written(*arguments)
+
+    with mock.patch.object(trainer, "optimizer_step", step), mock.patch.object(files, "write", write):
+        out = Path(os.environ["OUT"])
+        return run.run(Settings(model="squeezenet1_1", dataset="fake", image_size=32, tensorboard=False, run_dir=out))
 
 
 def main() -> int:

@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from tests.train.parallel_models import gradients, network, strategy_of, whole_gradients
+from tests.train.parallel_models import CPU, adamw, gradients, network, strategy_of, whole_gradients
 from train.order import equally
+from train.parallel.ddp import Ddp
 from train.parallel.shares import cut_by
 from train.start.group import Place
 
@@ -53,3 +54,20 @@ def fsdp(place: Place, out: Path) -> dict[str, Any]:
 
 def none(place: Place, out: Path) -> dict[str, Any]:
     return of_all_cases(place, "none")
+
+
+def one_rank(place: Place, out: Path) -> dict[str, Any]:
+    """Weights and momenta after three steps, clipped, in passes: of one rank under --parallel ddp, and under DDP."""
+    ours = strategy_of(place, network(), parallel="ddp")
+    ddp = Ddp(network(), place, CPU)
+    found: dict[str, Any] = {"kinds": (type(ours).__name__, type(ddp).__name__)}
+    for name, strategy in (("ours", ours), ("ddp", ddp)):
+        optimizer = adamw(strategy)
+        for batch in BATCHES:
+            gradients(strategy, batch, equally(1), 0, micro_batch=6)
+            strategy.clip(0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+        states = [each["exp_avg_sq"] for each in optimizer.state.values()]
+        found[name] = [parameter.detach() for parameter in strategy.network.parameters()] + states
+    return found

@@ -1,21 +1,27 @@
 """Run by test_parallel_states.py on real ranks: states saved under one way of parallelism, taken up under another."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-from tests.train.parallel_models import adamw, data, gradients, network, strategy_of, whole_gradients
+from tests.train.parallel_models import CPU, adamw, data, gradients, network, strategy_of, whole_gradients
 from train.model.ema import Ema
+from train.model.precision import Precision
 from train.model.running_statistics import evaluating_with, gather_buffers, mean_buffers, set_buffers
 from train.order import equally
 from train.parallel import Strategy
 from train.parallel.state import model_state, whole
+from train.settings import Settings
 from train.start.group import Place
 
 BATCHES = [np.arange(40)[start : start + 13] for start in (0, 9, 18)]
@@ -115,6 +121,65 @@ def scaled(place: Place, out: Path) -> dict[str, Any]:
     scaler.step(optimizer)
     scaler.update()
     return {"before": before, "after": copied(strategy.network), "scale": scaler.get_scale()}
+
+
+def halved(place: Place, out: Path) -> dict[str, Any]:
+    """Gradients of a step in two passes under --amp bf16, by fsdp and ddp; and what was gathered and reduced how."""
+    images, labels = data()
+    found: dict[str, Any] = {}
+    for batch_norm in (False, True):
+        for parallel in ("fsdp", "ddp"):
+            strategy = strategy_of(place, network(batch_norm), parallel=parallel, amp="bf16")
+            precision, gathered, reduced = Precision(Settings(amp="bf16"), CPU), dict[str, Any](), set[torch.dtype]()
+            with watched(strategy.network, gathered, reduced):
+                for half, last in ((0, False), (1, True)):
+                    part = slice(20 * place.rank + 10 * half, 20 * place.rank + 10 * half + 10)
+                    with strategy.passes(last):
+                        with precision.autocast():
+                            outputs = strategy.module(images[part])
+                            loss = functional.cross_entropy(outputs, labels[part], reduction="sum")
+                        (loss * strategy.scale(40)).backward()
+            found[f"{parallel} {batch_norm}"] = {
+                "gradients": whole_gradients(strategy),
+                "statistics": buffers(strategy.network),
+                "kept": {p.dtype for p in strategy.network.parameters()},
+                "gathered": gathered,
+                "reduced": reduced,
+            }
+    return found
+
+
+@contextmanager
+def watched(model: nn.Module, gathered: dict[str, Any], reduced: set[torch.dtype]) -> Iterator[None]:
+    """Notes the precision of each module's parameters in its forward, and of the sums that go around."""
+    name_of_it = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
+    reduce = getattr(dist, name_of_it)
+
+    def noting(*given: Any, **named: Any) -> Any:
+        reduced.update(each.dtype for each in (*given, *named.values()) if isinstance(each, Tensor))
+        return reduce(*given, **named)
+
+    def note(name: str, module: nn.Module) -> None:
+        gathered.update({f"{name}.{key}": p.dtype for key, p in module.named_parameters(recurse=False)})
+
+    for name, module in model.named_modules():
+        module.register_forward_pre_hook(lambda module, _, name=name: note(name, module))
+    with mock.patch.object(dist, name_of_it, noting):
+        yield
+
+
+def cut_block_by_block(place: Place, out: Path) -> dict[str, Any]:
+    """How many whole parameters each move to the device took along."""
+    moved, to = list[int](), nn.Module.to
+    total = sum(p.numel() for p in network().parameters())
+
+    def noting(module: nn.Module, *where: Any, **named: Any) -> Any:
+        moved.append(sum(p.numel() for p in module.parameters() if not isinstance(p, DTensor)))
+        return to(module, *where, **named)
+
+    with mock.patch.object(nn.Module, "to", noting):
+        strategy_of(place, network(seed=place.rank), parallel="fsdp")
+    return {"moved": moved, "total": total}
 
 
 def copied(model: nn.Module) -> dict[str, Tensor]:

@@ -47,9 +47,9 @@ def start(
     )
 
 
-def run(folder: Path, script: str) -> tuple[int, str, dict[str, Any]]:
+def run(folder: Path, script: str, **environment: str) -> tuple[int, str, dict[str, Any]]:
     """(exit status, stderr, failure.json or {})"""
-    process = start(folder, script)
+    process = start(folder, script, **environment)
     _, errors = process.communicate(timeout=GUARD_SECONDS)
     document = folder / "failure.json"
     return process.returncode, errors, json.loads(document.read_text()) if document.exists() else {}
@@ -214,6 +214,51 @@ def test_a_rank_that_leaves_with_a_status(tmp_path: Path) -> None:
     script = "if rank == 1:\n    print('no data', file=sys.stderr)\n    sys.exit(3)\n" + WAIT
     first = run(tmp_path, script)[2]["failures"][0]
     assert (first["rank"], first["exitcode"], first["exception"]) == (1, 3, "exit status 3; its last line: no data")
+
+
+# A script that uses our modules: its own name would hide them.
+OURS = "sys.path.remove(os.path.dirname(os.path.abspath(__file__)))\n"
+PENDING = """
+import torch
+import torch.distributed as dist
+from train.start.group import Place, process_group
+with process_group(Place.from_environment(), torch.device("cpu"), 120):
+    dist.barrier()
+    if rank == 1:
+        work = dist.all_reduce(torch.ones(1), async_op=True)
+        open("raised", "w").write(str(time.time()))
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+    time.sleep(600)
+"""
+STEP = """
+import pathlib
+from torch.distributed.elastic.multiprocessing.errors import record
+from unittest import mock
+import torch
+from train import run, trainer
+from train.settings import Settings
+made = trainer.optimizer_step
+def step(*arguments):
+    if rank == 1 and calls:
+        open("raised", "w").write(str(time.time()))
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+    calls.append(1)
+    return made(*arguments)
+calls = []
+mock.patch.object(trainer, "optimizer_step", step).start()
+where = {"tensorboard": False, "run_dir": pathlib.Path("run")}
+record(run.run)(Settings(model="squeezenet1_1", dataset="fake", image_size=32, **where))
+"""
+
+
+@pytest.mark.parametrize("script", [PENDING, STEP], ids=["while a collective waits", "in a step"])
+def test_a_rank_that_raises_is_named_at_once_though_others_wait_for_it(tmp_path: Path, script: str) -> None:
+    """The others are in a collective, or stand still; none of them ends by itself in the time that is allowed."""
+    status, errors, document = run(tmp_path, OURS + script, GLOO_SOCKET_IFNAME="lo")
+    first = document["failures"][0]
+    assert (status, first["rank"], first["consequence"]) == (1, 1, False), errors
+    assert "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB" in first["exception"]
+    assert first["time"] - float((tmp_path / "raised").read_text()) < 5
 
 
 def test_sigterm_ends_all_ranks_even_stubborn_ones(tmp_path: Path) -> None:

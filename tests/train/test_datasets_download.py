@@ -1,16 +1,20 @@
-"""--download: by one rank of the host while the other waits; a failure reaches both, and nobody waits forever."""
+"""--download: by one rank of the host while the other waits, longer than a collective may; a failure reaches both, and
+nobody waits forever."""
 
+import socket
 import subprocess
 import sys
 import tarfile
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.train import dataset_files as disk
-from train.datasets import DataError, load
+from train.datasets import DataError, download, load
 from train.settings import Settings
-from train.start.group import Place
+from train.start.group import Place, wait_for_all
 
 
 @pytest.fixture
@@ -37,7 +41,12 @@ def test_complete_data_is_left_alone(tmp_path: Path) -> None:
     disk.write_stl10(tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     waits = list[int]()
-    load(Settings(dataset="stl10", data_dir=tmp_path, download=True), Place(), lambda: waits.append(1))
+
+    def wait(done: Callable[[], bool]) -> bool:
+        waits.append(1)
+        return True
+
+    load(Settings(dataset="stl10", data_dir=tmp_path, download=True), Place(), wait)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     assert len(waits) == 1
 
@@ -50,4 +59,24 @@ def test_nothing_is_fetched_unasked(tmp_path: Path) -> None:
 
 def test_imagefolder_cannot_be_fetched(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot fetch imagefolder"):
-        load(Settings(dataset="imagefolder", data_dir=tmp_path, download=True), Place(), lambda: None)
+        load(Settings(dataset="imagefolder", data_dir=tmp_path, download=True), Place(), lambda done: True)
+
+
+def test_a_download_that_never_ends_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+    monkeypatch.setitem(download.FETCH, "cifar10", lambda files: ended.wait())
+    settings = Settings(dataset="cifar10", data_dir=tmp_path, download=True)
+    with pytest.raises(DataError, match="--download has not ended"):
+        load(settings, Place(), lambda done: wait_for_all(done, "fetching", 0.3, Place()))
+    ended.set()
+
+
+def test_a_server_that_falls_silent_ends_the_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "SILENCE_SECONDS", 0.3)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as server:  # which never answers
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/cifar-10-python.tar.gz"
+        monkeypatch.setattr("torchvision.datasets.CIFAR10.url", url)
+        with pytest.raises(DataError, match=r"cannot be downloaded to .* \(TimeoutError: timed out\)"):
+            load(Settings(dataset="cifar10", data_dir=tmp_path, download=True), Place())
+    assert socket.getdefaulttimeout() is None

@@ -157,6 +157,27 @@ def test_the_first_failing_ranks_status_is_the_parents(what: str, status: int) -
 
 
 @pytest.mark.slow
+def test_the_cause_is_the_last_word_of_spawned_ranks() -> None:
+    """Rank 0 loses its peer in a collective, in a traceback of its own."""
+    process = spawn(2, "raises in a group")
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 1
+    assert err.rstrip().endswith("ValueError: a fault") and err.count("Traceback") == 1
+    assert "rank 1 failed: Traceback" in err
+    assert "rank 0 failed after another rank: " in err.split("rank 1 failed")[0]
+
+
+@pytest.mark.slow
+def test_spawned_ranks_that_stop_give_the_writer_its_time(tmp_path: Path) -> None:
+    """Rank 1, which writes nothing, is done 4 s before rank 0: with a grace of 1 s rank 0 would be killed."""
+    process = spawn(2, "stops", tmp_path)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 75, err
+    assert "stopped as asked after step 4" in out
+    assert len(list((tmp_path / "checkpoints").glob("*.pt"))) == 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_no_process_outlives_the_parent(tmp_path: Path, number: signal.Signals) -> None:
     """SIGTERM is passed on, and the ranks' own status comes back; SIGKILL of the parent ends them, too."""

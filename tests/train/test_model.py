@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from train.model import torchvision_cpu
 from train.model.precision import Precision
-from train.model.prepare import prepare, use_deterministic
+from train.model.prepare import prepare
 from train.model.recompute import blocks, checkpoint_blocks
 from train.parallel.single import Single
 from train.settings import Settings, SettingsError
@@ -231,21 +231,30 @@ def test_a_step_that_overflows_on_one_rank_is_skipped_on_all(overflow: Results, 
             assert mine.abs().max() < 1  # no trace of the step that overflowed
 
 
+KERNELS = """
+import os, sys, torch
+from train.model.prepare import choose_kernels
+from train.settings import parse
+choose_kernels(parse(sys.argv[1:]))
+print(torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic,
+      os.environ.get('CUBLAS_WORKSPACE_CONFIG'), torch.backends.cudnn.benchmark)
+print(torch.get_float32_matmul_precision(), torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+"""
+
+
 @pytest.mark.slow
-def test_deterministic_sets_what_torch_asks_for() -> None:
-    program = (
-        "import os, torch; from train.model.prepare import use_deterministic; from train.settings import Settings;"
-        "use_deterministic(Settings(deterministic={}));"
-        "print(torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic,"
-        "os.environ.get('CUBLAS_WORKSPACE_CONFIG'))"
-    )
+@pytest.mark.parametrize(
+    ("arguments", "deterministic", "precision"),
+    [
+        ([], "False False None True", "highest False False"),
+        (["--deterministic"], "True True :4096:8 False", "highest False False"),
+        (["--tf32"], "False False None True", "high True True"),
+    ],
+)
+def test_kernels_are_the_fastest_exact_ones_unless_others_are_asked_for(
+    arguments: list[str], deterministic: str, precision: str
+) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "CUBLAS_WORKSPACE_CONFIG"}
-    for asked, wanted in ((True, "True True :4096:8"), (False, "False False None")):
-        command = [sys.executable, "-c", program.format(asked)]
-        done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, timeout=300)
-        assert done.stdout.strip() == wanted
-
-
-def test_leaving_deterministic_out_changes_nothing_here() -> None:
-    use_deterministic(Settings())
-    assert not torch.are_deterministic_algorithms_enabled()
+    command = [sys.executable, "-c", KERNELS, *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, timeout=300)
+    assert done.stdout.splitlines() == [deterministic, precision]

@@ -8,7 +8,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -289,9 +290,14 @@ def test_with_download_one_rank_of_a_host_calls_the_function_first(
         events.append("read" if "wait" in events else "fetch")
         return made(split, data_dir)
 
+    def wait(done: Callable[[], bool]) -> bool:
+        while not done():
+            time.sleep(0.01)
+        events.append("wait")
+        return True
+
     monkeypatch.setattr(odd, "line", line)
-    place = Place(local_rank, local_rank, 2, 2)
-    load_dataset(own(**REGRESSION, download=True), place, wait=lambda: events.append("wait"))
+    load_dataset(own(**REGRESSION, download=True), Place(local_rank, local_rank, 2, 2), wait)
     assert events == order.split()
 
 

@@ -1,5 +1,7 @@
 """Promises of --parallel: the gradient is that of the mean loss over the whole batch, however ranks share it."""
 
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from torch import nn
 from tests.train.parallel_gradients import BATCHES, CASES
 from tests.train.parallel_models import CPU, network, reference
 from tests.train.parallel_ranks import run
+from tests.train.parallel_states import Forgetful
 from train.model import torchvision_cpu
 from train.model.plain_names import plain
 from train.parallel import make
@@ -47,6 +50,31 @@ def test_one_process_refuses_more_ranks(parallel: str) -> None:
 
 def test_names_are_the_bare_models() -> None:
     assert plain("_orig_mod.layer1.0._checkpoint_wrapped_module.conv1.weight") == "layer1.0.conv1.weight"
+
+
+def test_one_rank_under_ddp_trains_to_the_same_bits_without_it(found_alone: dict[str, Any]) -> None:
+    assert found_alone["kinds"] == ("OneRank", "Ddp")
+    for ours, ddps in zip(found_alone["ours"], found_alone["ddp"], strict=True):
+        assert ours.equal(ddps)
+
+
+@pytest.fixture
+def found_alone(tmp_path: Path) -> dict[str, Any]:
+    alone: dict[str, Any] = run("parallel_gradients", "one_rank", tmp_path, 1)[1, 0]
+    return alone
+
+
+def test_one_rank_refuses_what_ddp_would_refuse_on_more() -> None:
+    for until, unused, refused in ((0, False, True), (1, False, True), (0, True, False)):
+        strategy = make(Settings(find_unused_parameters=unused), Forgetful(until), Place(), CPU)
+        told = pytest.raises(RuntimeError, match=r"no gradient reached unused\.weight, unused\.bias")
+        with told if refused else nullcontext():
+            for _ in range(2):
+                with strategy.passes(last=False):
+                    strategy.module(torch.ones(2, 4))  # the first of two micro-batches may lack them
+                strategy.network.zero_grad()
+                with strategy.passes(last=True):
+                    strategy.module(torch.ones(2, 4)).sum().backward()
 
 
 def test_compiling_leaves_the_names() -> None:

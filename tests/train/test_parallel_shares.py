@@ -1,8 +1,10 @@
 """Promises of --shares and --gpu0-batch: every sample is somebody's, in the proportion that was asked for."""
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.train.parallel_models import CPU, data, network
+from train.model.precision import Precision
 from train.parallel import make
 from train.parallel.dp import UnevenDataParallel, chunk_sizes
 from train.parallel.shares import cut_by, parse_shares, settled, split
@@ -87,8 +90,20 @@ def test_gpu_0s_share_of_a_micro_batch_is_in_proportion(samples: int, part: floa
     assert chunk_sizes(samples, 3, part) == sizes
 
 
+def in_threads(replicas: Sequence[Any], inputs: Sequence[Any], kwargs: Any, devices: Any) -> list[Any]:
+    """As torch's parallel_apply, which needs GPUs: what it hands on of autocast is whether it is on."""
+    enabled = torch.is_autocast_enabled("cpu")
+
+    def work(replica: Any, each: Any, named: Any) -> Any:
+        with torch.autocast("cpu", enabled=enabled):
+            return replica(*each, **named)
+
+    with ThreadPoolExecutor(len(replicas)) as threads:
+        return list(threads.map(work, replicas, inputs, kwargs))
+
+
 class OnCpu(UnevenDataParallel):
-    """As on three GPUs, but for what only CUDA can do: copying the model, threads, gathering."""
+    """As on three GPUs, but for what only CUDA can do: copying the model, gathering."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model, [0, 1, 2], lambda samples: chunk_sizes(samples, 3, 0.2))
@@ -101,7 +116,8 @@ class OnCpu(UnevenDataParallel):
 
     def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
         self.seen.append([len(each[0]) for each in inputs])
-        return [replica(*each, **named) for replica, each, named in zip(replicas, inputs, kwargs, strict=True)]
+        with mock.patch("torch.nn.parallel.data_parallel.parallel_apply", in_threads):
+            return super().parallel_apply(replicas, inputs, kwargs)
 
     def gather(self, outputs: Any, output_device: int | torch.device) -> Tensor:
         return torch.cat(outputs)
@@ -117,6 +133,14 @@ def test_scattered_passes_add_up_to_the_gradient_of_the_whole_batch() -> None:
     assert uneven.seen == [[4, 8, 8], [4, 7, 8], [1]]
     for ours, theirs in zip(uneven.module.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+@pytest.mark.parametrize(("amp", "dtype"), [("off", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_all_gpus_of_dp_compute_in_the_precision_that_was_asked_for(amp: str, dtype: torch.dtype) -> None:
+    """Autocast's precision belongs to a thread; in a new one on the CPU it is bf16, on GPUs fp16."""
+    uneven, images = OnCpu(network()), data()[0]
+    with Precision(Settings(amp=amp), CPU).autocast():
+        assert uneven(images).dtype == dtype
 
 
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason="this machine has GPUs for dp")

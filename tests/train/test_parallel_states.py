@@ -55,6 +55,29 @@ def test_a_state_goes_on_under_any_way(saved: Path, way: str) -> None:
         assert_same(found["next"], following["model"], exact=False)
 
 
+def test_fsdp_gathers_in_the_precision_of_amp_and_reduces_in_float32(tmp_path: Path) -> None:
+    """The gradients are ddp's but for rounding. Batch normalisation, which is left to the root, wants float32."""
+    for found in run("parallel_states", "halved", tmp_path, 2).values():
+        for batch_norm in (False, True):
+            ours, ddps = found[f"fsdp {batch_norm}"], found[f"ddp {batch_norm}"]
+            whole = {name for name, dtype in ours["gathered"].items() if dtype == torch.float32}
+            assert whole == ({"0.1.weight", "0.1.bias"} if batch_norm else set())
+            assert set(ours["gathered"].values()) <= {torch.float32, torch.bfloat16}
+            assert ours["reduced"] == {torch.float32} and ours["kept"] == {torch.float32}
+            for mine, theirs in zip(ours["gradients"], ddps["gradients"], strict=True):
+                assert mine.dtype == torch.float32
+                assert (mine - theirs).norm() < 0.02 * theirs.norm()
+            for name, mine in ours["statistics"].items():
+                torch.testing.assert_close(mine, ddps["statistics"][name], rtol=0.01, atol=0.001)
+
+
+def test_fsdp_moves_no_more_of_a_model_to_the_device_than_a_block(tmp_path: Path) -> None:
+    """What has been moved before is in pieces already."""
+    for found in run("parallel_states", "cut_block_by_block", tmp_path, 2).values():
+        assert sum(found["moved"]) == found["total"] and len(found["moved"]) > 3
+        assert max(found["moved"]) == 33 * 96 + 33
+
+
 def test_another_model_is_refused_with_names() -> None:
     strategy = strategy_of(Place(), network(), parallel="none")
     model = strategy.model_state()

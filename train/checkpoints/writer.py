@@ -102,6 +102,10 @@ class Writer:
         if pending is not None:
             pending.result()
 
+    def idle(self) -> bool:
+        """Whether nothing is left to write, or it has failed: wait() then returns or raises at once."""
+        return self.pending is None or self.pending.done()
+
     def close(self) -> None:
         """Waits, then ends the background. Raises CheckpointError as wait() does."""
         try:

@@ -13,11 +13,15 @@ which torchvision leaves them on disk. A dataset or a transform of the user's ow
 package imports neither torch nor torchvision: a reader is imported only when its dataset is needed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
 from importlib import import_module
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from train.datasets.base import DataError, Dataset, Files, data_dir_of
+from train.datasets.download import download_missing, silence_ends_a_connection
 from train.datasets.fingerprint import fingerprint
 from train.names import DATASETS, is_own
 from train.settings import Settings
@@ -25,41 +29,78 @@ from train.settings import Settings
 if TYPE_CHECKING:  # it imports torch
     from train.start.group import Place
 
-__all__ = ["DataError", "Dataset", "data_dir_of", "fingerprint", "load"]
+__all__ = ["FETCH_SECONDS", "DataError", "Dataset", "data_dir_of", "fingerprint", "load"]
+
+FETCH_SECONDS = 6 * 3600.0  # in which --download has to end
 
 
-def load(settings: Settings, place: "Place", wait: Callable[[], None] | None = None) -> Dataset:
+def load(
+    settings: Settings,
+    place: "Place",
+    wait: Callable[[Callable[[], bool]], bool] | None = None,
+    fetch_more: Callable[[], None] = lambda: None,
+) -> Dataset:
     """The dataset of `settings` from this host's disk.
 
-    With --download local rank 0 fetches what is missing; every rank calls `wait` exactly once (a barrier that the
-    caller makes, needed where a host has more than one rank), also where the download fails.
-    Of a dataset of the user's own local rank 0 calls the function first, alone: it may fetch something.
+    With --download local rank 0 fetches what is missing, `fetch_more` first; of a dataset of the user's own it calls
+    the function alone: that may fetch something. Every rank calls `wait` exactly once (needed where a host has more
+    than one rank), also where the download fails. It is given a function that says whether this rank has nothing to
+    fetch any more, and returns when that is so on all ranks; False: it has given up.
     Raises DataError, and SettingsError for parts of the user's own.
     """
+    files = Files(settings.dataset, data_dir_of(settings.data_dir))
     if is_own(settings.dataset):
         from train.datasets import own
 
-        try:
-            if settings.download and place.local_rank == 0:
-                own.read(settings)
-        finally:
-            if settings.download and wait is not None:
-                wait()
-        return own.finished(own.read(settings), settings)
-    files = Files(settings.dataset, data_dir_of(settings.data_dir))
-    read = import_module(f"train.datasets.{DATASETS[files.dataset]}").read
+        read: Callable[[], Dataset] = partial(own.read, settings)
+        fetch: Callable[[], object] = read
+    else:
+        reader = import_module(f"train.datasets.{DATASETS[files.dataset]}").read
+        read, fetch = partial(reader, files), partial(download_missing, files, reader)
     if settings.download:
-        from train.datasets.download import download_missing
-
-        try:
-            if place.local_rank == 0:
-                download_missing(files, read)
-        finally:
-            if wait is not None:
-                wait()
-    dataset: Dataset = read(files)
-    if is_own(settings.transform):
+        fetch_once([fetch_more, fetch], files, place, wait)
+    dataset = read()
+    if is_own(settings.dataset) or is_own(settings.transform):
         from train.datasets import own
 
         return own.finished(dataset, settings)
     return dataset
+
+
+def fetch_once(
+    work: Sequence[Callable[[], object]],
+    files: Files,
+    place: "Place",
+    wait: Callable[[Callable[[], bool]], bool] | None,
+) -> None:
+    """By local rank 0, while the others wait."""
+    fetched = Future[None]()
+    if place.local_rank:
+        fetched.set_result(None)
+    else:
+        in_background(fetched, partial(all_of, work))
+    if wait is not None and not wait(fetched.done):
+        raise DataError(
+            f"dataset {files.dataset}: --download has not ended in all this time: copy the files to "
+            f"{files.root} from elsewhere, on each host"
+        )
+    fetched.result()
+
+
+def all_of(work: Sequence[Callable[[], object]]) -> None:
+    with silence_ends_a_connection():
+        for each in work:
+            each()
+
+
+def in_background(ended: "Future[None]", work: Callable[[], object]) -> None:
+    """Does the work in a thread that does not hold up the end of the process, as an executor's would."""
+
+    def do() -> None:
+        try:
+            work()
+            ended.set_result(None)
+        except BaseException as error:
+            ended.set_exception(error)
+
+    Thread(target=do, daemon=True).start()

@@ -1,8 +1,12 @@
 """Fetching a dataset that is not there, by torchvision's addresses and checksums. Only where --download asks for it."""
 
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from train.datasets.base import DataError, Dataset, Files
+
+SILENCE_SECONDS = 60.0  # of a server, after which the download has failed: other ranks wait for it
 
 
 def download_missing(files: Files, read: Callable[[Files], Dataset]) -> None:
@@ -22,6 +26,17 @@ def download_missing(files: Files, read: Callable[[Files], Dataset]) -> None:
             "Check this host's way to the internet and the free disk, or copy the files there from another host"
         ) from error
     read(files)
+
+
+@contextmanager
+def silence_ends_a_connection() -> Iterator[None]:
+    """torchvision and torch.hub give urllib no timeout, which then waits for ever."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(SILENCE_SECONDS)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)
 
 
 def archive(files: Files) -> None:

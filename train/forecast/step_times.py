@@ -39,7 +39,7 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 from train import order, own_parts, session
-from train.datasets import DataError, load
+from train.datasets import FETCH_SECONDS, DataError, load
 from train.model.build import build as build_model
 from train.model.precision import Precision
 from train.parallel import shares
@@ -121,7 +121,7 @@ def build(settings: Settings, place: Place, device: torch.device) -> tuple[Sessi
     complaint, found = "", None
     try:
         own_parts.use(settings.project)
-        dataset = load(settings, place, wait=dist.barrier)
+        dataset = load(settings, place, lambda done: group.wait_for_all(done, "fetching", FETCH_SECONDS, place))
         size = settings.image_size or dataset.image_size
         settings = dataclasses.replace(settings, image_size=size, parallel="none", shares="")
         found = dataset, build_model(settings.model, dataset.classes, size, settings.seed)

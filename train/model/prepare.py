@@ -42,14 +42,18 @@ def check_sync_bn(settings: Settings, device: torch.device) -> None:
         raise SettingsError("--sync-bn: needs one process per GPU: use --parallel ddp instead of dp")
 
 
-def use_deterministic(settings: Settings) -> None:
-    """With --deterministic only kernels that give the same bits every time; others raise, naming themselves.
+def choose_kernels(settings: Settings) -> None:
+    """How GPUs compute, for the whole process.
 
+    float32 is float32: torch's own default computes convolutions in TF32. With --tf32 convolutions and matrix products
+    do. cuDNN tries its algorithms for each shape of batch and takes the fastest, unless --deterministic: then only
+    kernels that give the same bits every time are taken; others raise, naming themselves.
     To be called before CUDA is first used: cuBLAS reads its workspace's size (a documented condition) once.
     """
-    if not settings.deterministic:
-        return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.benchmark = False
+    torch.set_float32_matmul_precision("high" if settings.tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = settings.tf32
+    torch.backends.cudnn.benchmark = not settings.deterministic
+    if settings.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.deterministic = True

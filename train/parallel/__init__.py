@@ -11,6 +11,7 @@ moves it to the device; `Strategy.compile`; then parameter groups of `Strategy.n
 import torch
 from torch import nn
 
+from train.model.precision import Precision
 from train.parallel.strategy import Strategy
 from train.settings import Settings, SettingsError
 from train.start.group import Place
@@ -34,8 +35,10 @@ def make(settings: Settings, network: nn.Module, place: Place, device: torch.dev
 
             return Single(network, device)
         case "ddp":
-            from train.parallel.ddp import Ddp
+            from train.parallel.ddp import Ddp, OneRank
 
+            if place.world_size == 1:
+                return OneRank(network, device, settings.find_unused_parameters or settings.static_graph)
             return Ddp(network, place, device, settings.find_unused_parameters, settings.static_graph)
         case "dp":
             from train.parallel.dp import make_dp
@@ -44,7 +47,7 @@ def make(settings: Settings, network: nn.Module, place: Place, device: torch.dev
         case "fsdp":
             from train.parallel.fsdp import Fsdp
 
-            return Fsdp(network, place, device)
+            return Fsdp(network, place, device, Precision.DTYPES.get(settings.amp))
         case "horovod":
             from train.parallel.horovod import Horovod
 

@@ -12,6 +12,8 @@ Its switches, and why they are set as they are:
   mistake. Without it a parameter without a gradient is an error that names it.
 - static_graph only on request: it is a promise about the model (the same parameters, used the same way in every step)
   that only its author can make. It allows unused parameters at no cost, and reentrant checkpointing.
+
+One rank alone has nothing to average: it trains without all that, to the same bits (`OneRank`).
 """
 
 import re
@@ -29,6 +31,37 @@ from train.parallel.single import Single
 from train.start.ddp_times import computed, time_steps
 from train.start.group import Place
 from train.torch_versions import OWN_BUFFERS
+
+
+def check_gradients(network: nn.Module) -> None:
+    """After a backward. Raises RuntimeError where a parameter has no gradient."""
+    without = [plain(name) for name, p in network.named_parameters() if p.requires_grad and p.grad is None]
+    if without:
+        raise RuntimeError(complaint(without))
+
+
+def complaint(names: list[str]) -> str:
+    which = state.few(names) if names else "some parameters"
+    return (
+        f"no gradient reached {which}: the loss does not depend on them, so the ranks cannot average them. "
+        "If that is meant, give --find-unused-parameters (or --static-graph if they are the same in every step); "
+        "if not, check the model's forward method"
+    )
+
+
+class OneRank(Single):
+    """Without DistributedDataParallel: no hooks on gradients, no buckets, one graph under torch.compile. What DDP would
+    refuse is refused here, so that a model that trains alone trains on more ranks, too."""
+
+    def __init__(self, network: nn.Module, device: torch.device, may_lack_gradients: bool) -> None:
+        super().__init__(network, device)
+        self.may_lack_gradients = may_lack_gradients
+
+    @contextmanager
+    def passes(self, last: bool) -> Iterator[None]:
+        yield
+        if last and not self.may_lack_gradients:
+            check_gradients(self.network)
 
 
 class Ddp(Single):
@@ -64,35 +97,19 @@ class Ddp(Single):
                 yield
         except RuntimeError as error:  # DDP's own message comes a step later and gives only numbers of parameters
             if "Expected to have finished reduction" in str(error):
-                raise RuntimeError(self.complaint(self.numbered(str(error)))) from error
+                raise RuntimeError(complaint(self.numbered(str(error)))) from error
             raise
         if not quiet:
             self.always_synchronise = False
-            if self.unchecked:
-                self.check()
-
-    def check(self) -> None:
-        """After the first synchronised backward, once: later steps cost nothing."""
-        self.unchecked = False
-        named = self.network.named_parameters()
-        without = [plain(name) for name, p in named if p.requires_grad and p.grad is None]
-        if without:
-            raise RuntimeError(self.complaint(without))
+            if self.unchecked:  # once: later steps cost nothing
+                self.unchecked = False
+                check_gradients(self.network)
 
     def numbered(self, message: str) -> list[str]:
         """The names of the parameters whose numbers are in DDP's message."""
         named = [plain(name) for name, p in self.network.named_parameters() if p.requires_grad]
         found = re.search(r"did not receive grad for rank \d+:((?: \d+)+)", message)
         return [named[int(number)] for number in found[1].split()] if found else []
-
-    @staticmethod
-    def complaint(names: list[str]) -> str:
-        which = state.few(names) if names else "some parameters"
-        return (
-            f"no gradient reached {which}: the loss does not depend on them, so the ranks cannot average them. "
-            "If that is meant, give --find-unused-parameters (or --static-graph if they are the same in every step); "
-            "if not, check the model's forward method"
-        )
 
     def join(self, divide_by_initial_world_size: bool = True) -> AbstractContextManager[None]:
         """A rank that has run out answers the others' all-reduces with zeros until the last one is done."""

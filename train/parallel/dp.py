@@ -34,6 +34,22 @@ class UnevenDataParallel(nn.DataParallel[nn.Module]):
         chunks = list(zip(*pieces, strict=True))
         return chunks, [kwargs or {} for _ in chunks]
 
+    def parallel_apply(self, replicas: Sequence[Any], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
+        """torch tells the replicas' threads that autocast is on, but not in which precision: all would take fp16."""
+        kind = self.src_device_obj.type
+        precision = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+        calls: list[Any] = [under_autocast(replica, *precision) for replica in replicas]
+        outputs: list[Any] = super().parallel_apply(calls, inputs, kwargs)
+        return outputs
+
+
+def under_autocast(replica: nn.Module, kind: str, dtype: torch.dtype, enabled: bool) -> Callable[..., Any]:
+    def compute(*inputs: Any, **named: Any) -> Any:
+        with torch.autocast(kind, dtype, enabled):
+            return replica(*inputs, **named)
+
+    return compute
+
 
 def cut(tensor: Tensor, sizes: Sequence[int], devices: Sequence[Any]) -> list[Tensor]:
     """The tensor's rows for each device with any. From pinned memory or another GPU the copies overlap."""

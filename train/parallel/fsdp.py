@@ -1,8 +1,9 @@
 """--parallel fsdp: parameters, gradients and optimizer state in pieces, one per rank (FSDP2, `fully_shard`).
 
 For models that do not fit one GPU. A block of the model is gathered when it is computed and freed after; the rest
-(stem, head) stays gathered from forward to backward. Blocks move to the GPU one after the other. Buffers are not cut:
-each rank has its own, as under ddp. Gradients of parameters are reduce-scattered and divided by the number of ranks.
+(stem, head) stays gathered from forward to backward. Blocks move to the GPU one after the other, each cut before the
+next one comes. Buffers are not cut: each rank has its own, as under ddp. Gradients of parameters are reduce-scattered
+and divided by the number of ranks.
 
 Every pass, of training and of evaluation, gathers parameters: all ranks make the same number of them
 (`equal_passes`), if need be with padding. While micro-batches accumulate, gradients are whole on each rank, so a
@@ -17,8 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from train.parallel import state
@@ -34,7 +36,10 @@ CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 class Fsdp(Single):
     equal_passes = True
 
-    def __init__(self, network: nn.Module, place: Place, device: torch.device) -> None:
+    def __init__(
+        self, network: nn.Module, place: Place, device: torch.device, dtype: torch.dtype | None = None
+    ) -> None:
+        """`network`: on the CPU. dtype: of --amp."""
         self.device, self.note = device, ""
         self.world_size = place.world_size
         self.writes = place.local_rank == 0
@@ -42,13 +47,15 @@ class Fsdp(Single):
             raise SettingsError(
                 "--parallel fsdp: the model has a parameter without dimensions, which cannot be cut: ddp"
             )
-        same_start(network)
         mesh = init_device_mesh(device.type, (place.world_size,))
         self.blocks = list(blocks(network))
-        for block in self.blocks:
-            fully_shard(block, mesh=mesh)
-        self.root = fully_shard(network, mesh=mesh)
-        self.network = self.module = network.to(device)  # parameters are there already; buffers may not be
+        cut = set[nn.Module]()
+        for module in (*self.blocks, network):
+            same_start(module.to(device))
+            own = [each for each in module.modules() if each not in cut]
+            fully_shard(module, mesh=mesh, mp_policy=policy(own, dtype))
+            cut.update(own)
+        self.network = self.module = network
 
     def compile(self, **options: Any) -> None:
         """Block by block: the gathering between them stays outside of what is compiled."""
@@ -57,7 +64,7 @@ class Fsdp(Single):
 
     @contextmanager
     def passes(self, last: bool) -> Iterator[None]:
-        self.root.set_requires_gradient_sync(last)
+        self.module.set_requires_gradient_sync(last)  # type: ignore[operator]
         yield
 
     def join(self, divide_by_initial_world_size: bool = True) -> AbstractContextManager[None]:
@@ -82,13 +89,25 @@ class Fsdp(Single):
         return gathered if self.writes else {}
 
 
-def same_start(network: nn.Module) -> None:
-    """Rank 0's parameters and buffers on all ranks, as under DDP; contiguous, as fully_shard wants them, also where
-    channels_last was asked for (convolutions then take that layout from their input).
+def policy(modules: list[nn.Module], dtype: torch.dtype | None) -> MixedPrecisionPolicy:
+    """Parameters of these modules are gathered in `dtype`, and gradients reduced in float32, in which the rank's own
+    pieces stay. What is computed in which precision is autocast's affair, as under any other --parallel: inputs are
+    not cast. Where there is batch normalisation among the modules they are gathered in float32, which its kernels want
+    beside the float32 statistics.
     """
-    for tensor in (*network.parameters(), *network.buffers()):
-        tensor.data = tensor.data.contiguous()
-        dist.broadcast(tensor.data, src=0)
+    if dtype is None or any(isinstance(module, _BatchNorm) for module in modules):
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+
+
+def same_start(module: nn.Module) -> None:
+    """Rank 0's parameters and buffers on all ranks, as under DDP; contiguous, as fully_shard wants them, also where
+    channels_last was asked for (convolutions then take that layout from their input). What is in pieces is left alone.
+    """
+    for tensor in (*module.parameters(), *module.buffers()):
+        if not isinstance(tensor, DTensor):
+            tensor.data = tensor.data.contiguous()
+            dist.broadcast(tensor.data, src=0)
 
 
 def size_of(module: nn.Module) -> int:

@@ -6,7 +6,9 @@ The update does not depend on them: each rank weighs its samples by world size /
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import MethodType
 from typing import Any
 
 import torch
@@ -14,11 +16,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from train.model.precision import Precision
 from train.model.running_statistics import unchanged_buffers
 from train.order import Cut
+from train.parallel.strategy import Strategy
 from train.settings import SettingsError
 from train.torch_versions import all_gather_single
 
+Loss = Callable[[Any, Any], torch.Tensor]  # (outputs, targets) -> a loss for each sample, [n]
 ALIKE = 0.05  # speeds that differ by less than this part count as equal: measurements vary as much
 ROUNDS, WARM_UP_ROUNDS = 5, 2
 
@@ -70,29 +75,47 @@ def settled(speeds: Sequence[float]) -> list[float]:
     return [round(speed / slowest, 2) for speed in speeds]
 
 
-def measured(network: nn.Module, images: Any, labels: Any, loss: Callable[[Any, Any], torch.Tensor]) -> list[float]:
+def measured(strategy: Strategy, precision: Precision, images: Any, labels: Any, loss: Loss) -> list[float]:
     """Weights by the speed of each rank's own device, the same list on all ranks (collective).
 
-    network: the bare model on its device, before a strategy wraps it: no rank may wait for another inside. All ranks
-    measure at the same time, as they train. Changes no weight, buffer, gradient or random number. `images`, `labels`:
-    this rank's usual share of a batch, on the device.
+    What is measured is a pass as the training makes it, in its precision and compiled, but that no rank waits for
+    another inside. All ranks measure at the same time, as they train. Changes no weight, buffer, gradient or random
+    number. `images`, `labels`: this rank's usual pass, on the device.
     """
     one = tree_leaves(images)[0]  # whatever structure a user's own dataset makes
-    device = one.device
+    device, network = one.device, strategy.network
     was_training = network.training
     network.train()
     dist.barrier()
     times = []
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), unchanged_buffers(network):
+    random = torch.random.fork_rng([device] if device.type == "cuda" else [])
+    with random, unchanged_buffers(network), own_batch_statistics(network):
         for _ in range(WARM_UP_ROUNDS + ROUNDS):
             begun = time.perf_counter()
-            loss(network(images), labels).sum().backward()
+            with strategy.passes(last=False):
+                with precision.autocast():
+                    losses = loss(strategy.module(images), labels)
+                losses.sum().backward()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             times.append(time.perf_counter() - begun)
-            network.zero_grad(set_to_none=True)
+            for parameter in network.parameters():
+                parameter.grad = None
     network.train(was_training)
     mine = torch.tensor([len(one) / statistics.median(times[WARM_UP_ROUNDS:])], dtype=torch.float64, device=device)
     speeds = torch.empty(dist.get_world_size(), dtype=torch.float64, device=device)
     all_gather_single(speeds, mine)
     return settled(speeds.tolist())
+
+
+@contextmanager
+def own_batch_statistics(network: nn.Module) -> Iterator[None]:
+    """SyncBatchNorm as BatchNorm inside: it would wait for the other ranks, and all would be as fast as the slowest."""
+    synchronised = [module for module in network.modules() if isinstance(module, nn.SyncBatchNorm)]
+    for module in synchronised:
+        module.forward = MethodType(nn.BatchNorm2d.forward, module)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for module in synchronised:
+            del module.forward

@@ -6,23 +6,28 @@ variables of torchrun; alone, this process is rank 0 of 1.
 
 import ctypes
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from types import TracebackType
+from typing import NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from train.settings import SettingsError
-from train.start.muster_run import leave_process_group
+from train.start.muster_run import leave_process_group, tell
 from train.start.rendezvous import meet
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 LARGEST_KEPT_BYTES = 32 << 20  # of one block; the most that glibc accepts
 KEPT_BYTES = 1 << 30  # in all
 SHARED_GPUS = "MUSTER_SHARED_GPUS"  # set by tests, with --backend gloo: ranks of a host may share a GPU
+POLL_SECONDS = 0.1  # between two rounds of wait_for_all
 # rank, local rank, world size, local world size: as torchrun, Open MPI and horovodrun call them.
 VARIABLES = (
     ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
@@ -120,6 +125,8 @@ def process_group(
 ) -> Iterator[None]:
     """The default process group; no collective waits longer than `timeout` s.
 
+    An exception inside leaves the group as it is: to destroy it would wait for the other ranks, and these wait for this
+    one. If nobody catches the exception, the process ends as soon as its traceback is shown.
     Raises SettingsError for a backend or an --init that cannot be, RendezvousError where the ranks do not meet.
     """
     chosen = backend_for(device, backend)
@@ -142,8 +149,31 @@ def process_group(
         )
     try:
         yield
-    finally:
-        leave_process_group()
+    except BaseException:
+        end_after_traceback()
+        raise
+    leave_process_group()
+
+
+def end_after_traceback() -> None:
+    """Ends the process when it has shown an exception that nobody caught. The end of the interpreter would destroy the
+    process group: with NCCL that waits for kernels that wait for the other ranks, with gloo for its threads, which do.
+    """
+    show = sys.excepthook
+
+    def show_and_end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        show(kind, error, trace)
+        end_at_once(128 + signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1)
+
+    sys.excepthook = show_and_end
+
+
+def end_at_once(status: int) -> NoReturn:
+    """Ends the process without the interpreter's clearing up, which may wait for other ranks."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
 
 
 T = TypeVar("T")
@@ -156,6 +186,26 @@ def from_all_ranks(mine: T, place: Place) -> list[T]:
     theirs: list[T] = [mine] * place.world_size
     dist.all_gather_object(theirs, mine)
     return theirs
+
+
+def wait_for_all(done: Callable[[], bool], phase: str, limit_seconds: float, place: Place) -> bool:
+    """Waits until `done()` holds on every rank; False if that takes longer than `limit_seconds` (collective).
+
+    For what may take longer than --timeout: all ranks ask each other again and again, so that no collective waits long,
+    each tells its keeper that it is still in this phase, and the end of one rank is an error of all at once.
+    """
+    begun, rounds, others = time.monotonic(), 0, torch.zeros(2, dtype=torch.int64)
+    while True:
+        others[0], others[1] = not done(), time.monotonic() - begun > limit_seconds
+        if place.world_size > 1:
+            dist.all_reduce(others, dist.ReduceOp.MAX)
+        if not others[0]:
+            return True
+        if others[1]:
+            return False
+        tell(phase, rounds)
+        rounds += 1
+        time.sleep(POLL_SECONDS)
 
 
 def first_complaint(complaint: str, place: Place) -> str:

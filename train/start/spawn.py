@@ -1,18 +1,20 @@
 """--spawn N: N ranks on this machine without torchrun, each a process of torch.multiprocessing.
 
-The parent trains nothing: it keeps the store in which the ranks meet (on loopback), passes signals on, and ends
-with the status of the first rank that failed. No process outlives it, however it ends.
+The parent trains nothing: it keeps the store in which the ranks meet (on loopback), passes signals on, reports why
+ranks failed, the cause last, and ends with the cause's status. No process outlives it, however it ends.
 """
 
 import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing import connection, parent_process
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -21,6 +23,9 @@ from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.multiprocessing import _prctl_pr_set_pdeathsig, start_processes  # type: ignore[attr-defined]
+
+from keeper.causes import exception_line, is_consequence, last_traceback, signal_name
+from train.start.group import end_at_once
 
 SPAWN_GRACE_SECONDS = 30.0  # between the first failure and SIGKILL for the other ranks, as torchrun's
 RANK_POLL_SECONDS = 0.2
@@ -33,22 +38,24 @@ def spawn(
     """Calls main(*arguments) in `count` processes, as ranks of one host; it returns the rank's exit status.
 
     main: a function that a fresh interpreter can import. It finds its place in torchrun's variables, with
-    --init env://. Returns 0, or the status of the first rank that failed: 128 + n where signal n killed it. The others
-    then get SIGTERM and, `grace_seconds` later, SIGKILL.
+    --init env://. Returns 0, or the status of the rank that failed first, not counting those that only lost another:
+    128 + n where signal n killed it. When one has failed the others get SIGTERM and, `grace_seconds` later, SIGKILL.
     """
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-    with environment(shared_variables(count, port)):
-        ranks = start_processes(
-            entry, (grace_seconds, main, arguments), nprocs=count, join=False, start_method="spawn"
-        ).processes
-    try:
-        return watch(ranks, grace_seconds)
-    finally:
-        for process in ranks:
-            end(process)
-        del store
+    with tempfile.TemporaryDirectory(prefix="muster-spawn-") as folder:
+        with environment(shared_variables(count, port)):
+            ranks = start_processes(
+                entry, (Path(folder), grace_seconds, main, arguments), nprocs=count, join=False, start_method="spawn"
+            ).processes
+        try:
+            ends = watch(ranks, grace_seconds)
+        finally:
+            for process in ranks:
+                end(process)
+            del store
+        return report(ends, Path(folder))
 
 
 def shared_variables(count: int, port: int) -> dict[str, str]:
@@ -78,8 +85,8 @@ def environment(variables: dict[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def entry(rank: int, grace_seconds: float, main: Callable[..., int], arguments: tuple[Any, ...]) -> None:
-    """A rank's first function."""
+def entry(rank: int, folder: Path, grace_seconds: float, main: Callable[..., int], arguments: tuple[Any, ...]) -> None:
+    """A rank's first function. `folder`: where it leaves the traceback of an exception."""
     _prctl_pr_set_pdeathsig(0)  # torch's SIGINT comes once per thread of the parent: outlive_no_parent sends one
     os.setpgid(0, 0)  # a terminal's Ctrl-C goes to the parent alone, which passes it on once
     threading.Thread(target=outlive_no_parent, args=(grace_seconds,), daemon=True).start()
@@ -89,11 +96,20 @@ def entry(rank: int, grace_seconds: float, main: Callable[..., int], arguments: 
         status = main(*arguments)
     except KeyboardInterrupt:
         status = 128 + signal.SIGINT
-    except Exception:
-        print(f"rank {rank} failed:", file=sys.stderr)
-        traceback.print_exc()
+    except Exception as error:
+        text = "".join(traceback.format_exception(error))
+        try:
+            traceback_file(folder, rank).write_text(text, encoding="utf-8")
+        except OSError:  # a full disk, or the parent is dead
+            print(f"rank {rank} failed:\n{text}", file=sys.stderr)
+        leave_nothing()
+        end_at_once(1)
     leave_nothing()
     sys.exit(status)
+
+
+def traceback_file(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank}"
 
 
 def leave_nothing() -> None:
@@ -113,9 +129,11 @@ def outlive_no_parent(grace_seconds: float) -> None:
         os.killpg(0, signal.SIGKILL)
 
 
-def watch(ranks: list[BaseProcess], grace_seconds: float) -> int:
-    """Waits for all ranks. Returns the status of the first that failed, else 0."""
-    running, status, limit, asked = list(ranks), 0, float("inf"), False
+def watch(ranks: list[BaseProcess], grace_seconds: float) -> list[tuple[int, int]]:
+    """Waits for all ranks. Returns (rank, exit code) of those that did not end with status 0, in the order of their
+    ends; without those that have not ended in time, which the caller ends."""
+    running, limit, asked = list(ranks), float("inf"), False
+    ends = list[tuple[int, int]]()
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         nonlocal asked
@@ -129,13 +147,48 @@ def watch(ranks: list[BaseProcess], grace_seconds: float) -> int:
             # Not by the sentinels alone: what a rank has forked keeps its sentinel open.
             for process in [process for process in running if not process.is_alive()]:
                 running.remove(process)
-                failure = status_of(process.exitcode or 0)
                 end(process)
-                if failure and not status:
-                    status, limit = failure, time.monotonic() + grace_seconds
+                if not process.exitcode:
+                    continue
+                ends.append((ranks.index(process), process.exitcode))
+                if len(ends) == 1:
+                    limit = time.monotonic() + grace_seconds
                     if not asked:  # else they are about to end by themselves
                         pass_on(signal.SIGTERM, None)
-    return status  # the caller ends what is left
+    return ends
+
+
+@dataclass(frozen=True)
+class Failure:
+    rank: int
+    exitcode: int
+    trace: str  # of an exception, else empty
+
+    @property
+    def exception(self) -> str:
+        return exception_line(last_traceback(self.trace)) or f"killed by {signal_name(self.exitcode)}"
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether it only lost another rank, or ended as it was asked to."""
+        return is_consequence(self.exception, self.exitcode)
+
+
+def report(ends: list[tuple[int, int]], folder: Path) -> int:
+    """Says on stderr why ranks failed, the cause last, and returns its status; 0 if none did. Those that only lost
+    another rank get one line. A rank that returned a status has said itself why."""
+    failures = []
+    for rank, exitcode in ends:
+        file = traceback_file(folder, rank)
+        failures.append(Failure(rank, exitcode, file.read_text(encoding="utf-8") if file.exists() else ""))
+    failures.sort(key=lambda failure: failure.is_consequence)  # stable: the first to end stays the first of its kind
+    for failure in reversed(failures):
+        if failure.is_consequence and failure is not failures[0]:
+            if failure.trace:
+                print(f"rank {failure.rank} failed after another rank: {failure.exception}", file=sys.stderr)
+        elif failure.trace or (failure.exitcode < 0 and not failure.is_consequence):
+            print(f"rank {failure.rank} failed: {failure.trace or failure.exception}", file=sys.stderr)
+    return status_of(failures[0].exitcode) if failures else 0
 
 
 def status_of(exitcode: int) -> int:
