@@ -25,7 +25,8 @@ class Sums:
 
     loss: Tensor  # float64 [], the sum over its samples
     correct: Tensor  # int64 []
-    finite: Tensor  # bool []
+    finite: Tensor  # bool []: its losses, and the gradient, unless an update with one that is not is skipped anyway
+    grad_norm: Tensor  # float32 [], of the whole batch's gradient, before clipping
 
 
 def optimizer_step(
@@ -53,12 +54,13 @@ def optimizer_step(
         correct.append(right)
         finite.append(torch.isfinite(each.detach()).all())
     strategy.before_step()
-    if clip:
-        precision.unscale(optimizer)
-        strategy.clip(clip)
+    precision.unscale(optimizer)
+    norm = strategy.clip(clip) if clip else strategy.gradient_norm()
+    if not precision.skips_overflow:
+        finite.append(norm.isfinite())  # a finite loss may have an infinite gradient, which would spoil the weights
     precision.step(optimizer)
     optimizer.zero_grad(set_to_none=True)
-    return Sums(torch.stack(losses).sum(), torch.stack(correct).sum(), torch.stack(finite).all())
+    return Sums(torch.stack(losses).sum(), torch.stack(correct).sum(), torch.stack(finite).all(), norm)
 
 
 def forward(

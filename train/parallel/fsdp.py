@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from train.parallel import state
@@ -67,8 +66,10 @@ class Fsdp(Single):
         return self.world_size / global_count
 
     def clip(self, max_norm: float) -> Tensor:
-        norm = super().clip(max_norm)
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+        return state.whole(super().clip(max_norm))
+
+    def gradient_norm(self) -> Tensor:
+        return state.whole(super().gradient_norm())
 
     def keep(self, tensor: Tensor) -> Tensor | None:
         """What is gathered leaves the GPU at once, and is kept once per host: one process of each host writes."""

@@ -3,6 +3,7 @@
 Other ranks have the same object, which reports nothing; but the metrics are kept on every host.
 """
 
+import math
 import os
 import time
 from pathlib import Path
@@ -109,6 +110,7 @@ class Report:
             images=record.images,
             loss=record.loss,
             accuracy=record.accuracy,
+            grad_norm=record.grad_norm if math.isfinite(record.grad_norm) else None,
             seconds=record.values["seconds"],
             **rank_times(record),
         )
