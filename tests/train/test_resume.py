@@ -301,7 +301,8 @@ def test_the_norm_of_a_step_is_that_of_the_whole_gradient_before_clipping(tmp_pa
 
     alone = found("alone", 1, parallel="none")
     assert len(alone) == 4 and all(alone)
-    for name, changes in {"ddp": {}, "fsdp": {"parallel": "fsdp"}, "micro": {"micro_batch": 20}}.items():
+    ways: dict[str, dict[str, Any]] = {"ddp": {}, "fsdp": {"parallel": "fsdp"}, "micro": {"micro_batch": 20}}
+    for name, changes in ways.items():
         assert found(name, 2, **changes) == pytest.approx(alone, rel=1e-3)
     assert found("half", 2, amp="fp16") == pytest.approx(alone, rel=0.05)  # in its own size, not the scaled loss's
     assert found("clipped", 2, clip=0.01)[0] == pytest.approx(alone[0], rel=1e-3)

@@ -76,8 +76,8 @@ class StepStats:
 
         loss_sum, correct: this rank's sums; finite: bool, of its losses and the gradient; grad_norm: the same on all
         ranks; all on the device, with no dimensions. images: of the global batch. stop: this rank was asked to stop;
-        due: its clock says that a checkpoint is due. times: seconds that this rank computed and waited in a step, where it has
-        timed one since the last call. Raises NonFiniteLoss where the step before was not finite.
+        due: its clock says that a checkpoint is due. times: seconds that this rank computed and waited in a step, where
+        it has timed one since the last call. Raises NonFiniteLoss where the step before was not finite.
         """
         mine = torch.zeros(FIRST_RANK + SLOTS * self.world_size, dtype=torch.float64, device=self.device)
         mine[LOSS] = loss_sum.detach()
