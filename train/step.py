@@ -29,7 +29,8 @@ class Sums:
 
     loss: Tensor  # float64 [], the sum over its samples
     correct: Tensor  # float64 [], not a number where there is no accuracy (train.losses.right)
-    finite: Tensor  # bool []
+    finite: Tensor  # bool []: its losses, and the gradient, unless an update with one that is not is skipped anyway
+    grad_norm: Tensor  # float32 [], of the whole batch's gradient, before clipping
     images: int  # of all ranks: those whose mean loss the update is of
 
 
@@ -69,12 +70,13 @@ def optimizer_step(
     images = counting.total() if counting else step.global_count
     if images != step.global_count:
         scale_gradients(strategy.network, step.global_count / max(1, images))
-    if clip:
-        precision.unscale(optimizer)
-        strategy.clip(clip)
+    precision.unscale(optimizer)
+    norm = strategy.clip(clip) if clip else strategy.gradient_norm()
+    if not precision.skips_overflow:
+        finite.append(norm.isfinite())  # a finite loss may have an infinite gradient, which would spoil the weights
     precision.step(optimizer)
     optimizer.zero_grad(set_to_none=True)
-    return Sums(torch.stack(losses).sum(), torch.stack(correct).sum(), torch.stack(finite).all(), images)
+    return Sums(torch.stack(losses).sum(), torch.stack(correct).sum(), torch.stack(finite).all(), norm, images)
 
 
 class Counting:

@@ -138,7 +138,7 @@ class Training:
         position.seconds = time.monotonic() - begun
         times = self.work.add(session.strategy.computing_seconds(), session.strategy.comm_share())
         record = self.stats.add(
-            position.step, position.epoch + 1, sums.loss, sums.correct, sums.finite, sums.images,
+            position.step, position.epoch + 1, sums.loss, sums.correct, sums.finite, sums.images, sums.grad_norm,
             stop=bool(self.stop.by), due=self.clock.due_by_time(), times=times, lr=lr,
             seconds=position.seconds,
         )  # fmt: skip

@@ -197,4 +197,4 @@ def test_a_writer_killed_at_random_moments_leaves_an_intact_checkpoint(tmp_path:
     assert report["resumes"] == 100
     assert report["torn"] == report["lost"] == 0
     assert report["killed_while_writing"] >= 50
-    assert report["drafts_left"] <= 1
+    assert report["drafts_left"] <= 2  # of the last one killed: a draft, and the lock that it held

@@ -252,3 +252,70 @@ def test_a_host_that_was_not_in_an_attempt_learns_of_its_steps(away: int, tmp_pa
         assert [event["epoch"] for event in events if event["event"] == "epoch"] == [1, 2, 3]
     assert losses(hosts[0]) == losses(hosts[1])
     assert [step for step, _ in curve_of(hosts[0], "step/loss")] == list(range(1, STEPS + 1))
+
+
+def spoil_gradient(number: int, value: float) -> Change:
+    """In the step of this number, from 1, one weight's gradient is `value`; the loss is as ever."""
+
+    def change() -> None:
+        layers, passed = network(normalised=True), [0]
+
+        def spoilt(gradient: torch.Tensor) -> torch.Tensor:
+            passed[0] += 1
+            return gradient * value if passed[0] == number else gradient
+
+        next(layers.parameters()).register_hook(spoilt)
+        mock.patch.object(run, "build_model", lambda *_: layers).start()
+
+    return change
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("parallel", "clip", "value"), [("ddp", 0.0, float("inf")), ("ddp", 1.0, float("nan")), ("none", 0.0, float("inf"))]
+)
+def test_a_gradient_that_is_not_finite_leaves_no_spoilt_checkpoint(
+    parallel: str, clip: float, value: float, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Not even of the step at whose end a checkpoint is due, while its loss was finite."""
+    ranks = 1 if parallel == "none" else 2
+    settings = settings_in(tmp_path, parallel=parallel, clip=clip, checkpoint_every="1", blocking_checkpoints=True)
+    found = train(ranks, settings, changes={0: spoil_gradient(3, value)})
+    assert found == [1] * ranks
+    assert (
+        "the loss was finite and its gradient was not, at epoch 1, step 3: try a smaller --lr" in capfd.readouterr().err
+    )
+    states = {path.name: torch.load(path, weights_only=True) for path in (tmp_path / "checkpoints").glob("*.pt")}
+    assert states.keys() == {"step-1.pt", "step-2.pt"}
+    assert all(tensor.isfinite().all() for state in states.values() for tensor in state["model"].values())
+
+
+def norms(folder: Path) -> list[float | None]:
+    events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [event["grad_norm"] for event in events if event["event"] == "step"]
+
+
+@pytest.mark.slow
+def test_the_norm_of_a_step_is_that_of_the_whole_gradient_before_clipping(tmp_path: Path) -> None:
+    def found(name: str, ranks: int, **changes: Any) -> list[float | None]:
+        settings = settings_in(tmp_path / name, epochs=1, checkpoint_every="epoch", **changes)
+        assert train(ranks, settings, normalised=False) == [0] * ranks
+        return norms(tmp_path / name)
+
+    alone = found("alone", 1, parallel="none")
+    assert len(alone) == 4 and all(alone)
+    ways: dict[str, dict[str, Any]] = {"ddp": {}, "fsdp": {"parallel": "fsdp"}, "micro": {"micro_batch": 20}}
+    for name, changes in ways.items():
+        assert found(name, 2, **changes) == pytest.approx(alone, rel=1e-3)
+    assert found("half", 2, amp="fp16") == pytest.approx(alone, rel=0.05)  # in its own size, not the scaled loss's
+    assert found("clipped", 2, clip=0.01)[0] == pytest.approx(alone[0], rel=1e-3)
+    tagged = found("events", 1, tensorboard=True)
+    assert [value for _, value in curve_of(tmp_path / "events", "step/gradient_norm")] == pytest.approx(tagged)
+
+
+@pytest.mark.slow
+def test_a_step_that_overflowed_in_fp16_is_skipped_and_has_no_norm(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path, epochs=1, amp="fp16")
+    assert train(2, settings, changes={0: spoil_gradient(2, float("inf"))}) == [0, 0]
+    found = norms(tmp_path)
+    assert [norm is None for norm in found] == [False, True, False, False]

@@ -37,8 +37,13 @@ class Precision:
     def backward(self, loss: Tensor) -> None:
         (self.scaler.scale(loss) if self.scaler else loss).backward()
 
+    @property
+    def skips_overflow(self) -> bool:
+        """Whether a step whose gradients are not finite changes no weight."""
+        return self.scaler is not None
+
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Gradients in their own size, for clipping: once, after the last backward of a step and its synchronising."""
+        """Gradients in their own size, for their norm: once, after a step's last backward and its synchronising."""
         if self.scaler:
             self.scaler.unscale_(optimizer)
 

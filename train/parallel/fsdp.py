@@ -74,8 +74,10 @@ class Fsdp(Single):
         return self.world_size / global_count
 
     def clip(self, max_norm: float) -> Tensor:
-        norm = super().clip(max_norm)
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+        return state.whole(super().clip(max_norm))
+
+    def gradient_norm(self) -> Tensor:
+        return state.whole(super().gradient_norm())
 
     def keep(self, tensor: Tensor) -> Tensor | None:
         """What is gathered leaves the GPU at once, and is kept once per host: one process of each host writes."""

@@ -43,6 +43,9 @@ class Single:
     def before_step(self) -> None:
         pass
 
+    def gradient_norm(self) -> Tensor:
+        return nn.utils.get_total_norm([p.grad for p in self.network.parameters() if p.grad is not None])
+
     def clip(self, max_norm: float) -> Tensor:
         return nn.utils.clip_grad_norm_(self.network.parameters(), max_norm)
 

@@ -60,6 +60,9 @@ class Strategy(Protocol):
     def before_step(self) -> None:
         """After the last backward, before anything reads a gradient (horovod waits for its all-reduces here)."""
 
+    def gradient_norm(self) -> Tensor:
+        """The global norm of the synchronised gradients, [] on the device, the same on all ranks (collective)."""
+
     def clip(self, max_norm: float) -> Tensor:
         """Scales gradients down to this global norm. Returns the norm before, the same on all ranks (collective)."""
 

@@ -19,7 +19,12 @@ LONGEST_CLOSE_SECONDS = 60.0  # that the end of a run waits for the disk
 
 #: event -> field -> curve
 CURVES = {
-    "step": {"loss": "step/loss", "lr": "step/learning_rate", "accuracy": "step/accuracy"},
+    "step": {
+        "loss": "step/loss",
+        "lr": "step/learning_rate",
+        "accuracy": "step/accuracy",
+        "grad_norm": "step/gradient_norm",
+    },
     "epoch": {
         "train_loss": "loss/training",
         "test_loss": "loss/held_out",

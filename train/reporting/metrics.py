@@ -24,7 +24,8 @@ class Metrics:
     Events, the optional fields in brackets:
     start {"world_size", "device", "host": whose clock "time" is of, or null, "resumed_from": step or null,
     "versions": {name: version}, "notes", all settings};
-    step {"epoch", "step", "loss", "lr", "images", "accuracy", "seconds": of this epoch so far, ["computing",
+    step {"epoch", "step", "loss", "lr", "images", "accuracy", "grad_norm": of the whole batch's gradient before
+    clipping, null where fp16 overflowed and the step was skipped, "seconds": of this epoch so far, ["computing",
     "waiting": lists by rank, in seconds: the mean of the steps that it has timed since the last such event, null where
     it has timed none: what it computed, and what it then waited for the others and the network. After each of the
     first ten steps, then after each hundredth (work.py)]};

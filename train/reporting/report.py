@@ -119,6 +119,7 @@ class Report:
             images=record.images,
             loss=record.loss,
             accuracy=record.accuracy,
+            grad_norm=record.grad_norm if math.isfinite(record.grad_norm) else None,
             seconds=record.values["seconds"],
             **rank_times(record),
         )

@@ -1,4 +1,4 @@
-"""Loss and accuracy of each global batch over all ranks, and the stop on a loss that is not finite.
+"""Loss, accuracy and gradient norm of each global batch over all ranks, and the stop where they are not finite.
 
 One small all-reduce runs beside the next step and is read only when that step adds its own: the figures come one step
 later, and no step waits for a GPU, a network or its logging. The same sum carries what one rank knows and all must
@@ -13,13 +13,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-LOSS, CORRECT, FIRST_RANK = 0, 1, 2
+LOSS, CORRECT, NORM, FIRST_RANK = 0, 1, 2, 3
 SLOTS = 3  # of each rank: its bits, and the seconds that it computed and waited
 NOT_FINITE, STOP, DUE = 1, 2, 4  # bits of a rank's own slot
 
 
 class NonFiniteLoss(Exception):
-    """The loss became NaN or infinite; the message names ranks, epoch and step. Raised on all ranks alike."""
+    """The loss or its gradient became NaN or infinite; the message names epoch and step. Raised on all ranks alike."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class StepRecord:
     values: dict[str, Any]  # what `add` was given besides
     computing: tuple[float, ...] = ()  # by rank: seconds of the step that it timed last, 0 without news; empty: of none
     waiting: tuple[float, ...] = ()  # by rank: seconds that it waited for the others and the network in that step
+    grad_norm: float = 0.0  # before clipping; not finite where the step was skipped for that (fp16)
 
     @property
     def loss(self) -> float:
@@ -64,8 +65,9 @@ class StepStats:
         epoch: int,
         loss_sum: Tensor,
         correct: Tensor,
-        losses_finite: Tensor,
+        finite: Tensor,
         images: int,
+        grad_norm: Tensor | float = 0.0,
         stop: bool = False,
         due: bool = False,
         times: tuple[float, float] | None = None,
@@ -73,15 +75,17 @@ class StepStats:
     ) -> StepRecord | None:
         """Starts the sum of this step; returns the step before it, None at the first.
 
-        loss_sum, correct: this rank's sums; losses_finite: bool; all three on the device, with no dimensions.
-        images: of the global batch. stop: this rank was asked to stop; due: its
-        clock says that a checkpoint is due. times: seconds that this rank computed and waited in a step, where it has
-        timed one since the last call. Raises NonFiniteLoss where the step before was not finite.
+        loss_sum, correct: this rank's sums; finite: bool, of its losses and the gradient; grad_norm: the same on all
+        ranks; all on the device, with no dimensions. images: of the global batch. stop: this rank was asked to stop;
+        due: its clock says that a checkpoint is due. times: seconds that this rank computed and waited in a step, where
+        it has timed one since the last call. Raises NonFiniteLoss where the step before was not finite.
         """
         mine = torch.zeros(FIRST_RANK + SLOTS * self.world_size, dtype=torch.float64, device=self.device)
         mine[LOSS] = loss_sum.detach()
         mine[CORRECT] = correct
-        mine[FIRST_RANK + self.rank] = losses_finite.logical_not() * NOT_FINITE + STOP * stop + DUE * due
+        if self.rank == 0:  # the sum is then this one, to the bit
+            mine[NORM] = grad_norm
+        mine[FIRST_RANK + self.rank] = finite.logical_not() * NOT_FINITE + STOP * stop + DUE * due
         for number, seconds in enumerate(times or (), 1):
             mine[FIRST_RANK + number * self.world_size + self.rank] = seconds
         work = dist.all_reduce(mine, async_op=True) if self.world_size > 1 else None
@@ -115,21 +119,25 @@ class StepStats:
         host, _, ready, about = pending
         if ready is not None:
             ready.synchronize() if self.stream is not None else ready.wait()
-        loss_sum, correct, *rest = host.tolist()
+        loss_sum, correct, norm, *rest = host.tolist()
         slots, *times = (tuple(rest[n * self.world_size : (n + 1) * self.world_size]) for n in range(SLOTS))
         if wrong := [rank for rank, slot in enumerate(slots) if int(slot) & NOT_FINITE]:
-            raise NonFiniteLoss(complaint(wrong, about["epoch"], about["step"]))
+            of_gradient = math.isfinite(loss_sum) and not math.isfinite(norm)
+            raise NonFiniteLoss(complaint([] if of_gradient else wrong, about["epoch"], about["step"]))
         stop = tuple(rank for rank, slot in enumerate(slots) if int(slot) & STOP)
         due = any(int(slot) & DUE for slot in slots)
         computing, waiting = times if any(times[0]) else ((), ())
         return StepRecord(
-            loss_sum=loss_sum, correct=correct, stop=stop, due=due, computing=computing, waiting=waiting, **about
-        )
+            loss_sum=loss_sum, correct=correct, stop=stop, due=due, computing=computing, waiting=waiting,
+            grad_norm=norm, **about,
+        )  # fmt: skip
 
 
 def complaint(ranks: list[int], epoch: int, step: int) -> str:
-    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+    """ranks: whose loss it was; none: the loss was finite, the gradient was not."""
+    who = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    what = f"the loss was not finite on {who}" if ranks else "the loss was finite and its gradient was not,"
     return (
-        f"the loss was not finite on {who} at epoch {epoch}, step {step}: try a smaller --lr, a longer --warmup or "
+        f"{what} at epoch {epoch}, step {step}: try a smaller --lr, a longer --warmup or "
         "--clip 1; with --amp fp16 try bf16; or check the data of that step"
     )
