@@ -52,7 +52,7 @@ def numbers(*values: int) -> Ints:
     return np.array(values, dtype=np.int64)
 
 
-def training(loader: Loader, *requests: Ints, epoch: int = 0) -> list[tuple[Tensor, Tensor]]:
+def training(loader: Loader, *requests: Ints, epoch: int = 0) -> list[tuple[Tensor, ...]]:
     return list(loader.training(requests, epoch))
 
 

@@ -1,6 +1,6 @@
 """Arrays whose images are changed by a policy: what a worker process does for them, or this one where there are none.
 
-A policy takes a tenth to a third of a millisecond for an image: too long for one process in front of a GPU.
+A policy takes a tenth to half a millisecond for an image: too long for one process in front of a GPU.
 """
 
 from dataclasses import dataclass, replace

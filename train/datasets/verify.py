@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # they import torch
 EXIT_BAD = 1
 FILES = 64  # of one task
 TASKS_AHEAD = 4  # for each worker
-LINE_SECONDS = 5.0  # between plain lines of progress
+LINE_SECONDS = 2.0  # between plain lines of progress, at least
 BLOCK = 64 << 20  # bytes of an array that are read at a time
 
 Found = tuple[str, str]  # path, and why it is bad; empty: it is good

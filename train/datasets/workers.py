@@ -27,7 +27,7 @@ from train.datasets.decode import Bad, Task
 from train.order import Ints
 
 MOST_SAMPLES = 16  # of one task
-MOST_WORKERS = 64  # of one rank: they decode some 6,000 photographs a second, more than one GPU trains on
+MOST_WORKERS = 64  # of one rank: each takes memory and a moment to start; a rank of eight on a host has fewer cores
 SHARED = Path("/dev/shm")
 MOST_SHARED_BYTES = 1 << 30  # shared memory of one rank
 

@@ -105,7 +105,7 @@ class Preparation:
         self.normalise = Normaliser(recipe.mean, recipe.std, form)
 
     def __call__(self, path: Path) -> Tensor:
-        """float32 [1, 3, size, size] on the device. Raises OSError, and BadSample for a file that is no image."""
+        """float32 [1, 3, size, size] on the device. Raises BadSample for a file that is no image."""
         if self.preparation == "centre":
             return self.normalise(centre(path, self.size)[None].to(self.device))
         store = Store(pixels_of(path), False, self.normalise.form)
