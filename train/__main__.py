@@ -49,6 +49,8 @@ def main() -> int:
     interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if interruptible:
         signal.signal(signal.SIGINT, exit_at_once)
+    from torch.distributed.elastic.multiprocessing.errors import record
+
     from train.run import run
 
     if interruptible:
@@ -58,8 +60,6 @@ def main() -> int:
         from train.start.spawn import spawn
 
         return spawn(run, (settings,), settings.spawn)
-
-    from torch.distributed.elastic.multiprocessing.errors import record
 
     return record(run)(settings, complaint, STARTED) or 0
 

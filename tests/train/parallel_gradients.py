@@ -1,14 +1,21 @@
 """Run by test_parallel.py on real ranks: the gradients of each way of parallelism."""
 
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
-from tests.train.parallel_models import CPU, adamw, gradients, network, strategy_of, whole_gradients
+from tests.train.parallel_models import CLASSES, CPU, adamw, data, gradients, network, strategy_of, whole_gradients
+from train.losses import per_sample
+from train.model.precision import Precision
 from train.order import equally
+from train.parallel import shares
 from train.parallel.ddp import Ddp
 from train.parallel.shares import cut_by
+from train.settings import Settings
 from train.start.group import Place
 
 BATCHES = (np.arange(17), np.arange(17, 18), np.arange(20, 40))  # the second leaves ranks without a sample
@@ -70,4 +77,41 @@ def one_rank(place: Place, out: Path) -> dict[str, Any]:
             optimizer.zero_grad()
         states = [each["exp_avg_sq"] for each in optimizer.state.values()]
         found[name] = [parameter.detach() for parameter in strategy.network.parameters()] + states
+    return found
+
+
+class Slow(nn.Module):
+    """Takes 30 ms more on rank 0 in float32, and on rank 1 under autocast."""
+
+    def __init__(self, model: nn.Module, rank: int) -> None:
+        super().__init__()
+        self.model, self.rank = model, rank
+        self.norm = nn.BatchNorm1d(CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        rests(self.rank == int(torch.is_autocast_enabled("cpu")))
+        return self.norm(self.model(images))
+
+
+def rests(long: bool) -> None:
+    time.sleep(0.03 * long)
+
+
+def measured(place: Place, out: Path) -> dict[str, Any]:
+    """Shares by speed in float32 and under --amp bf16, and whether anything has changed."""
+    found: dict[str, Any] = {}
+    for amp in ("off", "bf16"):
+        model = Slow(network(), place.rank)
+        strategy = strategy_of(place, model, parallel="ddp", amp=amp)
+        setattr(model.norm, "__class__", nn.SyncBatchNorm)  # noqa: B010  # which DDP would refuse on the CPU, and which raises there
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        random = torch.get_rng_state()
+        images, labels = data()
+        found[amp] = shares.measured(strategy, Precision(Settings(amp=amp), CPU), images, labels, per_sample)
+        found[f"{amp} unchanged"] = (
+            all(value.equal(before[name]) for name, value in model.state_dict().items())
+            and torch.get_rng_state().equal(random)
+            and all(p.grad is None for p in model.parameters())
+            and "forward" not in vars(model.norm)
+        )
     return found

@@ -11,7 +11,7 @@ import torch
 
 from tests.train.parallel_ranks import ROOT, environment
 from train.settings import SettingsError
-from train.start.group import Place, backend_for
+from train.start.group import Place, backend_for, device_of
 from train.start.rendezvous import checked, meet
 
 CPU = torch.device("cpu")
@@ -62,6 +62,36 @@ def test_a_place_is_read_from_whoever_started_the_rank() -> None:
 def test_a_wrong_place_is_refused(variables: dict[str, str], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         Place.from_environment(variables)
+
+
+SLICE = "NVIDIA A100-SXM4-40GB MIG 3g.20gb"
+
+
+@pytest.mark.parametrize(
+    ("names", "visible", "message"),
+    [
+        (["NVIDIA A100-SXM4-40GB"], None, r"2 ranks on a host with 1 GPU\(s\): start at most one rank per GPU"),
+        (["NVIDIA A100-SXM4-40GB"], "3", r"1 GPU\(s\) \(CUDA_VISIBLE_DEVICES=3 hides the others\)"),
+        (
+            [SLICE],
+            None,
+            f"divided into slices.*here {SLICE}, however many.*Start one rank on this host, or turn MIG off",
+        ),
+        ([SLICE], "MIG-4f32, MIG-8a11", f"shows a process one slice at most, here {SLICE}"),
+    ],
+)
+def test_more_ranks_than_gpus_are_refused_with_the_reason(
+    names: list[str], visible: str | None, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: names[index])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(SettingsError, match=message):
+        device_of(Place(1, 1, 2, 2))
+    assert device_of(Place()) == torch.device("cuda", 0)
 
 
 def test_backends_that_cannot_be_are_refused() -> None:

@@ -52,6 +52,7 @@ def test_names_are_the_bare_models() -> None:
     assert plain("_orig_mod.layer1.0._checkpoint_wrapped_module.conv1.weight") == "layer1.0.conv1.weight"
 
 
+@pytest.mark.slow
 def test_one_rank_under_ddp_trains_to_the_same_bits_without_it(found_alone: dict[str, Any]) -> None:
     assert found_alone["kinds"] == ("OneRank", "Ddp")
     for ours, ddps in zip(found_alone["ours"], found_alone["ddp"], strict=True):

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.train.parallel_models import CPU, data, network
+from tests.train.parallel_ranks import run
 from train.model.precision import Precision
 from train.parallel import make
 from train.parallel.dp import UnevenDataParallel, chunk_sizes
@@ -64,6 +66,16 @@ def test_equal_weights_give_sizes_that_differ_by_one_at_most(samples: int, ranks
 def test_speeds_that_are_alike_give_equal_shares() -> None:
     assert settled([100.0, 104.0, 101.0]) == [1.0, 1.0, 1.0]
     assert settled([100.0, 301.0]) == [1.0, 3.01]
+
+
+@pytest.mark.slow
+def test_what_is_measured_is_what_trains_and_no_rank_waits_for_another(tmp_path: Path) -> None:
+    """In the precision of --amp. SyncBatchNorm, which raises on the CPU, is a BatchNorm meanwhile; and where ranks
+    waited for each other all would be as fast."""
+    for found in run("parallel_gradients", "measured", tmp_path, 2).values():
+        assert found["off"][0] == found["bf16"][1] == 1.0
+        assert min(found["off"][1], found["bf16"][0]) > 1.5
+        assert found["off unchanged"] and found["bf16 unchanged"]
 
 
 @given(st.integers(1, 300), st.integers(1, 9), st.none() | st.floats(0, 1))

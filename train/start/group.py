@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -90,12 +90,22 @@ def device_of(place: Place) -> torch.device:
     if gpus == 0:
         return torch.device("cpu")
     if place.local_world_size > gpus and SHARED_GPUS not in os.environ:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        limit = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible} hides the others)"
-        raise SettingsError(
-            f"{place.local_world_size} ranks on a host with {gpus} GPU(s){limit}: start at most one rank per GPU"
-        )
+        names = [torch.cuda.get_device_name(index) for index in range(gpus)]
+        raise SettingsError(too_many_ranks(place.local_world_size, names, os.environ.get("CUDA_VISIBLE_DEVICES")))
     return torch.device("cuda", place.local_rank % gpus)
+
+
+def too_many_ranks(ranks: int, names: Sequence[str], visible: str | None) -> str:
+    """What to say of more ranks on this host than GPUs that a process sees. names: as CUDA gives them, such as "NVIDIA
+    A100-SXM4-40GB MIG 1g.5gb" for a slice; visible: CUDA_VISIBLE_DEVICES. A slice can be listed there as MIG-<uuid>."""
+    if any(" MIG " in name for name in names) or (visible or "").startswith("MIG-"):
+        return (
+            f"{ranks} ranks on a host whose GPUs are divided into slices (MIG): CUDA shows a process one slice at "
+            f"most, here {names[0]}, however many there are. Start one rank on this host, or turn MIG off "
+            "(sudo nvidia-smi -mig 0) and start one rank per GPU"
+        )
+    limit = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible} hides the others)"
+    return f"{ranks} ranks on a host with {len(names)} GPU(s){limit}: start at most one rank per GPU"
 
 
 def backend_for(device: torch.device, backend: str = "auto") -> str:
