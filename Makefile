@@ -14,7 +14,7 @@ $(foreach name,$(.VARIABLES),$(if $(findstring command line,$(origin $(name))),$
 .DEFAULT_GOAL := help
 .PHONY: help local horovod demo lab lab-down lab-status trust deploy check train reproduce attach status logs stop gather report \
 	tensorboard teardown \
-	test test-fast test-gpu test-torch lint drill bench-deploy bench-launch bench-check bench-checkpoint bench-train bench-forecast \
+	test test-fast test-gpu test-torch lint drill bench-deploy bench-launch bench-check bench-checkpoint bench-train bench-gpu bench-forecast \
 	bench-scale bench-stream bench-away bench-faults
 
 # Installed, and pyproject.toml has not changed since: make sees that by itself, without starting Python.
@@ -111,11 +111,14 @@ bench-launch: .venv/.control  ## from `make train` to the first optimizer step, 
 bench-check: .venv/.control  ## seconds of make check on three lab hosts, whole and quick; the schedule for 32 hosts
 	@$(BIN)/python -m benchmarks.check
 
-bench-checkpoint: .venv/.train  ## training time lost by a checkpoint, in the background against a blocking torch.save
-	@$(BIN)/python -m benchmarks.checkpoint
+bench-checkpoint: .venv/.train  ## training time lost by a checkpoint against a blocking torch.save, with a core to spare and with none (5 minutes)
+	@$(BIN)/python -m benchmarks.checkpoint $(ARGS)
 
-bench-train: .venv/.train  ## images/s of the trainer on two processes, against a plain DDP script and without input
-	@$(BIN)/python -m benchmarks.train
+bench-train: .venv/.train  ## images/s of the trainer on two processes, against a plain DDP script and without input (12 minutes)  [ARGS="--parts model synthetic input jpeg"]
+	@$(BIN)/python -m benchmarks.train $(ARGS)
+
+bench-gpu:  ## images/s of ResNet-50 on one GPU, and what limits it; installs nothing (under 10 minutes)  [PYTHON=... ARGS=--cpu-smoke]
+	@$(installed) -m benchmarks.gpu $(ARGS)
 
 bench-forecast:  ## the forecast of a run against the run: three link speeds, two models, one to three lab hosts
 	$(need) --root control

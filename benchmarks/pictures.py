@@ -34,14 +34,14 @@ def write_jpegs(root: Path, images: int, held_out: int = 20, distinct: int = DIS
     """
     random = np.random.default_rng(0)
     made = list[Path]()
-    for part, count in (("train", images), ("val", held_out)):
+    for part, count in (("train", images), ("val", max(held_out, len(CLASSES)))):
         for number in range(count):
             path = root / part / CLASSES[number % len(CLASSES)] / f"{number}.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)
             if len(made) < distinct:
                 coarse = Image.fromarray(random.integers(0, 256, (24, 32, 3), np.uint8))
                 smooth = np.asarray(coarse.resize(JPEG_SIZE, Image.Resampling.BICUBIC), np.int16)
-                noisy = smooth + random.integers(-16, 17, smooth.shape, np.int16)
+                noisy = smooth + random.integers(-28, 29, smooth.shape, np.int16)
                 Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(path, quality=90)
                 made.append(path)
             else:
