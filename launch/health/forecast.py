@@ -122,12 +122,21 @@ def relative_power(document: Document, world: int) -> float:
 
 
 def compute(document: Document, rank: int, samples: float) -> Compute:
-    """A rank's step of so many samples: as measured, or on the line through the two nearest measured ones."""
+    """A rank's step of so many samples: as measured, or on the line through the two nearest measured ones.
+
+    Beyond the measured ones more samples take no less time, and at most in proportion: of a model so small that its
+    steps take nearly the same time with any batch, what the measurements vary by would else become the line.
+    """
     steps, capacity = document["steps"][rank], document["capacity"][rank]
     measured = [step["samples"] for step in steps]
     seconds, backward, update, cores = (
         line(measured, [step[name] for step in steps], samples) for name in ("seconds", "backward", "update", "cores")
     )
+    nearest = min(steps, key=lambda step: abs(step["samples"] - samples))
+    bounds = sorted((nearest["seconds"], nearest["seconds"] * samples / nearest["samples"]))
+    if not min(measured) <= samples <= max(measured):
+        seconds = min(max(seconds, bounds[0]), bounds[1])
+        update = min(update, seconds)
     ready = [
         backward + line(measured, times, samples) for times in zip(*(step["ready"] for step in steps), strict=True)
     ]

@@ -65,10 +65,12 @@ def _use(run: Run) -> list[Step]:
     folder, python = shown(run.folder), ".venv/bin/python -m train"
     made = []
     if run.checkpoints:
-        made.append(Step(f"{python} predict --checkpoint {folder} IMAGES", "says what the model sees in pictures"))
+        own = _project(run)
+        own = f"--project {own} " if own else ""
+        made.append(Step(f"{python} predict {own}--checkpoint {folder} IMAGES", "says what the model sees in pictures"))
         made.append(
             Step(
-                f"{python} export {folder}",
+                f"{python} export {own}{folder}",
                 "writes the weights as a plain torchvision state_dict, .pt and .safetensors",
             )
         )
@@ -107,8 +109,13 @@ def _resumption(run: Run) -> list[Step]:
 
 def _own(run: Run) -> str:
     """The project of a run of `make local`, as a word of the command line and the blank behind it."""
+    return f"PROJECT={_project(run)} " if _project(run) else ""
+
+
+def _project(run: Run) -> str:
+    """The folder of a run's project as a word of the command line; DIR where that is a container's; else nothing."""
     project = run.settings.get("project")
-    return f"PROJECT={shlex.quote(shown(Path(str(project))))} " if project else ""
+    return (shlex.quote(shown(Path(str(project)))) if run.is_local else "DIR") if project else ""
 
 
 def _again(run: Run) -> str:

@@ -159,7 +159,7 @@ def test_the_ranks_are_given_the_project_and_what_its_requirements_ask_for(
         (mine / "requirements.txt").write_text(f"--no-index\n--find-links {tmp_path}/index\ntiny\n")
         (mine / "parts.py").write_text(
             "from importlib.metadata import version\nfrom torch import nn\nprint('tiny', version('tiny'))\n"
-            "def net(num_classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))\n"
+            "def net(num_classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(192, num_classes))\n"
         )
         monkeypatch.setenv("PROJECT", str(mine.relative_to(ROOT)))
         words = ("--model", "parts:net", "--dataset", "digits", "--image-size", "8", "--epochs", "1")

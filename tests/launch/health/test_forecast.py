@@ -162,3 +162,14 @@ def test_the_benchmark_counts_the_fastest_epoch_after_the_first_without_its_firs
         {"epoch": epoch, "images": 10, "seconds": float(one)} for epoch, seconds in times.items() for one in seconds
     ]
     assert steady_rate(steps) == 10
+
+
+def test_a_model_whose_steps_take_the_same_time_with_any_batch_gets_a_forecast() -> None:
+    """By chance the larger batch was quicker when it was measured: continued, that line would reach nought."""
+    made = document(1e-4)
+    made["steps"] = [[step(20, 0.004), step(40, 0.003), step(120, 0.001)]] * 3
+    larger = forecast.compute(made, 0, 480)
+    assert larger.seconds == pytest.approx(0.001) and larger.backward_ends >= 0
+    assert forecast.compute(made, 0, 10).seconds == pytest.approx(0.004)
+    assert forecast.compute(made, 0, 80).seconds == pytest.approx(0.002)  # between measured ones the line holds
+    assert forecast.recommend(made, "link")

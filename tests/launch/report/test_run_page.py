@@ -174,6 +174,7 @@ def test_a_run_on_this_machine_goes_on_with_its_project(runs: Path, tmp_path: Pa
     files.write_json(runs / LOCAL / "settings.json", {**settings, "project": str(own)})
     began = f"make local PROJECT='{files.shown(own)}' ARGS=\"--resume {files.shown(runs / LOCAL)} "
     assert [one for one in commands(runs / LOCAL) if one.startswith(began)]
+    assert any(f"predict --project '{files.shown(own)}' --checkpoint" in one for one in commands(runs / LOCAL))
 
 
 def test_a_run_that_failed_goes_on_from_its_checkpoint_and_what_is_missing_is_fetched(runs: Path) -> None:
