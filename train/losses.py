@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -23,6 +24,27 @@ def logits(outputs: Any) -> Tensor:
     """[n, classes]: the model's answer, without the auxiliary heads that GoogLeNet and Inception have in training."""
     answer: Tensor = outputs.logits if hasattr(outputs, "logits") else outputs
     return answer
+
+
+def right(outputs: Tensor, targets: Tensor) -> Tensor | None:
+    """Which answers are right, bool [n], for outputs [n, classes] and int64 targets [n]; None for anything else, of
+    which there is no accuracy. outputs: as `logits` gives them.
+    """
+    if not is_classification(outputs, targets):
+        return None
+    return outputs.argmax(1) == targets
+
+
+def right_among_five(outputs: Tensor, targets: Tensor) -> Tensor | None:
+    """Whether the target is among the five best answers, bool [n]; None where `right` is, and for five classes or
+    fewer, of which that says nothing."""
+    if not is_classification(outputs, targets) or outputs.shape[1] <= 5:
+        return None
+    return (outputs.topk(5, dim=1).indices == targets[:, None]).any(1)
+
+
+def is_classification(outputs: Tensor, targets: Tensor) -> bool:
+    return outputs.dim() == 2 and targets.dim() == 1 and targets.dtype == torch.int64
 
 
 def per_sample(outputs: Any, labels: Tensor, smoothing: float = 0.0) -> Tensor:

@@ -16,6 +16,7 @@ from train.checkpoints import CheckpointError, Writer, fit, load_weights
 from train.datasets import DataError, Dataset, fingerprint, load
 from train.model import torchvision_cpu
 from train.model.build import build as build_model
+from train.reporting import loggers
 from train.reporting.report import Report
 from train.session import Session
 from train.settings import EXIT_STOPPED, Settings, SettingsError, refuse
@@ -98,14 +99,16 @@ def gather(settings: Settings, place: Place, notes: list[str]) -> tuple[Dataset,
         weights, said = fit(network, load_weights(settings.init_from))
         network.load_state_dict(weights)
         notes += [f"--init-from: {line}" for line in said]
+    if place.rank == 0:
+        loggers.check(settings.loggers)
     session.make_run_dir(settings.run_dir)
     return dataset, network
 
 
 def finished(made: Session) -> bool:
     """Whether the run folder's run has all of its epochs: what it says of itself must stay."""
-    folder, position = made.settings.run_dir, made.position
-    complete = position.epoch >= made.settings.epochs and (folder / "result.json").exists()
+    folder = made.settings.run_dir
+    complete = made.ended and (folder / "result.json").exists()
     return not group.first_complaint("" if made.place.rank or complete else "no", made.place)
 
 

@@ -23,6 +23,7 @@ EXIT_REFUSED = 2
 EXIT_STOPPED = 75  # sysexits.h's EX_TEMPFAIL: asked to stop, checkpoint written, continue later
 DATASET_NAMES = ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "stl10", "imagefolder", "fake")
 PARALLEL_NAMES = ("ddp", "dp", "fsdp", "horovod", "none")
+LOGGER_NAMES = ("tensorboard", "mlflow", "wandb")
 CONFIGS = Path(__file__).resolve().parent / "configs"
 
 GROUPS = {
@@ -82,6 +83,8 @@ class Settings:
     cutmix: float = how(0.0, "alpha of CutMix (0: off)", metavar="ALPHA")
     clip: float = how(0.0, "largest norm of the gradient (0: off)", metavar="NORM")
     ema: float = how(0.0, "decay of averaged weights, used for evaluation (0: off)", metavar="DECAY")
+    eval_every: int = how(1, "epochs from evaluation to evaluation; the last epoch always has one", metavar="EPOCHS")
+    early_stop: int = how(0, "end the run after so many evaluations without a better one (0: off)", metavar="N")
     augment: str = how("standard", "random changes of training images, usual for the dataset", ("standard", "none"))
     seed: int = how(0, "same seed: same order, augmentation, weights")
 
@@ -119,7 +122,11 @@ class Settings:
     blocking_checkpoints: bool = keeps(False, "wait until a checkpoint is on the disk")
 
     run_dir: Path = the_run(Path("runs"), "folder to write to (default: MUSTER_RUN_DIR, else runs/<time>)")
-    tensorboard: bool = the_run(True, "write TensorBoard's event files")
+    loggers: str = the_run(
+        "tensorboard", "where figures go besides metrics.jsonl: tensorboard, mlflow, wandb, package.module:function, "
+        "several with commas, or none", metavar="NAMES"
+    )  # fmt: skip
+    profile: int = the_run(0, "trace so many steps with torch.profiler, soon after the start (0: off)", metavar="STEPS")
 
 
 class Parser(argparse.ArgumentParser):
@@ -248,6 +255,12 @@ def as_document(settings: Settings) -> dict[str, Any]:
     return {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
 
 
+def loggers_of(text: str) -> list[str]:
+    """The names in --loggers, each once."""
+    names = [name for part in text.split(",") if (name := part.strip())]
+    return [] if names == ["none"] else list(dict.fromkeys(names))
+
+
 @dataclass(frozen=True)
 class Every:
     """How often to write a checkpoint. At the end of an epoch it is written in any case."""
@@ -273,9 +286,9 @@ def problems(settings: Settings, world_size: int) -> list[str]:
     return [*ranges(settings), *contradictions(settings, world_size)]
 
 
-POSITIVE = ("epochs", "keep", "step_every")
+POSITIVE = ("epochs", "keep", "step_every", "eval_every")
 POSITIVE_NUMBERS = ("lr", "timeout", "step_gamma")
-NOT_NEGATIVE = ("seed", "image_size", "scale_lr", "micro_batch", "spawn", "gpu0_batch")
+NOT_NEGATIVE = ("seed", "image_size", "scale_lr", "micro_batch", "spawn", "gpu0_batch", "early_stop", "profile")
 NOT_NEGATIVE_NUMBERS = ("weight_decay", "mixup", "cutmix", "clip")
 PARTS = ("momentum", "warmup", "label_smoothing", "ema")
 
@@ -292,6 +305,11 @@ def ranges(settings: Settings) -> Iterator[str]:
     )
     for names, right, text in wanted:
         yield from (f"{flag(name)} {values[name]}: {text}" for name in names if not right(values[name]))
+    yield from (
+        f"--loggers {name}: none of {', '.join(LOGGER_NAMES)}, package.module:function, none"
+        for name in loggers_of(settings.loggers)
+        if name not in LOGGER_NAMES and not re.fullmatch(r"[\w.]+:\w+", name)
+    )
     try:
         every(settings.checkpoint_every)
     except ValueError:

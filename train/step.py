@@ -5,13 +5,14 @@ passes: each pass adds the gradient of (this rank's sum of sample losses) * stra
 the strategy's synchronisation, in the last pass, adds up or averages what that factor expects.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from train.losses import Mix, logits, mixed, per_sample
+from train.losses import Mix, logits, mixed, per_sample, right
 from train.model.precision import Precision
 from train.order import Pass, Step
 from train.parallel import Strategy
@@ -24,7 +25,7 @@ class Sums:
     """This rank's own figures of a step, on the device: nothing here waits for it."""
 
     loss: Tensor  # float64 [], the sum over its samples
-    correct: Tensor  # int64 []
+    correct: Tensor  # float64 [], not a number where there is no accuracy (train.losses.right)
     finite: Tensor  # bool []
 
 
@@ -46,11 +47,11 @@ def optimizer_step(
     losses, correct, finite = [], [], []
     for number, piece in enumerate(step.passes, 1):
         with strategy.passes(last=number == len(step.passes)):
-            each, right = forward(strategy, precision, next(batches), piece, mix, smoothing)
+            each, answers = forward(strategy, precision, next(batches), piece, mix, smoothing)
             counted, padding = each[: piece.count].sum(), each[piece.count :].sum()
             precision.backward((counted + 0.0 * padding) * scale)
         losses.append(counted.detach().double())
-        correct.append(right)
+        correct.append(answers)
         finite.append(torch.isfinite(each.detach()).all())
     strategy.before_step()
     if clip:
@@ -64,7 +65,7 @@ def optimizer_step(
 def forward(
     strategy: Strategy, precision: Precision, batch: Batch, piece: Pass, mix: Mix | None, smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    """(loss of each sample, float32 [n]; correct answers among the counted ones)"""
+    """(loss of each sample, float32 [n]; how many of the counted answers are right, float64 [], or not a number)"""
     images, labels = batch
     with precision.autocast():
         if mix is None:
@@ -75,5 +76,6 @@ def forward(
             outputs = strategy.module(images)
             losses = mixed(outputs, labels, partners, part, smoothing)
     with torch.no_grad():
-        right = (logits(outputs)[: piece.count].argmax(1) == labels[: piece.count]).sum()
-    return losses, right
+        answers = right(logits(outputs)[: piece.count], labels[: piece.count])
+        correct = losses.new_tensor(math.nan, dtype=torch.float64) if answers is None else answers.double().sum()
+    return losses, correct

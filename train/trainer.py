@@ -3,6 +3,7 @@
 Knows nothing of command lines and process groups: `train.run` gives it all that it works on.
 """
 
+import dataclasses
 import signal
 import time
 from collections.abc import Iterator
@@ -83,20 +84,21 @@ class Training:
 
     def train(self) -> Score | None:
         """Raises NonFiniteLoss, CheckpointError, DataError."""
-        session, position = self.session, self.session.position
-        score = None
+        score = self.session.score
         with self.stop.watched():
-            while position.epoch < session.settings.epochs:
+            while not self.session.ended:
                 if not self.epoch():
                     return None
                 score = self.end_epoch()
-                if self.stopping and position.epoch < session.settings.epochs:
+                if self.stopping and not self.session.ended:
                     return None
-        return score or self.evaluate()  # a run that had ended before
+            return score or self.evaluate()  # a run that had ended before
 
     def epoch(self) -> bool:
         """The steps that are left of the current epoch. False after a stop within it."""
         session, position, settings = self.session, self.session.position, self.session.settings
+        if session.epoch_is_trained:
+            return True
         session.strategy.module.train()
         tell("training", position.step, session.total_steps)
         self.report.begin_epoch()
@@ -109,7 +111,7 @@ class Training:
         for number, step in enumerate(steps, 1):
             self.step(step, batches, begun)
             if number < len(steps) and (self.checkpoint_is_due() or self.stopping):
-                self.checkpoint(None)
+                self.checkpoint()
                 if self.stopping:
                     return False
         self.take(self.stats.flush())
@@ -149,7 +151,7 @@ class Training:
         """After the first step: memory for the copies of the state, prepared while the next steps run."""
         if not self.reserved:
             self.reserved = True
-            state = state_of(self.session, None)
+            state = state_of(self.session)
             if self.writer:
                 self.writer.reserve(state)
 
@@ -168,41 +170,56 @@ class Training:
     def checkpoint_is_due(self) -> bool:
         return self.clock.due_by_steps(self.session.position.step) or self.due
 
-    def checkpoint(self, metric: float | None) -> None:
+    def checkpoint(self) -> None:
         """Raises NonFiniteLoss rather than keep weights that a step just spoilt."""
         self.take(self.stats.flush())
         begun = time.monotonic()
-        state = state_of(self.session, metric)
+        state = state_of(self.session)
         if self.writer:
             tell("saving", self.session.position.step)
-            self.writer.save(self.session.position.step, state, metric)
+            self.writer.save(self.session.position.step, state)
             tell("training", self.session.position.step, self.session.total_steps)
         self.report.checkpoint(time.monotonic() - begun)
         self.clock.reset()
-        self.due = False
+        self.due, self.session.kept = False, self.session.position.step
 
-    def evaluate(self) -> Score:
-        """With averaged batch statistics, and averaged weights if there are any; leaves the training as it was."""
+    def evaluate(self) -> Score | None:
+        """With averaged batch statistics, and averaged weights if there are any; leaves the training as it was. None
+        after a stop within it."""
         session, settings = self.session, self.session.settings
         network = session.strategy.network
         rank_batch = settings.micro_batch or -(-settings.batch_size // session.place.world_size)
-        if self.writer:
+        if self.writer and session.ema:
             self.writer.settle()  # weights are about to be swapped, which only optimizer steps may do unasked
         averaged = session.ema.swapped_in() if session.ema else nullcontext()
         with evaluating_with(network, mean_buffers(network)), averaged:
-            return evaluate(
+            score = evaluate(
                 network, session.loader, len(session.dataset.test), rank_batch, session.cut, session.place,
-                session.precision,
+                session.precision, lambda: self.stats.vote(bool(self.stop.by)),
             )  # fmt: skip
+        self.stopping = self.stats.no_votes() or score is None or self.stopping
+        return score
 
-    def end_epoch(self) -> Score:
-        """Evaluation, figures of the epoch, checkpoint."""
-        position = self.session.position
+    def end_epoch(self) -> Score | None:
+        """Checkpoint, evaluation, figures of the epoch. None after a stop, and where no evaluation is due.
+
+        The checkpoint comes first, so that nothing that happens in the evaluation costs the epoch: a run that goes on
+        from it begins with the evaluation. What that finds is added to the checkpoint's manifest.
+        """
+        session, position = self.session, self.session.position
         self.report.trained()
-        score = self.evaluate()
-        position.train_seconds += position.seconds
-        position.best_accuracy = max(position.best_accuracy, score.accuracy)
+        if not session.evaluation_is_due:
+            self.report.epoch(None)
+            position.end_epoch(None)
+            self.checkpoint()
+            return None
+        if session.kept != position.step:
+            self.checkpoint()
+        score = None if self.stopping else self.evaluate()
+        if score is None:
+            return None
         self.report.epoch(score)
-        position.begin_epoch()
-        self.checkpoint(score.accuracy)
+        position.end_epoch(score)
+        if self.writer:
+            self.writer.evaluated(position.step, score.metric, dataclasses.asdict(score))
         return score

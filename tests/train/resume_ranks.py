@@ -22,7 +22,7 @@ from train.settings import Settings
 CRASH = 9
 STEPS = 12  # 4 in each of 3 epochs
 SETTINGS = Settings(
-    dataset="fake", image_size=8, epochs=3, batch_size=130, lr=0.01, checkpoint_every="2", tensorboard=False, keep=3
+    dataset="fake", image_size=8, epochs=3, batch_size=130, lr=0.01, checkpoint_every="2", loggers="none", keep=3
 )
 Change = Callable[[], None]  # made in a rank's process before it begins
 

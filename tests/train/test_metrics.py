@@ -117,9 +117,9 @@ def curve_of(folder: Path, name: str) -> list[tuple[int, float]]:
 
 
 def test_tensorboard_shows_the_curves_and_after_a_resumption_each_step_once(tmp_path: Path) -> None:
-    with Metrics(tmp_path, tensorboard=True) as log:
+    with Metrics(tmp_path, loggers="tensorboard") as log:
         write(log, 1, 10)
-    with Metrics(tmp_path, after=6, tensorboard=True) as log:
+    with Metrics(tmp_path, after=6, loggers="tensorboard") as log:
         write(log, 7, 12, loss=2.0)
     assert curve_of(tmp_path, "step/loss") == [(step, 1.0 if step <= 6 else 2.0) for step in range(1, 13)]
     assert curve_of(tmp_path, "loss/held_out") == [(4, 1.0), (8, 2.0), (12, 2.0)]
@@ -129,13 +129,13 @@ def test_tensorboard_shows_the_curves_and_after_a_resumption_each_step_once(tmp_
 @pytest.mark.parametrize("after", [0, 6])
 @pytest.mark.parametrize("flushed", [False, True])
 def test_tensorboard_of_a_start_before_is_replaced(flushed: bool, after: int, tmp_path: Path) -> None:
-    with Metrics(tmp_path, tensorboard=flushed) as log:
+    with Metrics(tmp_path, loggers="tensorboard" if flushed else "none") as log:
         write(log, 1, 10)
     files = tmp_path / "tensorboard"
     files.mkdir(exist_ok=True)
     (files / "events.out.tfevents.1.h1.1.0").touch()
     known = [{**event, "time": event["time"] + 1.0} for event in events_before(tmp_path, after)]
-    with Metrics(tmp_path, after=after, tensorboard=True, given=known) as log:
+    with Metrics(tmp_path, after=after, loggers="tensorboard", given=known) as log:
         write(log, after + 1, 12, loss=2.0)
     assert curve_of(tmp_path, "step/loss") == [(step, 1.0 if step <= after else 2.0) for step in range(1, 13)]
     assert len(list(files.iterdir())) == 1
@@ -144,7 +144,7 @@ def test_tensorboard_of_a_start_before_is_replaced(flushed: bool, after: int, tm
 def test_tensorboard_of_a_continued_run_has_the_steps_of_before(run: Path, tmp_path: Path) -> None:
     new = tmp_path / "new"
     new.mkdir()
-    with Metrics(new, after=6, earlier=run, tensorboard=True) as log:
+    with Metrics(new, after=6, earlier=run, loggers="tensorboard") as log:
         write(log, 7, 8)
     assert [step for step, _ in curve_of(new, "step/loss")] == list(range(1, 9))
 
@@ -154,7 +154,7 @@ def test_tensorboard_costs_the_first_steps_nothing(tmp_path: Path) -> None:
     """Its writer is not imported before the first epoch has ended."""
     program = (
         "import sys; from pathlib import Path; from train.reporting.metrics import Metrics\n"
-        "log = Metrics(Path(sys.argv[1]), tensorboard=True)\n"
+        "log = Metrics(Path(sys.argv[1]), loggers='tensorboard')\n"
         "log.write('step', step=1, loss=1.0)\n"
         "sys.exit('tensorboard' in sys.modules)"
     )

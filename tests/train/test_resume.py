@@ -171,7 +171,7 @@ def test_a_finished_run_keeps_its_record(tmp_path: Path) -> None:
 @pytest.mark.parametrize("away", [0, 1])
 def test_a_host_that_was_not_in_an_attempt_learns_of_its_steps(away: int, tmp_path: Path) -> None:
     hosts = [tmp_path / "h1", tmp_path / "h2"]
-    settings = settings_in(tmp_path, tensorboard=True)
+    settings = settings_in(tmp_path, loggers="tensorboard")
     for folder in hosts:
         folder.mkdir()
 

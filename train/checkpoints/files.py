@@ -1,8 +1,9 @@
 """The two files of a checkpoint: step-<n>.pt and, written after it, step-<n>.json, its manifest.
 
-The manifest holds {"schema", "file", "step", "bytes", "sha256", "metric": float or null, "time": unix seconds}. A
-checkpoint without a manifest does not exist; one that does not match its manifest is never unpacked. What is unpacked
-goes through torch.load(weights_only=True): no pickled code runs.
+The manifest holds {"schema", "file", "step", "bytes", "sha256", "metric": float, the higher the better, or null,
+"time": unix seconds}, and, some time later, "evaluation": what an evaluation of the checkpoint has found. A checkpoint without a
+manifest does not exist; one that does not match its manifest is never unpacked. What is unpacked goes through
+torch.load(weights_only=True): no pickled code runs.
 """
 
 import hashlib
@@ -71,19 +72,30 @@ def write(folder: Path, step: int, state: State, metric: float | None = None) ->
     return path
 
 
-def write_manifest(path: Path, step: int, size: int, sha256: str, metric: float | None) -> None:
+def write_manifest(
+    path: Path, step: int, size: int, sha256: str, metric: float | None, evaluation: dict[str, Any] | None = None
+) -> None:
     """From here on the checkpoint exists. Raises OSError."""
-    known = metric is not None and math.isfinite(metric)
     manifest = {
         "schema": MANIFEST_SCHEMA,
         "file": path.name,
         "step": step,
         "bytes": size,
         "sha256": sha256,
-        "metric": metric if known else None,
+        "metric": finite(metric),
         "time": time.time(),
     }
-    write_json(manifest_of(path), manifest)
+    write_json(manifest_of(path), manifest | ({"evaluation": evaluation} if evaluation else {}))
+
+
+def finite(metric: float | None) -> float | None:
+    return metric if metric is not None and math.isfinite(metric) else None
+
+
+def add_evaluation(folder: Path, step: int, metric: float, evaluation: dict[str, Any]) -> None:
+    """Notes in the manifest what an evaluation of this checkpoint has found. Raises OSError, CheckpointError."""
+    content = manifest(folder, step) | {"metric": finite(metric), "evaluation": evaluation}
+    write_json(manifest_of(path_of(folder, step)), content)
 
 
 def cannot_write(path: Path, error: Exception) -> CheckpointError:

@@ -80,7 +80,8 @@ def receive(path: Path, manifest: Manifest, giver: int, group: dist.ProcessGroup
         try:
             files.manifest_of(path).unlink(missing_ok=True)
             draft.commit()
-            files.write_manifest(path, manifest["step"], draft.bytes, manifest["sha256"], manifest.get("metric"))
+            found = manifest.get("metric"), manifest.get("evaluation")
+            files.write_manifest(path, manifest["step"], draft.bytes, manifest["sha256"], *found)
         except OSError as error:
             return str(files.cannot_write(path, error))
     return ""

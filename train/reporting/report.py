@@ -3,6 +3,7 @@
 Other ranks have the same object, which reports nothing; but the metrics are kept on every host.
 """
 
+import math
 import os
 import time
 from pathlib import Path
@@ -14,8 +15,8 @@ import torch.distributed as dist
 
 from train.evaluate import Score
 from train.reporting import metrics, picture
-from train.reporting.eventfiles import Event
-from train.reporting.progress import progress_for
+from train.reporting.loggers import Event
+from train.reporting.progress import percent, progress_for
 from train.reporting.step_stats import StepRecord
 from train.session import Session
 from train.settings import as_document
@@ -46,8 +47,10 @@ class Report:
                 self.progress.say(line)
         given = self.missed()
         if self.keeps:
-            where = (settings.run_dir, session.position.step, earlier_run(session))
-            self.metrics = metrics.Metrics(*where, settings.tensorboard and self.reports, given)
+            self.metrics = metrics.Metrics(
+                settings.run_dir, session.position.step, earlier_run(session),
+                settings.loggers if self.reports else "none", given, session.position.epoch, document,
+            )  # fmt: skip
             write_json(settings.run_dir / "settings.json", document)
             resumed = session.position.step if session.resumed_from else None
             self.metrics.write(
@@ -71,16 +74,17 @@ class Report:
             self.metrics.__exit__(kind, error, trace)
 
     def missed(self) -> list[Event] | None:
-        """The events before this start, where this host has fewer steps of them than another: it was not in an attempt
-        that made them. None where it has as many. Collective.
+        """The events before this start, where this host has fewer steps and epochs of them than another: it was not in
+        an attempt that made them. None where it has as many. Collective.
         """
         session = self.session
         if not session.position.step or session.place.world_size == 1:
             return None
         own, steps = list[Event](), -1  # of a rank that keeps none
         if self.keeps:
-            own = metrics.events_before(session.settings.run_dir, session.position.step, earlier_run(session))
-            steps = sum(event["event"] == "step" for event in own)
+            position, folder = session.position, session.settings.run_dir
+            own = metrics.events_before(folder, position.step, earlier_run(session), position.epoch)
+            steps = sum(event["event"] in ("step", "epoch") for event in own)
         known = from_all_ranks(steps, session.place)
         most = max(known)
         if all(number in (-1, most) for number in known):
@@ -123,7 +127,7 @@ class Report:
             record.step,
             record.loss,
             position.images / record.values["seconds"],
-            position.correct / position.images,
+            part(position.correct, position.images),
             self.data_wait(),
             self.session.strategy.comm_share(),
         )
@@ -133,8 +137,8 @@ class Report:
         seconds = self.session.position.seconds
         return min(1.0, (self.session.loader.waited - self.epoch_waited) / seconds) if seconds else 0.0
 
-    def epoch(self, score: Score) -> None:
-        """After an epoch and its evaluation."""
+    def epoch(self, score: Score | None) -> None:
+        """After an epoch and its evaluation, if it has one."""
         if not self.keeps:
             return
         session, position = self.session, self.session.position
@@ -142,9 +146,10 @@ class Report:
             "epoch": position.epoch + 1,
             "step": position.step,
             "train_loss": position.loss / session.samples,
-            "train_accuracy": position.correct / session.samples,
-            "test_accuracy": score.accuracy,
-            "test_loss": score.loss,
+            "train_accuracy": part(position.correct, session.samples),
+            "test_accuracy": score.accuracy if score else None,
+            "test_top5": score.top5 if score else None,
+            "test_loss": score.loss if score else None,
             "images_per_second": session.samples / position.seconds,
             "seconds": position.seconds,
             "data_wait": self.waited_in_training / position.seconds,
@@ -190,27 +195,56 @@ class Report:
             "data_wait_seconds": session.loader.waited,
             **metrics.peak_memory(session.device),
         }
+        if session.gave_up:
+            self.progress.say(gave_up(session))
         self.metrics.write("end", **result)
         events = metrics.read_metrics(folder / metrics.METRICS_FILE)
         title = f"{session.settings.model} on {session.settings.dataset}, {ranks(session)}"
         picture.draw(events, title, folder / "curves.png")
         write_json(folder / "result.json", result)
+        top5 = f" ({percent(score.top5)} among the first five)" if score.top5 is not None else ""
+        reached = (
+            f"test loss {score.loss:.4f}"
+            if score.accuracy is None
+            else f"test accuracy {percent(score.accuracy)}{top5}"
+        )
         self.progress.say(
-            f"test accuracy {score.accuracy:.2%}, {result['images_per_second']:.0f} images/s, "
-            f"{result['train_seconds']:.1f} s of training"
+            f"{reached}, {result['images_per_second']:.0f} images/s, {result['train_seconds']:.1f} s of training"
         )
 
 
+def part(correct: float, images: int) -> float | None:
+    """The accuracy; None where there is none, and the count of what is right is not a number."""
+    return None if math.isnan(correct) else correct / images
+
+
+def gave_up(session: Session) -> str:
+    """Why the run ends before its last epoch."""
+    position, number = session.position, session.settings.early_stop
+    best = f"accuracy {percent(position.best_accuracy)}" if position.best_accuracy else f"loss {position.best_loss:.4f}"
+    return (
+        f"--early-stop {number}: no better evaluation in the last {number} (the best test {best}); the run ends after "
+        f"epoch {position.epoch} of {session.settings.epochs}"
+    )
+
+
 def result_of(session: Session, score: Score) -> dict[str, Any]:
-    """The part of result.json that is the same on every rank, except for times."""
+    """The part of result.json that is the same on every rank, except for times. Of accuracies, null: there is none.
+
+    early_stop: the epoch after which the run ended because of that setting, else null.
+    """
     settings, position = session.settings, session.position
     trained = position.train_seconds
     return {
         "test_accuracy": score.accuracy,
-        "best_accuracy": max(score.accuracy, position.best_accuracy),
+        "test_top5": score.top5,
+        "test_loss": score.loss,
+        "best_accuracy": None if score.accuracy is None else max(score.accuracy, position.best_accuracy),
+        "best_loss": score.loss if position.best_loss is None else min(score.loss, position.best_loss),
+        "early_stop": position.epoch if session.gave_up else None,
         "images_per_second": position.epoch * session.samples / trained if trained else 0.0,
         "epochs": settings.epochs,
-        "steps": session.total_steps,
+        "steps": position.step,
         "world_size": session.place.world_size,
         "parallel": settings.parallel,
         "model": settings.model,
