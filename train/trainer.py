@@ -17,6 +17,7 @@ from train import order
 from train.checkpoints.writer import Writer
 from train.evaluate import Score, evaluate
 from train.model.running_statistics import evaluating_with, mean_buffers
+from train.reporting.profile import Profile
 from train.reporting.report import Report
 from train.reporting.step_stats import StepRecord, StepStats
 from train.reporting.work import Work
@@ -81,11 +82,14 @@ class Training:
         self.reserved = session.settings.blocking_checkpoints
         self.due = self.stopping = False  # what all ranks have agreed on, not this rank's own state
         self.work = Work()
+        left = session.total_steps - session.position.step
+        where = session.settings.run_dir, session.place.rank
+        self.profile = Profile(*where, session.settings.profile, left, session.device)
 
     def train(self) -> Score | None:
         """Raises NonFiniteLoss, CheckpointError, DataError."""
         score = self.session.score
-        with self.stop.watched():
+        with self.stop.watched(), self.profile:
             while not self.session.ended:
                 if not self.epoch():
                     return None
@@ -110,6 +114,8 @@ class Training:
         begun = time.monotonic() - position.seconds
         for number, step in enumerate(steps, 1):
             self.step(step, batches, begun)
+            if self.profile.step():
+                self.report.profiled(self.profile)
             if number < len(steps) and (self.checkpoint_is_due() or self.stopping):
                 self.checkpoint()
                 if self.stopping:

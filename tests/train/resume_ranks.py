@@ -60,6 +60,23 @@ def crash_in_step(number: int, how: Callable[[], None] = lambda: os._exit(CRASH)
     return change
 
 
+def in_evaluation(number: int, how: Callable[[], None]) -> Change:
+    """Does `how` when the evaluation of this number begins, counted from 1 since this start."""
+
+    def change() -> None:
+        made, position = vars(trainer)["evaluate"], {"number": 0}
+
+        def counted(*arguments: Any) -> Any:
+            position["number"] += 1
+            if position["number"] == number:
+                how()
+            return made(*arguments)
+
+        mock.patch.object(trainer, "evaluate", counted).start()
+
+    return change
+
+
 def one_rank(rank: int, world_size: int, settings: Settings, normalised: bool, change: Change) -> None:
     torch.set_num_threads(1)
     os.environ.update(

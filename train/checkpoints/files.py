@@ -1,8 +1,8 @@
 """The two files of a checkpoint: step-<n>.pt and, written after it, step-<n>.json, its manifest.
 
 The manifest holds {"schema", "file", "step", "bytes", "sha256", "metric": float, the higher the better, or null,
-"time": unix seconds}, and, some time later, "evaluation": what an evaluation of the checkpoint has found. A checkpoint without a
-manifest does not exist; one that does not match its manifest is never unpacked. What is unpacked goes through
+"time": unix seconds}, and, some time later, "evaluation": what an evaluation of the checkpoint has found. A checkpoint
+without a manifest does not exist; one that does not match its manifest is never unpacked. What is unpacked goes through
 torch.load(weights_only=True): no pickled code runs.
 """
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from train.evaluate import Score
 from train.reporting import metrics, picture
 from train.reporting.loggers import Event
+from train.reporting.profile import Profile
 from train.reporting.progress import percent, progress_for
 from train.reporting.step_stats import StepRecord
 from train.session import Session
@@ -37,6 +38,7 @@ class Report:
         self.first = True
         self.epoch_waited = session.loader.waited  # when this epoch began
         self.images = 0  # of this process's steps
+        self.profile = ""  # the trace of --profile, from the run's folder
 
     def __enter__(self) -> "Report":
         session, settings = self.session, self.session.settings
@@ -171,6 +173,18 @@ class Report:
         if self.keeps:
             self.metrics.write("checkpoint", step=self.session.position.step, seconds=seconds)
 
+    def profiled(self, profile: Profile) -> None:
+        """After --profile's steps."""
+        self.profile = profile.written
+        if not self.reports:
+            return
+        where = self.session.settings.run_dir / profile.folder.name
+        said = f"no trace could be written: {profile.complaint}" if profile.complaint else (
+            f"the traces of the ranks are in {where}, for https://ui.perfetto.dev; rank-0.txt there lists the "
+            "operations that took longest"
+        )  # fmt: skip
+        self.progress.say(f"--profile {self.session.settings.profile}: {said}")
+
     def stopped(self) -> None:
         if self.reports:
             position = self.session.position
@@ -193,6 +207,7 @@ class Report:
             "train_seconds": time.monotonic() - self.begun,
             "checkpoint_seconds": lost,
             "data_wait_seconds": session.loader.waited,
+            "profile": self.profile or None,
             **metrics.peak_memory(session.device),
         }
         if session.gave_up:
