@@ -322,11 +322,16 @@ def was_restarted() -> bool:
 
 
 def make_run_dir(path: Path) -> None:
-    """Raises SettingsError where the folder cannot be made or written to."""
-    probe = path / f".writable-{os.getpid()}"  # every rank tries
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise SettingsError(f"--run-dir {path}: cannot write there ({error.strerror or error})") from error
+    """Raises SettingsError where the folder, or the one of its checkpoints, cannot be made or written to."""
+    checkpoints = path / "checkpoints"
+    for folder in (path, *([checkpoints] if os.path.lexists(checkpoints) else [])):
+        probe = folder / f".writable-{os.getpid()}"  # every rank tries
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise SettingsError(
+                f"--run-dir {path}: cannot write to {folder} ({error.strerror or error}): make it a folder that you may "
+                "write to, or give another --run-dir"
+            ) from error

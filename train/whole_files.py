@@ -44,7 +44,6 @@ class Draft:
         """Makes it durable under its final name. Raises OSError, also those of earlier writes."""
         if self.error is not None:
             raise self.error
-        os.fchmod(self.descriptor, 0o644)  # whatever the umask is: others gather it
         os.fsync(self.descriptor)
         self.draft.replace(self.path)
         sync_folder(self.path.parent)
@@ -60,7 +59,7 @@ class Draft:
 
 
 def open_locked(draft: Path) -> int:
-    """A new file, open for writing, its lock held. Again where `clear_drafts` came between open and lock."""
+    """A new file with the permissions of the umask, open for writing, its lock held. Again where `clear_drafts` came between open and lock."""
     while True:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:

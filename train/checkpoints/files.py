@@ -6,6 +6,7 @@ without a manifest does not exist; one that does not match its manifest is never
 torch.load(weights_only=True): no pickled code runs.
 """
 
+import errno
 import hashlib
 import json
 import math
@@ -104,8 +105,10 @@ def cannot_write(path: Path, error: Exception) -> CheckpointError:
     except OSError:
         free = "its folder cannot be read"
     reason = getattr(error, "strerror", None) or error
+    is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    fix = f"{free}; make room" if is_full else f"make {path.parent} writable ({free})"
     return CheckpointError(
-        f"cannot write the checkpoint {path} ({reason}): {free}; make room, or choose another folder with --run-dir"
+        f"cannot write the checkpoint {path} ({reason}): {fix}, or choose another folder with --run-dir"
     )
 
 
@@ -153,12 +156,19 @@ def load(folder: Path, step: int, device: torch.device | str = "cpu") -> State:
             state = torch.load(file, map_location=device, weights_only=True)
         except Exception as error:  # torch raises UnpicklingError, RuntimeError and others here
             raise CheckpointError(
-                f"{path_of(folder, step)} holds more than tensors and plain values, refused: "
-                f"{error}{others(folder, step)}"
+                f"{path_of(folder, step)} holds more than tensors and plain values, which could run code when it is "
+                f"read, and is refused ({reason_of(error)}): this trainer did not write it{others(folder, step)}"
             ) from error
     if not isinstance(state, dict):
         raise CheckpointError(f"{path_of(folder, step)} holds no state but a {type(state).__name__}")
     return state
+
+
+def reason_of(error: Exception) -> str:
+    """What torch.load could not read, without its advice to read it all the same."""
+    text = str(error).partition("WeightsUnpickler error: ")[2] or str(error)
+    line = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    return re.split(r" was not an allowed| Please |\. (?=[A-Z])", line)[0]
 
 
 def load_path(path: Path, device: torch.device | str = "cpu") -> State:

@@ -1,8 +1,8 @@
 """--profile STEPS: a trace of some steps by torch.profiler, in profile/ of the run's folder. On every rank.
 
 Every rank, because one that alone is slowed down by being traced makes the others wait for it, and the traces would
-show that. The traces are Chrome's format: https://ui.perfetto.dev and TensorBoard's profiler plugin open them. The ranks
-of the first host have theirs gathered with the run; those of others stay on their hosts.
+show that. The traces are Chrome's format: https://ui.perfetto.dev and TensorBoard's profiler plugin open them. Those of
+the first host's ranks are gathered with the run; those of other hosts stay there.
 """
 
 from contextlib import suppress
