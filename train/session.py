@@ -332,6 +332,6 @@ def make_run_dir(path: Path) -> None:
             probe.unlink()
         except OSError as error:
             raise SettingsError(
-                f"--run-dir {path}: cannot write to {folder} ({error.strerror or error}): make it a folder that you may "
-                "write to, or give another --run-dir"
+                f"--run-dir {path}: cannot write to {folder} ({error.strerror or error}): make it a folder "
+                "that you may write to, or give another --run-dir"
             ) from error

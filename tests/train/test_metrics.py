@@ -233,6 +233,56 @@ def test_a_picture_is_drawn_of_whole_and_of_continued_runs(tmp_path: Path, first
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("losses", [[2.38, 2.4, 2.6, 2.2], [2.3, 0.5, 0.01, 0.002], [2.3, 0.1, 1e-4, 1e-7]])
+def test_the_loss_has_plain_numbers_at_its_ticks(losses: list[float], tmp_path: Path) -> None:
+    with Metrics(tmp_path) as log:
+        for epoch, loss in enumerate(losses):
+            write(log, PER_EPOCH * epoch + 1, PER_EPOCH * (epoch + 1), loss)
+    figure = picture.figure_of(read_metrics(tmp_path / "metrics.jsonl"), "a run")
+    assert figure is not None
+    figure.canvas.draw()
+    axes = figure.axes[0]
+    low, high = axes.get_ylim()
+    labels = [one.get_text() for one in (*axes.get_yticklabels(), *axes.get_yticklabels(minor=True))]
+    assert all(re.fullmatch(r"[0-9.]+(e-\d+)?|", label) for label in labels), labels
+    assert 3 <= sum(low <= place <= high for place in axes.get_yticks()) <= 12
+
+
+def test_of_a_run_without_accuracy_the_norm_of_the_gradient_is_drawn_if_it_is_known() -> None:
+    def events(**more: float) -> list[dict[str, Any]]:
+        about = {"loss": 1.0, "lr": 0.1, "images": 8, "epoch": 1, "accuracy": None}
+        steps = [{"event": "step", "step": n, "seconds": float(n), **about, **more} for n in (1, 2)]
+        figures = {"train_loss": 1.0, "test_loss": 1.0, "train_accuracy": None, "test_accuracy": None}
+        return [*steps, {"event": "epoch", "epoch": 1, "step": 2, "images_per_second": 8.0, **figures}]
+
+    drawn = [picture.figure_of(one, "a run") for one in (events(), events(grad_norm=0.5))]
+    titles = [[axes.get_ylabel() for axes in one.axes] for one in drawn if one]
+    assert titles[0] == ["loss, by image", "learning rate", "images/s"]
+    assert titles[1] == ["loss, by image", "norm of the gradient", "learning rate", "images/s"]
+
+
+@pytest.mark.parametrize(
+    ("figures", "text"),
+    [
+        ({"train_accuracy": 0.5, "test_accuracy": 0.25, "test_top5": 0.75, "test_loss": 2.0},
+         "train 50.00%  test 25.00%  top-5 75.00%  "),
+        ({"train_accuracy": 0.5, "test_accuracy": None, "test_top5": None, "test_loss": None}, "train 50.00%  "),
+        ({"train_accuracy": None, "test_accuracy": None, "test_loss": 2.0}, "test loss 2.0000  "),
+    ],
+)  # fmt: skip
+def test_the_line_of_an_epoch_has_what_is_known(figures: dict[str, Any], text: str) -> None:
+    values = {"epoch": 2, "train_loss": 1.5, "images_per_second": 10.0, "seconds": 3.0, **figures}
+    assert progress.epoch_text(values, 3) == f"epoch 2/3  loss 1.5000  {text}10 images/s  3.0 s"
+
+
+def test_the_event_of_an_epoch_that_was_not_evaluated_whole_is_dropped(run: Path) -> None:
+    events = read_metrics(run / "metrics.jsonl")
+    for epochs, numbers in ((1, [1]), (2, [1, 2]), (None, [1, 2])):
+        assert [e["epoch"] for e in kept(events, 8, epochs) if e["event"] == "epoch"] == numbers
+        assert steps_of(kept(events, 8, epochs)) == list(range(1, 9))
+
+
 def test_epochs_are_where_they_belong_also_without_the_first_steps(tmp_path: Path) -> None:
     with Metrics(tmp_path) as log:
         write(log, 7, 14)

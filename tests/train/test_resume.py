@@ -16,7 +16,7 @@ from tests.train.resume_ranks import CRASH, SETTINGS, STEPS, Change, crash_in_st
 from tests.train.test_metrics import curve_of
 from train import session
 from train.checkpoints.agree import StartPoint
-from train.settings import EXIT_REFUSED, EXIT_STOPPED, Settings
+from train.settings import EXIT_REFUSED, EXIT_STOPPED, Settings, SettingsError
 
 RICH = {
     "optimizer": "sgd",
@@ -150,6 +150,19 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
     assert train(1, settings_in(tmp_path, epochs=1)) == [0]
     assert train(1, settings_in(tmp_path, seed=1)) == [EXIT_REFUSED]
     assert train(1, settings_in(tmp_path, seed=1, epochs=1, resume="none")) == [0]
+
+
+def test_checkpoints_that_cannot_be_written_are_refused_before_the_first_step(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("a file where the folder should be")
+    with pytest.raises(
+        SettingsError, match=f"cannot write to {tmp_path}/checkpoints .*: make it a folder that you may"
+    ):
+        session.make_run_dir(tmp_path)
+    (tmp_path / "checkpoints").unlink()
+    session.make_run_dir(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    session.make_run_dir(tmp_path)
+    assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
 def test_a_loss_that_is_not_finite_ends_all_ranks_and_keeps_no_spoilt_checkpoint(tmp_path: Path) -> None:

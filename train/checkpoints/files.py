@@ -26,6 +26,7 @@ MANIFEST_SCHEMA = 2
 READABLE = (1, 2)
 State = dict[str, Any]
 Manifest = dict[str, Any]
+ADVICE = re.compile(r"weights_only|trust|documentation")  # in torch.load's messages
 FILE_NAME = re.compile(r"step-(\d+)\.(pt|json)")
 
 
@@ -105,8 +106,9 @@ def cannot_write(path: Path, error: Exception) -> CheckpointError:
     except OSError:
         free = "its folder cannot be read"
     reason = getattr(error, "strerror", None) or error
-    is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    fix = f"{free}; make room" if is_full else f"make {path.parent} writable ({free})"
+    closed = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+    is_closed = getattr(error, "errno", None) in closed
+    fix = f"make {path.parent} a folder that is writable ({free})" if is_closed else f"{free}; make room"
     return CheckpointError(
         f"cannot write the checkpoint {path} ({reason}): {fix}, or choose another folder with --run-dir"
     )
@@ -166,9 +168,9 @@ def load(folder: Path, step: int, device: torch.device | str = "cpu") -> State:
 
 def reason_of(error: Exception) -> str:
     """What torch.load could not read, without its advice to read it all the same."""
-    text = str(error).partition("WeightsUnpickler error: ")[2] or str(error)
-    line = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-    return re.split(r" was not an allowed| Please |\. (?=[A-Z])", line)[0]
+    lines = [line.rpartition("WeightsUnpickler error:")[2].strip() for line in str(error).splitlines()]
+    said = [line for line in lines if line and not ADVICE.search(line)]
+    return re.split(r" was not an allowed|\. (?=[A-Z])|\.$", said[0])[0] if said else type(error).__name__
 
 
 def load_path(path: Path, device: torch.device | str = "cpu") -> State:
