@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from train import order
-from train.checkpoints import CheckpointError, load, saved_steps
+from train.checkpoints import CheckpointError, load, manifest, saved_steps
 
-STATES = ("model", "rank_buffers", "optimizer", "scaler", "ema", "metric")  # of a checkpoint; the rest has times in it
+STATES = ("model", "rank_buffers", "optimizer", "scaler", "ema")  # of a checkpoint; the rest has times in it
 SHOWN = 5  # of many things that differ
 
 Words = Mapping[str, Any]
@@ -62,7 +62,8 @@ def differing(one: Any, other: Any, name: str = "") -> Iterator[str]:
 def weights_of(folder: Path, step: int) -> dict[str, Any]:
     """What the training has made by this step, from a run's folder. Raises CheckpointError."""
     state = load(folder / "checkpoints", step)
-    return {name: state[name] for name in STATES}
+    metric = manifest(folder / "checkpoints", step).get("metric")
+    return {**{name: state[name] for name in STATES}, "metric": metric}
 
 
 def kept_all_hosts(attempts: Sequence[Words], hosts: Sequence[str]) -> bool:

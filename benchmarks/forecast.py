@@ -60,7 +60,7 @@ class Work:
     def arguments(self) -> list[str]:
         return [
             *("--model", self.model, "--dataset", "digits", "--image-size", "32", "--batch-size", str(self.batch_size)),
-            *("--epochs", str(self.epochs), "--blocking-checkpoints", "--no-tensorboard"),
+            *("--epochs", str(self.epochs), "--blocking-checkpoints", "--loggers=none"),
         ]
 
 

@@ -88,7 +88,7 @@ def trainer(work: Work, dataset: str, epochs: int, *how: str) -> list[float]:
         *(how or ("-m", "train")), "--model", work.model,
         "--dataset", dataset, "--data-dir", f"{work.folder}/{dataset}",
         "--image-size", work.image_size, "--batch-size", work.batch_size, "--epochs", epochs, "--run-dir", run_dir,
-        "--optimizer", "sgd", "--lr", "0.1", "--momentum", "0.9", "--weight-decay", "1e-4", "--no-tensorboard",
+        "--optimizer", "sgd", "--lr", "0.1", "--momentum", "0.9", "--weight-decay", "1e-4", "--loggers", "none",
         *memory, *flags,
     ]  # fmt: skip
     in_a_process(*words)

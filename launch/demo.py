@@ -16,6 +16,7 @@ from launch.cli.refusal import refuse
 from launch.deploy import control, deploy
 from launch.files import ROOT, read_json, runs_dir, shown
 from launch.hosts import clustermap, trust
+from launch.job.outcome import reached
 from launch.report.documents import PAGE
 from launch.run import train as run
 
@@ -62,7 +63,7 @@ def _closing(path: Path, plan: Path) -> Table:
     known = read_json(folder / "summary.json")
     cluster = clustermap.read(path)
     table = Table(title="The run", show_header=False)
-    table.add_row("test accuracy", f"{known['test_accuracy']:.2%}")
+    table.add_row(*reached(known))
     table.add_row("speed", f"{known['images_per_second']:.0f} images/s on {known['world_size']} ranks")
     table.add_row("network", f"{cluster.network.name}: {cluster.network.reason}")
     table.add_row("curves", shown(folder / "curves.png"))

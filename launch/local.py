@@ -219,8 +219,9 @@ def closing(summary: Mapping[str, Any], folder: Path) -> str:
     if summary["status"] == "failed":
         who = "the run" if summary["failed_rank"] is None else f"rank {summary['failed_rank']}"
         return f"run and logs of each rank: {path} and {path / 'logs'}{page}\n{who} failed: {summary['reason']}"
+    what, figure = outcome.reached(summary)
     return (
-        f"\n  test accuracy   {summary['test_accuracy']:.2%}\n"
+        f"\n  {what or 'test accuracy':<15} {figure or 'unknown'}\n"
         f"  speed           {summary['images_per_second']:.0f} images/s\n"
         f"  training time   {summary['train_seconds']:.1f} s\n"
         f"  run             {path}\n"

@@ -35,7 +35,7 @@ def main() -> int:
 def serve(folder: Path) -> int:
     """Show the curves below `folder` until Ctrl-C. Raises Refusal without curves, or when it ends by itself."""
     if not any(folder.glob(EVENT_FILES)):
-        fix = "Muster's trainer writes them unless it is told --no-tensorboard; a script of your own writes its own"
+        fix = "Muster's trainer writes them unless --loggers leaves them out; a script of your own writes its own"
         raise refuse("RUN", f"there are no curves of TensorBoard in {shown(folder)}", fix)
     words = [sys.executable, *COMMAND, "--logdir", str(folder), "--host", "127.0.0.1"]
     with undisturbed(then_interrupt=True):  # while it is being started it cannot be ended

@@ -1,7 +1,8 @@
 """Trains a torchvision classifier on any number of ranks.  python -m train --help, or on this machine: make local
 
 Reads the settings and calls run.py, which does the work of one rank; with --spawn N it starts N ranks that do so.
-Writes settings.json, metrics.jsonl, checkpoints/, tensorboard/, curves.png and, last, result.json in the run's folder.
+Writes settings.json, metrics.jsonl, checkpoints/, tensorboard/, curves.png and, last, result.json in the run's folder;
+with --profile also profile/.
 Also: python -m train export, python -m train predict, python -m train verify-data.
 """
 

@@ -113,6 +113,15 @@ def right(outputs: Any, targets: Any) -> Tensor | None:
     return equal if equal.ndim == 1 else mean_of_pixels(equal.float(), targets)
 
 
+def right_among_five(outputs: Any, targets: Any) -> Tensor | None:
+    """Whether the target is among the five best answers, bool [n], for outputs [n, classes] and whole numbers [n]; None
+    for anything else, and for five classes or fewer, of which it says nothing."""
+    outputs = logits(outputs)
+    if right(outputs, targets) is None or outputs.ndim != 2 or outputs.shape[1] <= 5:
+        return None
+    return (outputs.topk(5, dim=1).indices == targets[:, None]).any(1)
+
+
 def is_class_number(targets: Tensor) -> bool:
     return not (targets.dtype.is_floating_point or targets.dtype.is_complex or targets.dtype == torch.bool)
 

@@ -16,6 +16,7 @@ from train.checkpoints import CheckpointError, Writer, fit, load_weights
 from train.datasets import FETCH_SECONDS, DataError, Dataset, data_dir_of, fingerprint, load
 from train.model import pretrained, torchvision_cpu
 from train.model.build import build as build_model
+from train.reporting import loggers
 from train.reporting.report import Report
 from train.session import Session
 from train.settings import EXIT_STOPPED, Settings, SettingsError, refuse
@@ -109,14 +110,16 @@ def gather(settings: Settings, place: Place, notes: list[str]) -> tuple[Dataset,
         network.load_state_dict(weights)
         notes += [f"--weights: {line}" for line in said]
     trial(settings, dataset, network)
+    if place.rank == 0:
+        loggers.check(settings.loggers)
     session.make_run_dir(settings.run_dir)
     return dataset, network, fingerprint(dataset)
 
 
 def finished(made: Session) -> bool:
     """Whether the run folder's run has all of its epochs: what it says of itself must stay."""
-    folder, position = made.settings.run_dir, made.position
-    complete = position.epoch >= made.settings.epochs and (folder / "result.json").exists()
+    folder = made.settings.run_dir
+    complete = made.ended and (folder / "result.json").exists()
     return not group.first_complaint("" if made.place.rank or complete else "no", made.place)
 
 

@@ -4,6 +4,7 @@ Also what of it goes into a checkpoint, and how it comes back: `state_of` and `r
 """
 
 import dataclasses
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,9 +18,10 @@ import torchvision
 from torch import nn
 
 from train import losses, optim, order, parallel
-from train.checkpoints import CheckpointError, StartPoint, head_of, load_path, resolve
+from train.checkpoints import CheckpointError, StartPoint, head_of, load_path, manifest, resolve
 from train.datasets import Dataset
 from train.datasets.loader import Loader, counted_rows
+from train.evaluate import Score
 from train.inference import recipe
 from train.losses import Loss, Mix
 from train.model import running_statistics
@@ -30,7 +32,7 @@ from train.model.prepare import choose_kernels, prepare
 from train.parallel import shares
 from train.settings import Settings, SettingsError, as_document, flag
 from train.start import proof
-from train.start.group import Place, first_complaint
+from train.start.group import Place, first_complaint, from_all_ranks
 from train.start.muster_run import tell
 from train.step import forward
 
@@ -44,7 +46,8 @@ TIMES = ("seconds", "train_seconds")  # of Position
 class Position:
     """How far a run is: `epoch` whole epochs, `batch` steps of the next one, `step` steps in all.
 
-    The sums are those of the unfinished epoch over all ranks, so that its figures come out as if never interrupted.
+    The sums are those of the unfinished epoch over all ranks, so that its figures come out as if never interrupted. An
+    epoch whose steps are all made is unfinished until it is evaluated, where an evaluation is due.
     """
 
     epoch: int = 0
@@ -56,10 +59,26 @@ class Position:
     seconds: float = 0.0  # of training in the unfinished epoch
     train_seconds: float = 0.0  # of training in all
     best_accuracy: float = 0.0
+    best_loss: float | None = None  # the lowest one of held-out samples; None before the first evaluation
+    worse: int = 0  # evaluations since the best one
 
-    def begin_epoch(self) -> None:
+    def end_epoch(self, score: Score | None) -> None:
+        """score: of the evaluation after it, if there was one."""
+        if score:
+            self.evaluated(score)
+        self.train_seconds += self.seconds
         self.epoch, self.batch = self.epoch + 1, 0
         self.loss, self.correct, self.images, self.seconds = 0.0, 0.0, 0, 0.0
+
+    def evaluated(self, score: Score) -> None:
+        is_lower = not math.isnan(score.loss) and (self.best_loss is None or score.loss < self.best_loss)
+        is_better = is_lower
+        if score.accuracy is not None:
+            is_better = self.best_loss is None or score.accuracy > self.best_accuracy
+            self.best_accuracy = max(self.best_accuracy, score.accuracy)
+        if is_lower:
+            self.best_loss = score.loss
+        self.worse = 0 if is_better else self.worse + 1
 
 
 @dataclass
@@ -78,6 +97,28 @@ class Session:
     weights: Sequence[float]  # the ranks' parts of a global batch
     position: Position
     resumed_from: Path | None = None
+    kept: int | None = None  # the step of the newest checkpoint of this run on all of its hosts
+    score: Score | None = None  # of the evaluation at which the run goes on, where it had been made before
+
+    @property
+    def epoch_is_trained(self) -> bool:
+        """Whether all steps of the current epoch are made."""
+        return self.position.batch >= order.steps_per_epoch(self.samples, self.settings.batch_size)
+
+    @property
+    def evaluation_is_due(self) -> bool:
+        """At the end of the current epoch."""
+        number = self.position.epoch + 1
+        return number % self.settings.eval_every == 0 or number >= self.settings.epochs
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether --early-stop ends the run."""
+        return 0 < self.settings.early_stop <= self.position.worse
+
+    @property
+    def ended(self) -> bool:
+        return self.gave_up or self.position.epoch >= self.settings.epochs
 
     @property
     def cut(self) -> order.Cut:
@@ -190,7 +231,7 @@ def some_samples(settings: Settings, place: Place, dataset: Dataset, loader: Loa
     return images, labels
 
 
-def state_of(session: Session, metric: float | None) -> State:
+def state_of(session: Session) -> State:
     """Everything a checkpoint holds: tensors (not copied) and plain values. Collective; the same on all ranks."""
     strategy, network = session.strategy, session.strategy.network
     model = strategy.model_state() | running_statistics.mean_buffers(network)
@@ -206,7 +247,6 @@ def state_of(session: Session, metric: float | None) -> State:
         "config": config_of(session),
         "versions": {"torch": torch.__version__, "torchvision": torchvision.__version__},
         "world_size": session.place.world_size,
-        "metric": metric,
     }
 
 
@@ -316,7 +356,20 @@ def begin(session: Session) -> list[str]:
     if problem := first_complaint(problem, place):
         raise CheckpointError(problem)
     session.resumed_from = found.path
-    return [*found.notes, f"going on from {found.path.name}", *restore(session, state)]
+    notes = restore(session, state)
+    take_evaluation(session, found.path, state["position"]["step"])
+    return [*found.notes, f"going on from {found.path.name}", *notes]
+
+
+def take_evaluation(session: Session, path: Path, step: int) -> None:
+    """What is known beside the checkpoint: its evaluation, if that had ended on any host. Collective."""
+    here = path.parent.resolve() == (session.settings.run_dir / "checkpoints").resolve()
+    said = from_all_ranks((here, manifest(path.parent, step).get("evaluation")), session.place)
+    session.kept = step if all(is_here for is_here, _ in said) else None
+    known = next((found for _, found in said if found), None)
+    if known and session.epoch_is_trained:
+        session.score = Score(**known)
+        session.position.end_epoch(session.score)
 
 
 def where_to_begin(settings: Settings, place: Place) -> StartPoint:
@@ -341,11 +394,16 @@ def was_restarted() -> bool:
 
 
 def make_run_dir(path: Path) -> None:
-    """Raises SettingsError where the folder cannot be made or written to."""
-    probe = path / f".writable-{os.getpid()}"  # every rank tries
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise SettingsError(f"--run-dir {path}: cannot write there ({error.strerror or error})") from error
+    """Raises SettingsError where the folder, or the one of its checkpoints, cannot be made or written to."""
+    checkpoints = path / "checkpoints"
+    for folder in (path, *([checkpoints] if os.path.lexists(checkpoints) else [])):
+        probe = folder / f".writable-{os.getpid()}"  # every rank tries
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise SettingsError(
+                f"--run-dir {path}: cannot write to {folder} ({error.strerror or error}): make it a folder "
+                "that you may write to, or give another --run-dir"
+            ) from error

@@ -27,6 +27,7 @@ HANDWRITING = ("digits", "mnist")  # they have changes of their own: small turns
 POLICIES = ("trivial", "rand")
 PARALLEL_NAMES = ("ddp", "dp", "fsdp", "horovod", "none")
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+LOGGER_NAMES = ("tensorboard", "mlflow", "wandb")
 CONFIGS = Path(__file__).resolve().parent / "configs"
 
 GROUPS = {
@@ -97,6 +98,8 @@ class Settings:
     cutmix: float = how(0.0, "alpha of CutMix (0: off)", metavar="ALPHA")
     clip: float = how(0.0, "largest norm of the gradient (0: off)", metavar="NORM")
     ema: float = how(0.0, "decay of averaged weights, used for evaluation (0: off)", metavar="DECAY")
+    eval_every: int = how(1, "epochs from evaluation to evaluation; the last epoch always has one", metavar="EPOCHS")
+    early_stop: int = how(0, "end the run after so many evaluations without a better one (0: off)", metavar="N")
     augment: str = how(
         "standard",
         "random changes of training images: those usual for the dataset; trivial (TrivialAugment) and rand "
@@ -145,7 +148,11 @@ class Settings:
     blocking_checkpoints: bool = keeps(False, "wait until a checkpoint is on the disk")
 
     run_dir: Path = the_run(Path("runs"), "folder to write to (default: MUSTER_RUN_DIR, else runs/<time>)")
-    tensorboard: bool = the_run(True, "write TensorBoard's event files")
+    loggers: str = the_run(
+        "tensorboard", "where figures go besides metrics.jsonl: tensorboard, mlflow, wandb, package.module:function, "
+        "several with commas, or none", metavar="NAMES"
+    )  # fmt: skip
+    profile: int = the_run(0, "trace so many steps with torch.profiler, soon after the start (0: off)", metavar="STEPS")
 
 
 class Parser(argparse.ArgumentParser):
@@ -274,6 +281,12 @@ def as_document(settings: Settings) -> dict[str, Any]:
     return {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
 
 
+def loggers_of(text: str) -> list[str]:
+    """The names in --loggers, each once."""
+    names = [name for part in text.split(",") if (name := part.strip())]
+    return [] if names == ["none"] else list(dict.fromkeys(names))
+
+
 @dataclass(frozen=True)
 class Every:
     """How often to write a checkpoint. At the end of an epoch it is written in any case."""
@@ -299,9 +312,11 @@ def problems(settings: Settings, world_size: int) -> list[str]:
     return [*ranges(settings), *strangers(settings), *contradictions(settings, world_size), *own_parts(settings)]
 
 
-POSITIVE = ("epochs", "keep", "step_every")
+POSITIVE = ("epochs", "keep", "step_every", "eval_every")
 POSITIVE_NUMBERS = ("lr", "timeout", "step_gamma")
-NOT_NEGATIVE = ("seed", "image_size", "scale_lr", "micro_batch", "spawn", "gpu0_batch", "classes")
+NOT_NEGATIVE = (
+    *("seed", "image_size", "scale_lr", "micro_batch", "spawn", "gpu0_batch", "classes", "early_stop", "profile"),
+)
 NOT_NEGATIVE_NUMBERS = ("weight_decay", "mixup", "cutmix", "clip", "head_lr")
 PARTS = ("momentum", "warmup", "label_smoothing", "ema")
 
@@ -319,6 +334,11 @@ def ranges(settings: Settings) -> Iterator[str]:
     )
     for names, right, text in wanted:
         yield from (f"{flag(name)} {values[name]}: {text}" for name in names if not right(values[name]))
+    yield from (
+        f"--loggers {name}: none of {', '.join(LOGGER_NAMES)}, package.module:function, none"
+        for name in loggers_of(settings.loggers)
+        if name not in LOGGER_NAMES and not re.fullmatch(r"[\w.]+:\w+", name)
+    )
     try:
         every(settings.checkpoint_every)
     except ValueError:

@@ -3,6 +3,7 @@
 Knows nothing of command lines and process groups: `train.run` gives it all that it works on.
 """
 
+import dataclasses
 import signal
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from train.datasets import DataError
 from train.datasets.loader import Batch
 from train.evaluate import Score, evaluate
 from train.model.running_statistics import evaluating_with, mean_buffers
+from train.reporting.profile import Profile
 from train.reporting.report import Report
 from train.reporting.step_stats import StepRecord, StepStats
 from train.reporting.work import Work
@@ -82,23 +84,27 @@ class Training:
         self.reserved = session.settings.blocking_checkpoints
         self.due = self.stopping = False  # what all ranks have agreed on, not this rank's own state
         self.work = Work()
+        left = session.total_steps - session.position.step
+        where = session.settings.run_dir, session.place.rank
+        self.profile = Profile(*where, session.settings.profile, left, session.device)
 
     def train(self) -> Score | None:
         """Raises NonFiniteLoss, CheckpointError, DataError."""
-        session, position = self.session, self.session.position
-        score = None
-        with self.stop.watched():
-            while position.epoch < session.settings.epochs:
+        score = self.session.score
+        with self.stop.watched(), self.profile:
+            while not self.session.ended:
                 if not self.epoch():
                     return None
                 score = self.end_epoch()
-                if self.stopping and position.epoch < session.settings.epochs:
+                if self.stopping and not self.session.ended:
                     return None
-        return score or self.evaluate()  # a run that had ended before
+            return score or self.evaluate()  # a run that had ended before
 
     def epoch(self) -> bool:
         """The steps that are left of the current epoch. False after a stop within it."""
         session, position, settings = self.session, self.session.position, self.session.settings
+        if session.epoch_is_trained:
+            return True
         session.strategy.module.train()
         tell("training", position.step, session.total_steps)
         self.report.begin_epoch()
@@ -110,8 +116,10 @@ class Training:
         begun = time.monotonic() - position.seconds
         for number, step in enumerate(steps, 1):
             self.step(step, batches, begun)
+            if self.profile.step():
+                self.report.profiled(self.profile)
             if number < len(steps) and (self.checkpoint_is_due() or self.stopping):
-                self.checkpoint(None)
+                self.checkpoint()
                 if self.stopping:
                     return False
         self.take(self.stats.flush())
@@ -153,7 +161,7 @@ class Training:
         """After the first step: memory for the copies of the state, prepared while the next steps run."""
         if not self.reserved:
             self.reserved = True
-            state = state_of(self.session, None)
+            state = state_of(self.session)
             if self.writer:
                 self.writer.reserve(state)
 
@@ -172,42 +180,58 @@ class Training:
     def checkpoint_is_due(self) -> bool:
         return self.clock.due_by_steps(self.session.position.step) or self.due
 
-    def checkpoint(self, metric: float | None) -> None:
+    def checkpoint(self) -> None:
         """Raises NonFiniteLoss rather than keep weights that a step just spoilt."""
         self.take(self.stats.flush())
         begun = time.monotonic()
-        state = state_of(self.session, metric)
+        state = state_of(self.session)
         if self.writer:
             tell("saving", self.session.position.step)
-            self.writer.save(self.session.position.step, state, metric)
+            self.writer.save(self.session.position.step, state)
             tell("training", self.session.position.step, self.session.total_steps)
         self.report.checkpoint(time.monotonic() - begun)
         self.report.bad_samples()
         self.clock.reset()
-        self.due = False
+        self.due, self.session.kept = False, self.session.position.step
 
-    def evaluate(self) -> Score:
-        """With averaged batch statistics, and averaged weights if there are any; leaves the training as it was."""
+    def evaluate(self) -> Score | None:
+        """With averaged batch statistics, and averaged weights if there are any; leaves the training as it was. None
+        after a stop within it."""
         session, settings = self.session, self.session.settings
         network = session.strategy.network
         rank_batch = settings.micro_batch or -(-settings.batch_size // session.place.world_size)
-        if self.writer:
+        if self.writer and session.ema:
             self.writer.settle()  # weights are about to be swapped, which only optimizer steps may do unasked
         averaged = session.ema.swapped_in() if session.ema else nullcontext()
         with evaluating_with(network, mean_buffers(network)), averaged:
-            return evaluate(
+            score = evaluate(
                 network, session.loader, len(session.dataset.test), rank_batch, session.cut, session.place,
-                session.precision, losses.make(settings, smoothing=False),
+                session.precision, losses.make(settings, smoothing=False), lambda: self.stats.vote(bool(self.stop.by)),
             )  # fmt: skip
+        self.stopping = self.stats.no_votes() or score is None or self.stopping
+        return score
 
-    def end_epoch(self) -> Score:
-        """Evaluation, figures of the epoch, checkpoint."""
-        position = self.session.position
+    def end_epoch(self) -> Score | None:
+        """Checkpoint, evaluation, figures of the epoch. None after a stop, and where no evaluation is due.
+
+        The checkpoint comes first, so that nothing that happens in the evaluation costs the epoch: a run that goes on
+        from it begins with the evaluation. What that finds is added to the checkpoint's manifest.
+        """
+        session, position = self.session, self.session.position
         self.report.trained()
-        score = self.evaluate()
-        position.train_seconds += position.seconds
-        position.best_accuracy = max(position.best_accuracy, score.accuracy or 0.0)
+        if not session.evaluation_is_due:
+            self.report.epoch(None)
+            position.end_epoch(None)
+            self.checkpoint()
+            return None
+        if session.kept != position.step:
+            self.checkpoint()
+        score = None if self.stopping else self.evaluate()
+        if score is None:
+            return None
         self.report.epoch(score)
-        position.begin_epoch()
-        self.checkpoint(score.metric)
+        self.report.bad_samples()
+        position.end_epoch(score)
+        if self.writer:
+            self.writer.evaluated(position.step, score.metric, dataclasses.asdict(score))
         return score

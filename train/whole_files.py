@@ -46,7 +46,6 @@ class Draft:
         """Its content is on the disk. Raises OSError, also those of earlier writes."""
         if self.error is not None:
             raise self.error
-        os.fchmod(self.descriptor, 0o644)  # whatever the umask is: others gather it
         os.fsync(self.descriptor)
 
     def commit(self) -> None:
@@ -66,7 +65,8 @@ class Draft:
 
 
 def open_locked(draft: Path) -> int:
-    """A new file, open for writing, its lock held. Again where `clear_drafts` came between open and lock."""
+    """A new file, open for writing, its lock held. Again where `clear_drafts` came between open and lock. Its
+    permissions are those of the umask; on a host the door hands a run's files to who gathers them (keeper/door.py)."""
     while True:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:

@@ -22,7 +22,7 @@ Words = Mapping[str, Any]
 #: What a keeper says of a slow host or rank, in the summary too.
 SLOW = ("host", "rank", "step", "times", "seconds", "others_seconds", "reason")
 #: What our trainer's result.json says of a run, in its summary too.
-FIGURES = ("test_accuracy", "images_per_second", "train_seconds")
+FIGURES = ("test_accuracy", "test_top5", "test_loss", "images_per_second", "train_seconds")
 
 
 @dataclass(frozen=True)
@@ -301,6 +301,15 @@ def number(value: Any) -> float | None:
     """A finite number of a document, or None for anything else that stands there."""
     is_one = isinstance(value, (int, float)) and not isinstance(value, bool)
     return value if is_one and abs(value) <= sys.float_info.max else None
+
+
+def reached(figures: Words) -> tuple[str, str]:
+    """What the last evaluation found, of a summary or an epoch: ("test accuracy", "98.21%"), or the loss where there is
+    no accuracy; ("", "") where neither is known."""
+    accuracy, loss = number(figures.get("test_accuracy")), number(figures.get("test_loss"))
+    if accuracy is not None:
+        return "test accuracy", f"{accuracy:.2%}"
+    return ("test loss", f"{loss:.4g}") if loss is not None else ("", "")
 
 
 def after_restarts(restarts: Any) -> str:

@@ -15,7 +15,7 @@ LOG_FROM = 20  # times from the smallest to the largest loss: more are legible o
 
 
 def figures(metrics: Metrics) -> list[Figure]:
-    """Loss, accuracy, learning rate, speed and where the time goes; those of which nothing is known are left out."""
+    """Loss, accuracy, learning rate, gradients, speed and where the time goes, as far as they are known."""
     per_epoch = metrics.steps_per_epoch
     x = "step" if per_epoch is None else "epoch"
     scale = per_epoch or 1.0
@@ -29,7 +29,10 @@ def figures(metrics: Metrics) -> list[Figure]:
     accuracy = [
         Line("training", "l0", by_epoch(metrics, "train_accuracy")),
         Line("held out", "l1", by_epoch(metrics, "test_accuracy")),
+        Line("among the first five", "l1", by_epoch(metrics, "test_top5"), dashed=True),
     ]
+    norms = zip(metrics.norms["step"], metrics.norms["norm"], strict=True)
+    gradients = [Line("each step", "faint", [(step / scale, norm) for step, norm in norms], wide=False)]
     rate = [Line("learning rate", "l0", list(zip(at, metrics.steps["lr"], strict=True)))]
     speed = [
         Line("steps", "faint", [(step / scale, value) for step, value in rates(metrics)], wide=False),
@@ -39,14 +42,13 @@ def figures(metrics: Metrics) -> list[Figure]:
         Line("for data", "l1", by_epoch(metrics, "data_wait")),
         Line("for other ranks and the network", "l0", by_epoch(metrics, "comm")),
     ]
-    values = [value for line in loss for _, value in line.points]
-    log = bool(values) and min(values) > 0 and max(values) > LOG_FROM * min(values)
     percent = {"format": ".0~%"}
     plots = (
-        ("Loss", loss, "cross entropy, by image", {"log": log}, ""),
+        ("Loss", loss, "loss, by image", {"log": is_wide(loss)}, ""),
         ("Accuracy", accuracy, "images classified rightly", percent, ""),
         ("Speed", speed, "images/s", {"zero": True}, "In training: without evaluation and checkpoints."),
         ("Learning rate", rate, "learning rate", {"zero": True, "format": "~g"}, ""),
+        ("Gradients", gradients, "norm of the gradient", {"log": is_wide(gradients)}, ""),
         ("Waiting", shares, "part of the time of training", {**percent, "zero": True}, ""),
     )
     made: list[Figure] = []
@@ -58,6 +60,12 @@ def figures(metrics: Metrics) -> list[Figure]:
                 key.append(Key("continued from a checkpoint", "quiet", "dashes"))
             made.append(Figure(title, lines(known, x, y, marked=resumed, **options), HEIGHT, key, note))
     return made
+
+
+def is_wide(drawn: Sequence[Line]) -> bool:
+    """Whether a logarithmic axis suits these lines."""
+    values = [value for line in drawn for _, value in line.points]
+    return bool(values) and min(values) > 0 and max(values) > LOG_FROM * min(values)
 
 
 def by_epoch(metrics: Metrics, name: str) -> list[Point]:

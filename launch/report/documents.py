@@ -32,6 +32,8 @@ class Metrics:
     steps: dict[str, array[float]] = field(default_factory=lambda: {name: array("d") for name in STEP_FIELDS})
     epochs: list[Words] = field(default_factory=list)
     checkpoints: list[Words] = field(default_factory=list)
+    #: The same of the steps that say the norm of their gradient, which a run of before does not.
+    norms: dict[str, array[float]] = field(default_factory=lambda: {name: array("d") for name in ("step", "norm")})
     timed: list[Words] = field(default_factory=list)  # the events of steps with the ranks' times, of the last start
 
     def add(self, event: Words) -> None:
@@ -48,6 +50,9 @@ class Metrics:
         elif event.get("event") == "step" and _has(event, *STEP_FIELDS):
             for name, column in self.steps.items():
                 column.append(event[name])
+            if (norm := number(event.get("grad_norm"))) is not None:
+                self.norms["step"].append(event["step"])
+                self.norms["norm"].append(norm)
             if event.get("computing"):
                 self.timed.append(event)
 

@@ -10,7 +10,7 @@ from typing import Any
 from launch.job.outcome import Failure, number
 from launch.page import render
 from launch.report import about, advice, curves, documents, ranks, timeline
-from launch.report.documents import Run
+from launch.report.documents import Run, Words
 from launch.report.timeline import TimeLine
 from launch.report.words import cause_in_words, duration
 
@@ -82,6 +82,7 @@ def headline(run: Run) -> list[str]:
         moment(str(run.plan.get("created") or "")) or started(run),
         f"{counted(int(world), 'rank')} on {where}" if world else where,
         f"continues {run.plan['resume']}" if run.plan.get("resume") else "",
+        f"ended by --early-stop after epoch {early:.0f}" if (early := number(run.result.get("early_stop"))) else "",
     ]
 
 
@@ -105,21 +106,10 @@ def started(run: Run) -> str:
 
 def tiles(run: Run, line: TimeLine) -> list[tuple[str, str, str]]:
     """The figures on top: name, figure, and a line about it."""
-    figures = {name: number(run.summary.get(name)) for name in ("test_accuracy", "images_per_second", "train_seconds")}
-    metrics, made = run.metrics, []
+    figures = {name: number(run.summary.get(name)) for name in ("images_per_second", "train_seconds")}
+    metrics, made = run.metrics, list[tuple[str, str, str]]()
     epochs = metrics.epochs if metrics else []
-    if (accuracy := figures["test_accuracy"]) is None and epochs:
-        accuracy = number(epochs[-1].get("test_accuracy"))
-    if accuracy is not None:
-        best = number(run.result.get("best_accuracy"))
-        note = (
-            f"best {best:.2%}"
-            if best and best > accuracy
-            else f"after epoch {epochs[-1]['epoch']:.0f}"
-            if epochs
-            else ""
-        )
-        made.append(("test accuracy", f"{accuracy:.2%}", note))
+    made += tested(run, epochs)
     if (speed := figures["images_per_second"]) is None and epochs:
         speed = number(epochs[-1].get("images_per_second"))
     if speed is not None:
@@ -141,6 +131,29 @@ def tiles(run: Run, line: TimeLine) -> list[tuple[str, str, str]]:
     for name, key in (("waiting for data", "data_wait"), ("communication", "comm")):
         if epochs and (share := number(epochs[-1].get(key))) is not None:
             made.append((name, f"{share:.0%}", "of the last epoch"))
+    return made
+
+
+def tested(run: Run, epochs: Sequence[Words]) -> list[tuple[str, str, str]]:
+    """The tiles of the last evaluation: accuracies, or the loss where there is no accuracy."""
+    last = next((one for one in reversed(epochs) if number(one.get("test_loss")) is not None), {})
+
+    def figure(name: str) -> float | None:
+        said = (number(one.get(name)) for one in (run.summary, run.result, last))
+        return next((value for value in said if value is not None), None)
+
+    after = f"after epoch {last['epoch']:.0f}" if last else ""
+    accuracy, top5, loss = figure("test_accuracy"), figure("test_top5"), figure("test_loss")
+    made = []
+    if accuracy is not None:
+        best = number(run.result.get("best_accuracy"))
+        made.append(("test accuracy", f"{accuracy:.2%}", f"best {best:.2%}" if best and best > accuracy else after))
+    elif loss is not None:
+        best = number(run.result.get("best_loss"))
+        lower = best is not None and best < loss
+        made.append(("test loss", f"{loss:.4g}", f"lowest {best:.4g}" if lower else after))
+    if top5 is not None:
+        made.append(("test top-5", f"{top5:.2%}", "right among the first five"))
     return made
 
 
@@ -201,7 +214,9 @@ def files(run: Run) -> list[tuple[str, list[str]]]:
     names = ("metrics.jsonl", "result.json", "settings.json", "summary.json", "plan.json", "curves.png")
     written = [name for name in names if (run.folder / name).is_file()]
     folders = [
-        f"{name}/" for name in ("checkpoints", "tensorboard", "workload", "hosts") if (run.folder / name).is_dir()
+        f"{name}/"
+        for name in ("checkpoints", "tensorboard", "profile", "workload", "hosts")
+        if (run.folder / name).is_dir()
     ]
     return [(name, paths) for name, paths in (("output", logs), ("documents", written), ("folders", folders)) if paths]
 

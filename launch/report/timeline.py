@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from launch.cli.units import size
-from launch.job.outcome import number
+from launch.job.outcome import number, reached
 from launch.page.colours import variable
 from launch.page.drawing import SHAPES, Figure, Key, Spec, digits, zoomed
 from launch.report.documents import HostPart, Metrics, Run, Words
@@ -228,10 +228,10 @@ def _checkpoint_in_words(run: Run, step: int) -> str:
 
 def _epoch_in_words(event: Words) -> str:
     parts = [f"epoch {event.get('epoch', 0):.0f}"]
-    for name, text in (("test_accuracy", "test accuracy {:.2%}"), ("images_per_second", "{:.0f} images/s")):
-        if (value := number(event.get(name))) is not None:
-            parts.append(text.format(value))
-    return ", ".join(parts)
+    parts.append(" ".join(reached(event)).strip())
+    if (rate := number(event.get("images_per_second"))) is not None:
+        parts.append(f"{rate:.0f} images/s")
+    return ", ".join(filter(None, parts))
 
 
 def figure(made: TimeLine) -> Figure:

@@ -71,12 +71,13 @@ def summary_of(plan: Plan, verdict: Verdict, ends: Sequence[HostEnd], missing: S
 def close(plan: Plan, summary: Mapping[str, Any], say: Callable[[str], None]) -> None:
     """The last lines: the result, where everything is, how the run ended."""
     folder = files.runs_dir() / plan.run
-    accuracy, rate, seconds = (outcome.number(summary[key]) for key in outcome.FIGURES)
-    if accuracy is not None and rate is not None and seconds is not None:
+    rate, seconds = (outcome.number(summary[key]) for key in ("images_per_second", "train_seconds"))
+    what, figure = outcome.reached(summary)
+    if what and rate is not None and seconds is not None:
         of, whole = "", outcome.number(summary.get("run_seconds"))
         if summary.get("restarts") and whole is not None:
             of = f" in the last attempt, {whole:.1f} s from the run's start to its end"
-        say(f"test accuracy {accuracy:.2%}, {rate:.0f} images/s, {seconds:.1f} s of training{of}")
+        say(f"{what} {figure}, {rate:.0f} images/s, {seconds:.1f} s of training{of}")
     if (folder / "curves.png").exists():
         say(f"curves: {files.shown(folder / 'curves.png')}")
     if page := ending.write(folder, say):

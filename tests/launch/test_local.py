@@ -84,7 +84,7 @@ def test_a_run_leaves_what_it_promises(trained: Run) -> None:
     folder = trained[2]
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [event["event"] for event in events] == ["start", *["step"] * 5, "epoch", "checkpoint", "end"]
+    assert [event["event"] for event in events] == ["start", *["step"] * 5, "checkpoint", "epoch", "end"]
     assert [event["images"] for event in events if event["event"] == "step"] == [120, 120, 120, 120, 35]
     assert [len(event["computing"]) for event in events if "computing" in event] == [2] * 4  # by rank; step 1: no news
     assert {p.name for p in (folder / "checkpoints").iterdir()} == {"step-5.pt", "step-5.json"}

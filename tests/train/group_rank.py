@@ -89,7 +89,7 @@ def stops(place: Place) -> int:
 
     with mock.patch.object(trainer, "optimizer_step", step), mock.patch.object(files, "write", write):
         out = Path(os.environ["OUT"])
-        return run.run(Settings(model="squeezenet1_1", dataset="fake", image_size=32, tensorboard=False, run_dir=out))
+        return run.run(Settings(model="squeezenet1_1", dataset="fake", image_size=32, loggers="none", run_dir=out))
 
 
 def main() -> int:

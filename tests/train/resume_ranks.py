@@ -22,7 +22,7 @@ from train.settings import Settings
 CRASH = 9
 STEPS = 12  # 4 in each of 3 epochs
 SETTINGS = Settings(
-    dataset="fake", image_size=8, epochs=3, batch_size=130, lr=0.01, checkpoint_every="2", tensorboard=False, keep=3
+    dataset="fake", image_size=8, epochs=3, batch_size=130, lr=0.01, checkpoint_every="2", loggers="none", keep=3
 )
 Change = Callable[[], None]  # made in a rank's process before it begins
 
@@ -56,6 +56,23 @@ def crash_in_step(number: int, how: Callable[[], None] = lambda: os._exit(CRASH)
 
         mock.patch.object(session, "begin", noting).start()
         mock.patch.object(trainer, "optimizer_step", counted).start()
+
+    return change
+
+
+def in_evaluation(number: int, how: Callable[[], None]) -> Change:
+    """Does `how` when the evaluation of this number begins, counted from 1 since this start."""
+
+    def change() -> None:
+        made, position = vars(trainer)["evaluate"], {"number": 0}
+
+        def counted(*arguments: Any) -> Any:
+            position["number"] += 1
+            if position["number"] == number:
+                how()
+            return made(*arguments)
+
+        mock.patch.object(trainer, "evaluate", counted).start()
 
     return change
 

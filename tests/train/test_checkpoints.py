@@ -1,5 +1,6 @@
 """Promises of checkpoints.files, prune and whole_files: whole or absent, verified when read, nothing left behind."""
 
+import errno
 import hashlib
 import json
 import os
@@ -60,13 +61,35 @@ def test_checkpoints_of_the_schema_before_are_read(tmp_path: Path) -> None:
     assert files.load(tmp_path, 7)["position"]["step"] == 7
 
 
-def test_others_may_read_it_whatever_the_umask(tmp_path: Path) -> None:
-    before = os.umask(0o077)
+@pytest.mark.parametrize(("umask", "mode"), [(0o077, 0o600), (0o022, 0o644)])
+def test_who_may_read_it_is_said_by_the_umask(umask: int, mode: int, tmp_path: Path) -> None:
+    """On a host the keeper's door gives the files to whoever gathers them."""
+    before = os.umask(umask)
     try:
         path = files.write(tmp_path / "deep" / "checkpoints", 7, STATE)
     finally:
         os.umask(before)
-    assert path.stat().st_mode & 0o777 == path.with_suffix(".json").stat().st_mode & 0o777 == 0o644
+    assert path.stat().st_mode & 0o777 == path.with_suffix(".json").stat().st_mode & 0o777 == mode
+
+
+def test_an_evaluation_is_added_to_the_manifest(tmp_path: Path) -> None:
+    path = files.write(tmp_path, 7, STATE)
+    before = files.manifest(tmp_path, 7)
+    files.add_evaluation(tmp_path, 7, 0.75, {"samples": 4})
+    assert files.verify(tmp_path, 7) == before | {"metric": 0.75, "evaluation": {"samples": 4}}
+    files.add_evaluation(tmp_path, 7, float("nan"), {"samples": 4})
+    assert files.manifest(tmp_path, 7)["metric"] is None and path.exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"), [(errno.EACCES, "writable"), (errno.EROFS, "writable"), (errno.ENOSPC, "; make room,")]
+)
+def test_advice_about_a_checkpoint_that_cannot_be_written_fits_the_reason(
+    number: int, advice: str, tmp_path: Path
+) -> None:
+    said = str(files.cannot_write(tmp_path / "step-1.pt", OSError(number, os.strerror(number))))
+    assert advice in said and ("make room" in said) == (number == errno.ENOSPC)
+    assert "or choose another folder with --run-dir" in said
 
 
 @pytest.mark.parametrize("where", [0, 100, -100])
@@ -111,9 +134,12 @@ class Payload:
 def test_pickled_code_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     files.write(tmp_path, 7, {"model": Payload()})  # with a manifest that matches
-    with pytest.raises(CheckpointError, match="more than tensors"):
+    with pytest.raises(CheckpointError, match="more than tensors") as refused:
         files.load(tmp_path, 7)
     assert not (tmp_path / "owned").exists()
+    said = str(refused.value)
+    assert "GLOBAL posix.system" in said and "this trainer did not write it" in said
+    assert not any(advice in said for advice in ("weights_only", "likely succeed", "add_safe_globals", "trust"))
 
 
 def test_a_full_disk_is_reported_and_leaves_the_older_one(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Promises of train.checkpoints.agree: all hosts go on from the same intact step, real ranks over gloo."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -138,3 +140,16 @@ def test_one_process_needs_no_process_group(tmp_path: Path) -> None:
 def test_a_file_of_another_name_is_refused_with_the_option_that_loads_it(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="--init-from"):
         resolve(str(tmp_path / "resnet50.pt"), tmp_path, Place())
+
+
+def test_a_folder_that_cannot_be_read_is_said_to_be_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(folder: Path) -> list[str]:
+        raise PermissionError(errno.EACCES, "Permission denied", folder)
+
+    monkeypatch.setattr(os, "listdir", closed)
+    place = Place(0, 0, 1, 1)
+    with pytest.raises(CheckpointError, match=f"no host has an intact checkpoint there; .*{tmp_path} cannot be read"):
+        resolve(str(tmp_path), tmp_path / "own", place)
+    monkeypatch.undo()
+    with pytest.raises(CheckpointError, match=r"no host has an intact checkpoint there$"):
+        resolve(str(tmp_path), tmp_path / "own", place)

@@ -117,9 +117,9 @@ def curve_of(folder: Path, name: str) -> list[tuple[int, float]]:
 
 
 def test_tensorboard_shows_the_curves_and_after_a_resumption_each_step_once(tmp_path: Path) -> None:
-    with Metrics(tmp_path, tensorboard=True) as log:
+    with Metrics(tmp_path, loggers="tensorboard") as log:
         write(log, 1, 10)
-    with Metrics(tmp_path, after=6, tensorboard=True) as log:
+    with Metrics(tmp_path, after=6, loggers="tensorboard") as log:
         write(log, 7, 12, loss=2.0)
     assert curve_of(tmp_path, "step/loss") == [(step, 1.0 if step <= 6 else 2.0) for step in range(1, 13)]
     assert curve_of(tmp_path, "loss/held_out") == [(4, 1.0), (8, 2.0), (12, 2.0)]
@@ -129,13 +129,13 @@ def test_tensorboard_shows_the_curves_and_after_a_resumption_each_step_once(tmp_
 @pytest.mark.parametrize("after", [0, 6])
 @pytest.mark.parametrize("flushed", [False, True])
 def test_tensorboard_of_a_start_before_is_replaced(flushed: bool, after: int, tmp_path: Path) -> None:
-    with Metrics(tmp_path, tensorboard=flushed) as log:
+    with Metrics(tmp_path, loggers="tensorboard" if flushed else "none") as log:
         write(log, 1, 10)
     files = tmp_path / "tensorboard"
     files.mkdir(exist_ok=True)
     (files / "events.out.tfevents.1.h1.1.0").touch()
     known = [{**event, "time": event["time"] + 1.0} for event in events_before(tmp_path, after)]
-    with Metrics(tmp_path, after=after, tensorboard=True, given=known) as log:
+    with Metrics(tmp_path, after=after, loggers="tensorboard", given=known) as log:
         write(log, after + 1, 12, loss=2.0)
     assert curve_of(tmp_path, "step/loss") == [(step, 1.0 if step <= after else 2.0) for step in range(1, 13)]
     assert len(list(files.iterdir())) == 1
@@ -144,7 +144,7 @@ def test_tensorboard_of_a_start_before_is_replaced(flushed: bool, after: int, tm
 def test_tensorboard_of_a_continued_run_has_the_steps_of_before(run: Path, tmp_path: Path) -> None:
     new = tmp_path / "new"
     new.mkdir()
-    with Metrics(new, after=6, earlier=run, tensorboard=True) as log:
+    with Metrics(new, after=6, earlier=run, loggers="tensorboard") as log:
         write(log, 7, 8)
     assert [step for step, _ in curve_of(new, "step/loss")] == list(range(1, 9))
 
@@ -154,7 +154,7 @@ def test_tensorboard_costs_the_first_steps_nothing(tmp_path: Path) -> None:
     """Its writer is not imported before the first epoch has ended."""
     program = (
         "import sys; from pathlib import Path; from train.reporting.metrics import Metrics\n"
-        "log = Metrics(Path(sys.argv[1]), tensorboard=True)\n"
+        "log = Metrics(Path(sys.argv[1]), loggers='tensorboard')\n"
         "log.write('step', step=1, loss=1.0)\n"
         "sys.exit('tensorboard' in sys.modules)"
     )
@@ -231,6 +231,56 @@ def test_a_picture_is_drawn_of_whole_and_of_continued_runs(tmp_path: Path, first
     events = read_metrics(tmp_path / "metrics.jsonl")
     picture.draw(events, "a run", tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("losses", [[2.38, 2.4, 2.6, 2.2], [2.3, 0.5, 0.01, 0.002], [2.3, 0.1, 1e-4, 1e-7]])
+def test_the_loss_has_plain_numbers_at_its_ticks(losses: list[float], tmp_path: Path) -> None:
+    with Metrics(tmp_path) as log:
+        for epoch, loss in enumerate(losses):
+            write(log, PER_EPOCH * epoch + 1, PER_EPOCH * (epoch + 1), loss)
+    figure = picture.figure_of(read_metrics(tmp_path / "metrics.jsonl"), "a run")
+    assert figure is not None
+    figure.canvas.draw()
+    axes = figure.axes[0]
+    low, high = axes.get_ylim()
+    labels = [one.get_text() for one in (*axes.get_yticklabels(), *axes.get_yticklabels(minor=True))]
+    assert all(re.fullmatch(r"[0-9.]+(e-\d+)?|", label) for label in labels), labels
+    assert 3 <= sum(low <= place <= high for place in axes.get_yticks()) <= 12
+
+
+def test_of_a_run_without_accuracy_the_norm_of_the_gradient_is_drawn_if_it_is_known() -> None:
+    def events(**more: float) -> list[dict[str, Any]]:
+        about = {"loss": 1.0, "lr": 0.1, "images": 8, "epoch": 1, "accuracy": None}
+        steps = [{"event": "step", "step": n, "seconds": float(n), **about, **more} for n in (1, 2)]
+        figures = {"train_loss": 1.0, "test_loss": 1.0, "train_accuracy": None, "test_accuracy": None}
+        return [*steps, {"event": "epoch", "epoch": 1, "step": 2, "images_per_second": 8.0, **figures}]
+
+    drawn = [picture.figure_of(one, "a run") for one in (events(), events(grad_norm=0.5))]
+    titles = [[axes.get_ylabel() for axes in one.axes] for one in drawn if one]
+    assert titles[0] == ["loss, by image", "learning rate", "images/s"]
+    assert titles[1] == ["loss, by image", "norm of the gradient", "learning rate", "images/s"]
+
+
+@pytest.mark.parametrize(
+    ("figures", "text"),
+    [
+        ({"train_accuracy": 0.5, "test_accuracy": 0.25, "test_top5": 0.75, "test_loss": 2.0},
+         "train 50.00%  test 25.00%  top-5 75.00%  "),
+        ({"train_accuracy": 0.5, "test_accuracy": None, "test_top5": None, "test_loss": None}, "train 50.00%  "),
+        ({"train_accuracy": None, "test_accuracy": None, "test_loss": 2.0}, "test loss 2.0000  "),
+    ],
+)  # fmt: skip
+def test_the_line_of_an_epoch_has_what_is_known(figures: dict[str, Any], text: str) -> None:
+    values = {"epoch": 2, "train_loss": 1.5, "images_per_second": 10.0, "seconds": 3.0, **figures}
+    assert progress.epoch_text(values, 3) == f"epoch 2/3  loss 1.5000  {text}10 images/s  3.0 s"
+
+
+def test_the_event_of_an_epoch_that_was_not_evaluated_whole_is_dropped(run: Path) -> None:
+    events = read_metrics(run / "metrics.jsonl")
+    for epochs, numbers in ((1, [1]), (2, [1, 2]), (None, [1, 2])):
+        assert [e["epoch"] for e in kept(events, 8, epochs) if e["event"] == "epoch"] == numbers
+        assert steps_of(kept(events, 8, epochs)) == list(range(1, 9))
 
 
 def test_epochs_are_where_they_belong_also_without_the_first_steps(tmp_path: Path) -> None:

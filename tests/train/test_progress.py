@@ -26,7 +26,7 @@ HELPER = ROOT / "train" / "start" / "muster_run.py"
 MOST_SECONDS = 20e-6  # of a message that is not sent, on a busy machine
 TRAINER = [
     "train", "--dataset=fake", "--image-size=32", "--model=shufflenet_v2_x0_5", "--batch-size=64", "--download",
-    "--no-tensorboard",
+    "--loggers=none",
 ]  # fmt: skip
 
 

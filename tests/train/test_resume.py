@@ -27,7 +27,7 @@ from tests.train.resume_ranks import (
 from tests.train.test_metrics import curve_of
 from train import run, session
 from train.checkpoints.agree import StartPoint
-from train.settings import EXIT_REFUSED, EXIT_STOPPED, Settings
+from train.settings import EXIT_REFUSED, EXIT_STOPPED, Settings, SettingsError
 
 RICH = {
     "optimizer": "sgd",
@@ -215,6 +215,19 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
     assert train(1, settings_in(tmp_path, seed=1, epochs=1, resume="none")) == [0]
 
 
+def test_checkpoints_that_cannot_be_written_are_refused_before_the_first_step(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("a file where the folder should be")
+    with pytest.raises(
+        SettingsError, match=f"cannot write to {tmp_path}/checkpoints .*: make it a folder that you may"
+    ):
+        session.make_run_dir(tmp_path)
+    (tmp_path / "checkpoints").unlink()
+    session.make_run_dir(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    session.make_run_dir(tmp_path)
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
 def test_a_loss_that_is_not_finite_ends_all_ranks_and_keeps_no_spoilt_checkpoint(tmp_path: Path) -> None:
     assert train(2, settings_in(tmp_path, lr=1e30, checkpoint_every="1")) == [1, 1]
     states = [torch.load(path, weights_only=True) for path in (tmp_path / "checkpoints").glob("*.pt")]
@@ -234,7 +247,7 @@ def test_a_finished_run_keeps_its_record(tmp_path: Path) -> None:
 @pytest.mark.parametrize("away", [0, 1])
 def test_a_host_that_was_not_in_an_attempt_learns_of_its_steps(away: int, tmp_path: Path) -> None:
     hosts = [tmp_path / "h1", tmp_path / "h2"]
-    settings = settings_in(tmp_path, tensorboard=True)
+    settings = settings_in(tmp_path, loggers="tensorboard")
     for folder in hosts:
         folder.mkdir()
 
@@ -309,7 +322,7 @@ def test_the_norm_of_a_step_is_that_of_the_whole_gradient_before_clipping(tmp_pa
         assert found(name, 2, **changes) == pytest.approx(alone, rel=1e-3)
     assert found("half", 2, amp="fp16") == pytest.approx(alone, rel=0.05)  # in its own size, not the scaled loss's
     assert found("clipped", 2, clip=0.01)[0] == pytest.approx(alone[0], rel=1e-3)
-    tagged = found("events", 1, tensorboard=True)
+    tagged = found("events", 1, loggers="tensorboard")
     assert [value for _, value in curve_of(tmp_path / "events", "step/gradient_norm")] == pytest.approx(tagged)
 
 

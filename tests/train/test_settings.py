@@ -80,6 +80,8 @@ def test_flags_win_over_the_config_and_the_config_over_the_defaults(tmp_path: Pa
     ("text", "named"),
     [
         ("epoch: 5", "epoch: no such setting; epochs?"),
+        ("weight-decy: 0.1", "weight-decy: no such setting; weight_decay?"),
+        ("batchsize: 8", "batchsize: no such setting; batch_size?"),
         ("epochs: many", "epochs: 'many' is no int"),
         ("epochs: true", "epochs: True is no int"),
         ("amp: fp8", "amp: 'fp8' is none of off, bf16, fp16"),

@@ -57,3 +57,17 @@ def test_one_process_needs_no_process_group() -> None:
     watch.add(2, 1, torch.tensor(float("inf")), torch.tensor(3), NO, 4)
     with pytest.raises(NonFiniteLoss, match="on rank 0 at epoch 1, step 2: try a smaller --lr"):
         watch.flush()
+
+
+def test_a_vote_is_known_at_the_next_one_and_the_last_one_at_the_end() -> None:
+    watch = StepStats(1, 0, torch.device("cpu"))
+    assert [watch.vote(stop) for stop in (False, True, False)] == [False, False, True]
+    assert watch.no_votes() is False and watch.no_votes() is False
+    assert watch.vote(True) is False and watch.no_votes() is True
+
+
+def test_a_step_without_an_accuracy_has_none() -> None:
+    watch = StepStats(1, 0, torch.device("cpu"))
+    watch.add(1, 1, torch.tensor(6.0), torch.tensor(float("nan")), YES, 4, torch.tensor(1.0))
+    record = watch.flush()
+    assert record is not None and record.accuracy is None and record.loss == 1.5

@@ -9,7 +9,7 @@ foreign: weights to start from, also files of other programs.
 """
 
 from train.checkpoints.agree import StartPoint, newest_common, resolve
-from train.checkpoints.files import CheckpointError, State, load, load_path, saved_steps
+from train.checkpoints.files import CheckpointError, State, load, load_path, manifest, saved_steps
 from train.checkpoints.foreign import fit, head_of, load_weights
 from train.checkpoints.writer import Writer
 
@@ -23,6 +23,7 @@ __all__ = [
     "load",
     "load_path",
     "load_weights",
+    "manifest",
     "newest_common",
     "resolve",
     "saved_steps",

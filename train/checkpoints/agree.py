@@ -5,6 +5,7 @@ its place, and gets the same answer or the same CheckpointError. A host's local 
 for it. Hosts may each have a folder of their own or share one. Ranks of a host are numbered in a row, as torchrun does.
 """
 
+import os
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,7 +70,9 @@ def resolve(resume: str, folder: Path, place: Place) -> StartPoint:
     source, only = (folder, None) if resume in ("auto", "none") else meant(Path(resume))
     choice, notes = (None, list[str]()) if resume == "none" else choose(source, place, only)
     if choice is None and resume not in ("auto", "none"):
-        raise CheckpointError("; ".join([f"--resume {resume}: no host has an intact checkpoint there", *notes]))
+        reasons = from_all_ranks(why_unreadable(source) if place.local_rank == 0 else "", place)
+        said = dict.fromkeys(filter(None, reasons))
+        raise CheckpointError("; ".join([f"--resume {resume}: no host has an intact checkpoint there", *said, *notes]))
     same = source.resolve() == folder.resolve()
     if place.local_rank == 0:
         problem = try_set_aside(folder, choice.step if choice and same else -1)
@@ -91,7 +94,19 @@ def meant(path: Path) -> tuple[Path, int | None]:
                 "to start from its weights use --init-from"
             )
         return path.parent, step
-    return (path / "checkpoints" if (path / "checkpoints").is_dir() else path), None
+    inside = path / "checkpoints"
+    return (inside if os.path.isdir(inside) else path), None  # False, too, for a folder that may not be read
+
+
+def why_unreadable(folder: Path) -> str:
+    """What keeps this host from reading the folder; empty where it can, or has no such folder."""
+    try:
+        os.listdir(folder)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return f"{socket.gethostname()}: {folder} cannot be read ({error.strerror or error})"
+    return ""
 
 
 def choose(folder: Path, place: Place, only: int | None = None) -> tuple[Choice | None, list[str]]:

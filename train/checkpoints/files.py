@@ -1,10 +1,12 @@
 """The two files of a checkpoint: step-<n>.pt and, written after it, step-<n>.json, its manifest.
 
-The manifest holds {"schema", "file", "step", "bytes", "sha256", "metric": float or null, "time": unix seconds}. A
-checkpoint without a manifest does not exist; one that does not match its manifest is never unpacked. What is unpacked
-goes through torch.load(weights_only=True): no pickled code runs.
+The manifest holds {"schema", "file", "step", "bytes", "sha256", "metric": float, the higher the better, or null,
+"time": unix seconds}, and, some time later, "evaluation": what an evaluation of the checkpoint has found. A checkpoint
+without a manifest does not exist; one that does not match its manifest is never unpacked. What is unpacked goes through
+torch.load(weights_only=True): no pickled code runs.
 """
 
+import errno
 import hashlib
 import json
 import math
@@ -24,6 +26,7 @@ MANIFEST_SCHEMA = 2
 READABLE = (1, 2)
 State = dict[str, Any]
 Manifest = dict[str, Any]
+ADVICE = re.compile(r"weights_only|trust|documentation")  # in torch.load's messages
 FILE_NAME = re.compile(r"step-(\d+)\.(pt|json)")
 
 
@@ -67,7 +70,7 @@ def write(folder: Path, step: int, state: State, metric: float | None = None) ->
     return path
 
 
-def commit(draft: Draft, step: int, metric: float | None) -> None:
+def commit(draft: Draft, step: int, metric: float | None, evaluation: dict[str, Any] | None = None) -> None:
     """The draft and its manifest become the checkpoint of this step. Raises OSError, with neither of them left.
 
     Hosts that share the folder do it one after the other: no file gets another one's manifest.
@@ -78,25 +81,37 @@ def commit(draft: Draft, step: int, metric: float | None) -> None:
         manifest_of(path).unlink(missing_ok=True)  # of an older checkpoint of this step, or of another host's
         try:
             draft.commit()
-            write_manifest(path, step, draft.bytes, draft.hash.hexdigest(), metric)
+            write_manifest(path, step, draft.bytes, draft.hash.hexdigest(), metric, evaluation)
         except OSError:
             path.unlink(missing_ok=True)
             raise
 
 
-def write_manifest(path: Path, step: int, size: int, sha256: str, metric: float | None) -> None:
+def write_manifest(
+    path: Path, step: int, size: int, sha256: str, metric: float | None, evaluation: dict[str, Any] | None = None
+) -> None:
     """From here on the checkpoint exists. Raises OSError."""
-    known = metric is not None and math.isfinite(metric)
     manifest = {
         "schema": MANIFEST_SCHEMA,
         "file": path.name,
         "step": step,
         "bytes": size,
         "sha256": sha256,
-        "metric": metric if known else None,
+        "metric": finite(metric),
         "time": time.time(),
     }
-    write_json(manifest_of(path), manifest)
+    write_json(manifest_of(path), manifest | ({"evaluation": evaluation} if evaluation else {}))
+
+
+def finite(metric: float | None) -> float | None:
+    return metric if metric is not None and math.isfinite(metric) else None
+
+
+def add_evaluation(folder: Path, step: int, metric: float, evaluation: dict[str, Any]) -> None:
+    """Notes in the manifest what an evaluation of this checkpoint has found. Raises OSError, CheckpointError."""
+    path = path_of(folder, step)
+    with one_at_a_time(path):  # the hosts of a shared folder each note it
+        write_json(manifest_of(path), manifest(folder, step) | {"metric": finite(metric), "evaluation": evaluation})
 
 
 def cannot_write(path: Path, error: Exception) -> CheckpointError:
@@ -105,8 +120,11 @@ def cannot_write(path: Path, error: Exception) -> CheckpointError:
     except OSError:
         free = "its folder cannot be read"
     reason = getattr(error, "strerror", None) or error
+    closed = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+    is_closed = getattr(error, "errno", None) in closed
+    fix = f"make {path.parent} a folder that is writable ({free})" if is_closed else f"{free}; make room"
     return CheckpointError(
-        f"cannot write the checkpoint {path} ({reason}): {free}; make room, or choose another folder with --run-dir"
+        f"cannot write the checkpoint {path} ({reason}): {fix}, or choose another folder with --run-dir"
     )
 
 
@@ -154,12 +172,19 @@ def load(folder: Path, step: int, device: torch.device | str = "cpu") -> State:
             state = torch.load(file, map_location=device, weights_only=True)
         except Exception as error:  # torch raises UnpicklingError, RuntimeError and others here
             raise CheckpointError(
-                f"{path_of(folder, step)} holds more than tensors and plain values, refused: "
-                f"{error}{others(folder, step)}"
+                f"{path_of(folder, step)} holds more than tensors and plain values, which could run code when it is "
+                f"read, and is refused ({reason_of(error)}): this trainer did not write it{others(folder, step)}"
             ) from error
     if not isinstance(state, dict):
         raise CheckpointError(f"{path_of(folder, step)} holds no state but a {type(state).__name__}")
     return state
+
+
+def reason_of(error: Exception) -> str:
+    """What torch.load could not read, without its advice to read it all the same."""
+    lines = [line.rpartition("WeightsUnpickler error:")[2].strip() for line in str(error).splitlines()]
+    said = [line for line in lines if line and not ADVICE.search(line)]
+    return re.split(r" was not an allowed|\. (?=[A-Z])|\.$", said[0])[0] if said else type(error).__name__
 
 
 def load_path(path: Path, device: torch.device | str = "cpu") -> State:

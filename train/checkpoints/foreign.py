@@ -49,7 +49,7 @@ def read_torch(path: Path) -> Any:
         raise CheckpointError(
             f"{path} is no file of weights, or holds more than tensors and plain values, which could run code when "
             f"unpacked: refused. Fix: torch.save(model.state_dict(), ...) where it was made. torch says: "
-            f"{str(error).splitlines()[0] if str(error) else type(error).__name__}"
+            f"{files.reason_of(error)}"
         ) from error
 
 

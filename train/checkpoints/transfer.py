@@ -81,7 +81,7 @@ def receive(path: Path, manifest: Manifest, line: list[int]) -> str:
         if draft.hash.hexdigest() != manifest["sha256"] and draft.error is None:
             return f"{path} arrived altered from rank {line[0]}; try again"
         try:
-            files.commit(draft, manifest["step"], manifest.get("metric"))
+            files.commit(draft, manifest["step"], manifest.get("metric"), manifest.get("evaluation"))
         except OSError as error:
             return str(files.cannot_write(path, error))
     return ""

@@ -96,6 +96,13 @@ class Writer:
         finally:
             self.lost += time.monotonic() - begun
 
+    def evaluated(self, step: int, metric: float, evaluation: dict[str, Any]) -> None:
+        """Notes with the checkpoint of this step, which was saved before, what its evaluation has found."""
+        if self.blocking:
+            self.note(step, metric, evaluation)
+        else:
+            self.pending = self.background.submit(self.note, step, metric, evaluation, self.pending)
+
     def wait(self) -> None:
         """Waits until all is on the disk. Raises CheckpointError, once, for a checkpoint that could not be written."""
         pending, self.pending = self.pending, None
@@ -112,6 +119,17 @@ class Writer:
             self.wait()
         finally:
             self.background.shutdown()
+
+    def note(self, step: int, metric: float, evaluation: dict[str, Any], written: Future[None] | None = None) -> None:
+        try:
+            if written is not None:
+                written.result()
+            files.add_evaluation(self.folder, step, metric, evaluation)
+            prune(self.folder, self.keep, step)  # another one may be the best now
+        except CheckpointError:
+            raise
+        except Exception as error:
+            raise files.cannot_write(files.manifest_of(files.path_of(self.folder, step)), error) from error
 
     def write(self, step: int, copy: dict[str, Any], metric: float | None, copied: Future[None] | None = None) -> None:
         path = files.path_of(self.folder, step)

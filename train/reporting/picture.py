@@ -7,37 +7,55 @@ events begin.
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Event = dict[str, Any]
 Curve = tuple[list[float], list[float]]
 
 TRAIN, TEST, QUIET, MARK = "#2a6fbb", "#d1495b", "#9fb8d4", "#8a8a8a"
+LOG_FROM = 20  # times from the smallest to the largest value: more are legible on a logarithmic axis alone
 MOST_POINTS = 1500  # of a curve of single steps: more are averaged, as no pixel could show them
 
 
 def draw(events: list[Event], title: str, path: Path) -> None:
-    """Writes the picture; no display is needed and no state of matplotlib is left behind."""
+    """Writes the picture, where there is a whole epoch to show."""
+    figure = figure_of(events, title)
+    if figure is not None:
+        figure.savefig(path, dpi=130)
+
+
+def figure_of(events: list[Event], title: str) -> "Figure | None":
+    """The picture; no display is needed and no state of matplotlib is left behind."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     steps = [e for e in events if e["event"] == "step"]
     epochs = [e for e in events if e["event"] == "epoch"]
     if not steps or not epochs:
-        return
+        return None
     per_epoch = steps_per_epoch(steps, epochs)
     figure = Figure(figsize=(11, 7.2), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     figure.suptitle(title, fontsize=12, fontweight="bold", x=0.01, ha="left")
     (loss, accuracy), (rate, speed) = figure.subplots(2, 2)
+    drawn = [loss, accuracy, rate, speed]
     draw_loss(loss, steps, epochs, per_epoch)
-    draw_accuracy(accuracy, epochs)
+    if any(e["train_accuracy"] is not None for e in epochs):
+        draw_accuracy(accuracy, epochs)
+    elif any(e.get("grad_norm") is not None for e in steps):
+        draw_gradients(accuracy, steps, per_epoch)
+    else:
+        drawn.remove(accuracy)
+        accuracy.remove()
     draw_rate(rate, steps, per_epoch)
     draw_speed(speed, steps, epochs, per_epoch)
     begin = (steps[0]["step"] - 1) / per_epoch
-    for axes in (loss, accuracy, rate, speed):
+    for axes in drawn:
         finish(axes, begin, max(epochs[-1]["epoch"], steps[-1]["step"] / per_epoch), marks(events, per_epoch, begin))
-    figure.savefig(path, dpi=130)
+    return figure
 
 
 def steps_per_epoch(steps: Sequence[Event], epochs: Sequence[Event]) -> float:
@@ -82,24 +100,43 @@ def draw_loss(axes: Any, steps: Sequence[Event], epochs: Sequence[Event], per_ep
     axes.plot(*single, color=QUIET, lw=0.8, label="each step")
     by_epoch(axes, epochs, "train_loss", TRAIN, "training")
     by_epoch(axes, epochs, "test_loss", TEST, "held out")
-    positive = all(e["loss"] > 0 for e in steps)
-    axes.set(ylabel="loss (cross entropy)", yscale="log" if positive else "linear")
+    axes.set_ylabel("loss, by image")
+    values = [e[name] for e in epochs for name in ("train_loss", "test_loss") if e.get(name) is not None]
+    scaled(axes, [*single[1], *values])
+
+
+def scaled(axes: Any, values: Sequence[float]) -> None:
+    """A logarithmic axis where the values differ much; its ticks are plain numbers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    if min(values) > 0 and max(values) > LOG_FROM * min(values):
+        axes.set_yscale("log")
+        many = max(values) > 1e4 * min(values)
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0,) if many else (1.0, 2.0, 5.0), numticks=20))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def draw_accuracy(axes: Any, epochs: Sequence[Event]) -> None:
     from matplotlib.ticker import PercentFormatter
 
-    if any(e["test_accuracy"] is None for e in epochs):  # there is none of such outputs and targets
-        axes.set(ylabel="accuracy (none is defined)")
-        return
-    best = max(e["test_accuracy"] for e in epochs)
-    last = epochs[-1]["test_accuracy"]
-    label = f"held out ({last:.2%} at the end" + (f", best {best:.2%})" if best > last else ")")
+    tested = [e["test_accuracy"] for e in epochs if e["test_accuracy"] is not None]
+    label = "held out"
+    if tested:
+        label += f" ({tested[-1]:.2%} at the end" + (f", best {max(tested):.2%})" if max(tested) > tested[-1] else ")")
     by_epoch(axes, epochs, "train_accuracy", TRAIN, "training")
     by_epoch(axes, epochs, "test_accuracy", TEST, label)
-    lowest = min(min(e["test_accuracy"], e["train_accuracy"]) for e in epochs)
+    lowest = min([*tested, *(e["train_accuracy"] for e in epochs if e["train_accuracy"] is not None)])
     axes.set(ylabel="accuracy", ylim=(max(-0.02, min(0.86, lowest - 0.04)), 1.01))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+
+
+def draw_gradients(axes: Any, steps: Sequence[Event], per_epoch: float) -> None:
+    known = [e for e in steps if e.get("grad_norm") is not None]
+    curve = averaged(([e["step"] / per_epoch for e in known], [e["grad_norm"] for e in known]))
+    axes.plot(*curve, color=QUIET, lw=0.8, label="each step")
+    axes.set_ylabel("norm of the gradient")
+    scaled(axes, curve[1])
 
 
 def draw_rate(axes: Any, steps: Sequence[Event], per_epoch: float) -> None:
@@ -118,8 +155,11 @@ def draw_speed(axes: Any, steps: Sequence[Event], epochs: Sequence[Event], per_e
 
 
 def by_epoch(axes: Any, epochs: Sequence[Event], name: str, colour: str, label: str) -> None:
-    marker = {"marker": "o", "ms": 4} if len(epochs) <= 60 else {}
-    axes.plot([e["epoch"] for e in epochs], [e[name] for e in epochs], color=colour, lw=2, label=label, **marker)
+    """Of the epochs that have this figure; nothing is drawn where none has."""
+    known = [e for e in epochs if e.get(name) is not None]
+    marker = {"marker": "o", "ms": 4} if len(known) <= 60 else {}
+    if known:
+        axes.plot([e["epoch"] for e in known], [e[name] for e in known], color=colour, lw=2, label=label, **marker)
 
 
 def finish(axes: Any, begin: float, end: float, resumed: Sequence[float]) -> None:

@@ -111,15 +111,23 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def percent(part: float) -> str:
+    return f"{part:.2%}"
+
+
 def epoch_text(values: dict[str, Any], epochs: int) -> str:
-    if values["test_accuracy"] is None:
-        accuracies = f"test loss {values['test_loss']:.4f}"
-    else:
-        accuracies = f"train {values['train_accuracy']:.2%}  test {values['test_accuracy']:.2%}"
-    return (
-        f"epoch {values['epoch']}/{epochs}  loss {values['train_loss']:.4f}  {accuracies}  "
-        f"{values['images_per_second']:.0f} images/s  {values['seconds']:.1f} s"
-    )
+    """values: as in an epoch's event. What is not known is left out; the held-out loss stands in for an accuracy."""
+    test, loss = values["test_accuracy"], values["test_loss"]
+    parts = [
+        f"epoch {values['epoch']}/{epochs}",
+        f"loss {values['train_loss']:.4f}",
+        "" if values["train_accuracy"] is None else f"train {percent(values['train_accuracy'])}",
+        f"test {percent(test)}" if test is not None else "" if loss is None else f"test loss {loss:.4f}",
+        "" if values.get("test_top5") is None else f"top-5 {percent(values['test_top5'])}",
+        f"{values['images_per_second']:.0f} images/s",
+        f"{values['seconds']:.1f} s",
+    ]
+    return "  ".join(filter(None, parts))
 
 
 def progress_for(epochs: int, steps: int) -> Progress:

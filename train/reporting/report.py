@@ -16,8 +16,9 @@ import torch.distributed as dist
 
 from train.evaluate import Score
 from train.reporting import metrics, picture
-from train.reporting.eventfiles import Event
-from train.reporting.progress import progress_for
+from train.reporting.loggers import Event
+from train.reporting.profile import Profile
+from train.reporting.progress import percent, progress_for
 from train.reporting.step_stats import StepRecord
 from train.session import Session
 from train.settings import as_document
@@ -43,6 +44,7 @@ class Report:
         self.images = 0  # of this process's steps
         self.bad = dict[str, str]()  # name -> why, of the samples that were left out, over all ranks
         self.sent = set[str]()  # of this rank's
+        self.profile = ""  # the trace of --profile, from the run's folder
 
     def __enter__(self) -> "Report":
         session, settings = self.session, self.session.settings
@@ -53,8 +55,10 @@ class Report:
                 self.progress.say(line)
         given = self.missed()
         if self.keeps:
-            where = (settings.run_dir, session.position.step, earlier_run(session))
-            self.metrics = metrics.Metrics(*where, settings.tensorboard and self.reports, given)
+            self.metrics = metrics.Metrics(
+                settings.run_dir, session.position.step, earlier_run(session),
+                settings.loggers if self.reports else "none", given, session.position.epoch, document,
+            )  # fmt: skip
             write_json(settings.run_dir / "settings.json", document)
             for event in self.metrics.before:
                 self.bad |= event["samples"] if event["event"] == "bad_samples" else {}
@@ -81,16 +85,17 @@ class Report:
             self.metrics.__exit__(kind, error, trace)
 
     def missed(self) -> list[Event] | None:
-        """The events before this start, where this host has fewer steps of them than another: it was not in an attempt
-        that made them. None where it has as many. Collective.
+        """The events before this start, where this host has fewer steps and epochs of them than another: it was not in
+        an attempt that made them. None where it has as many. Collective.
         """
         session = self.session
         if not session.position.step or session.place.world_size == 1:
             return None
         own, steps = list[Event](), -1  # of a rank that keeps none
         if self.keeps:
-            own = metrics.events_before(session.settings.run_dir, session.position.step, earlier_run(session))
-            steps = sum(event["event"] == "step" for event in own)
+            position, folder = session.position, session.settings.run_dir
+            own = metrics.events_before(folder, position.step, earlier_run(session), position.epoch)
+            steps = sum(event["event"] in ("step", "epoch") for event in own)
         known = from_all_ranks(steps, session.place)
         most = max(known)
         if all(number in (-1, most) for number in known):
@@ -134,7 +139,7 @@ class Report:
             record.step,
             record.loss,
             position.images / record.values["seconds"],
-            known(position.correct / max(1, position.images)),
+            part(position.correct, max(1, position.images)),
             self.data_wait(),
             self.session.strategy.comm_share(),
         )
@@ -144,8 +149,8 @@ class Report:
         seconds = self.session.position.seconds
         return min(1.0, (self.session.loader.waited - self.epoch_waited) / seconds) if seconds else 0.0
 
-    def epoch(self, score: Score) -> None:
-        """After an epoch and its evaluation."""
+    def epoch(self, score: Score | None) -> None:
+        """After an epoch and its evaluation, if it has one."""
         if not self.keeps:
             return
         session, position = self.session, self.session.position
@@ -153,9 +158,10 @@ class Report:
             "epoch": position.epoch + 1,
             "step": position.step,
             "train_loss": position.loss / position.images,
-            "train_accuracy": known(position.correct / position.images),
-            "test_accuracy": score.accuracy,
-            "test_loss": score.loss,
+            "train_accuracy": part(position.correct, position.images),
+            "test_accuracy": score.accuracy if score else None,
+            "test_top5": score.top5 if score else None,
+            "test_loss": score.loss if score else None,
             "images_per_second": position.images / position.seconds,
             "seconds": position.seconds,
             "data_wait": self.waited_in_training / position.seconds,
@@ -199,6 +205,18 @@ class Report:
             lines = [f"{name}\t{why}\n" for name, why in sorted(self.bad.items())]
             write_file(self.session.settings.run_dir / BAD_FILE, "".join(lines).encode())
 
+    def profiled(self, profile: Profile) -> None:
+        """After --profile's steps."""
+        self.profile = profile.written
+        if not self.reports:
+            return
+        where = self.session.settings.run_dir / profile.folder.name
+        said = f"no trace could be written: {profile.complaint}" if profile.complaint else (
+            f"the traces of the ranks are in {where}, for https://ui.perfetto.dev; rank-0.txt there lists the "
+            "operations that took longest"
+        )  # fmt: skip
+        self.progress.say(f"--profile {self.session.settings.profile}: {said}")
+
     def stopped(self) -> None:
         if self.reports:
             position = self.session.position
@@ -221,12 +239,15 @@ class Report:
             "train_seconds": time.monotonic() - self.begun,
             "checkpoint_seconds": lost,
             "data_wait_seconds": session.loader.waited,
+            "profile": self.profile or None,
             **metrics.peak_memory(session.device),
         }
         if session.settings.bad_samples == "skip":
             result["bad_samples"] = len(self.bad)
             if self.bad:
                 self.progress.say(f"{images(len(self.bad))} could not be decoded and did not count; see {BAD_FILE}")
+        if session.gave_up:
+            self.progress.say(gave_up(session))
         self.metrics.write("end", **result)
         events = metrics.read_metrics(folder / metrics.METRICS_FILE)
         title = f"{session.settings.model} on {session.settings.dataset}, {ranks(session)}"
@@ -235,22 +256,49 @@ class Report:
         except ModuleNotFoundError as missing:
             self.progress.say(f"curves.png is not drawn: {missing}")
         write_json(folder / "result.json", result)
-        found = f"loss {score.loss:.4f}" if score.accuracy is None else f"accuracy {score.accuracy:.2%}"
+        top5 = f" ({percent(score.top5)} among the first five)" if score.top5 is not None else ""
+        reached = (
+            f"test loss {score.loss:.4f}"
+            if score.accuracy is None
+            else f"test accuracy {percent(score.accuracy)}{top5}"
+        )
         self.progress.say(
-            f"test {found}, {result['images_per_second']:.0f} images/s, {result['train_seconds']:.1f} s of training"
+            f"{reached}, {result['images_per_second']:.0f} images/s, {result['train_seconds']:.1f} s of training"
         )
 
 
+def part(correct: float, images: int) -> float | None:
+    """The accuracy; None where there is none, and the count of what is right is not a number."""
+    return None if math.isnan(correct) else correct / images
+
+
+def gave_up(session: Session) -> str:
+    """Why the run ends before its last epoch."""
+    position, number = session.position, session.settings.early_stop
+    best = f"accuracy {percent(position.best_accuracy)}" if position.best_accuracy else f"loss {position.best_loss:.4f}"
+    return (
+        f"--early-stop {number}: no better evaluation in the last {number} (the best test {best}); the run ends after "
+        f"epoch {position.epoch} of {session.settings.epochs}"
+    )
+
+
 def result_of(session: Session, score: Score) -> dict[str, Any]:
-    """The part of result.json that is the same on every rank, except for times."""
+    """The part of result.json that is the same on every rank, except for times. Of accuracies, null: there is none.
+
+    early_stop: the epoch after which the run ended because of that setting, else null.
+    """
     settings, position = session.settings, session.position
     trained = position.train_seconds
     return {
         "test_accuracy": score.accuracy,
+        "test_top5": score.top5,
+        "test_loss": score.loss,
         "best_accuracy": None if score.accuracy is None else max(score.accuracy, position.best_accuracy),
+        "best_loss": score.loss if position.best_loss is None else min(score.loss, position.best_loss),
+        "early_stop": position.epoch if session.gave_up else None,
         "images_per_second": position.epoch * session.samples / trained if trained else 0.0,
         "epochs": settings.epochs,
-        "steps": session.total_steps,
+        "steps": position.step,
         "world_size": session.place.world_size,
         "parallel": settings.parallel,
         "model": settings.model,
@@ -258,11 +306,6 @@ def result_of(session: Session, score: Score) -> dict[str, Any]:
         "comm": session.strategy.comm_share(),
         "resumed_from": str(session.resumed_from) if session.resumed_from else None,
     }
-
-
-def known(accuracy: float) -> float | None:
-    """None where there is no accuracy of such outputs and targets (train.losses.right)."""
-    return None if math.isnan(accuracy) else accuracy
 
 
 def left_out(samples: Mapping[str, str]) -> str:

@@ -58,6 +58,7 @@ class StepStats:
         self.world_size, self.rank, self.device = world_size, rank, device
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.pending: tuple[Tensor, Tensor, Any, dict[str, Any]] | None = None
+        self.votes: tuple[Tensor, Tensor, Any] | None = None
 
     def add(
         self,
@@ -99,6 +100,26 @@ class StepStats:
         before, self.pending = self.pending, None
         return self._read(before)
 
+    def vote(self, stop: bool) -> bool:
+        """Where there are no steps: starts the sum of whether a rank was asked to stop; returns what all ranks said at
+        the call before, False at the first. `no_votes` forgets the last one."""
+        mine = torch.full((1,), float(stop), dtype=torch.float64, device=self.device)
+        work = dist.all_reduce(mine, async_op=True) if self.world_size > 1 else None
+        before = self.votes
+        self.votes = self._to_host(mine, work)
+        return before is not None and bool(self._ready(before[0], before[2]).item())
+
+    def no_votes(self) -> bool:
+        """After the last call of `vote`: what all ranks said at it."""
+        before, self.votes = self.votes, None
+        return before is not None and bool(self._ready(before[0], before[2]).item())
+
+    def _ready(self, host: Tensor, work: Any) -> Tensor:
+        """The sums, when they are there."""
+        if work is not None:
+            work.synchronize() if self.stream is not None else work.wait()
+        return host
+
     def _to_host(self, sums: Tensor, work: Any) -> tuple[Tensor, Tensor, Any]:
         """(the sums on the host, the sums on the device, what to wait for before reading the first)."""
         if self.stream is None:
@@ -117,9 +138,7 @@ class StepStats:
         if pending is None:
             return None
         host, _, ready, about = pending
-        if ready is not None:
-            ready.synchronize() if self.stream is not None else ready.wait()
-        loss_sum, correct, norm, *rest = host.tolist()
+        loss_sum, correct, norm, *rest = self._ready(host, ready).tolist()
         slots, *times = (tuple(rest[n * self.world_size : (n + 1) * self.world_size]) for n in range(SLOTS))
         if wrong := [rank for rank, slot in enumerate(slots) if int(slot) & NOT_FINITE]:
             of_gradient = math.isfinite(loss_sum) and not math.isfinite(norm)

@@ -285,3 +285,10 @@ def test_a_slow_rank_is_named_with_its_host() -> None:
     short = {**event, "seconds": 0.0061, "others_seconds": 0.0041}
     assert "times as long as the others', 6.1 : 4.1 ms" in outcome.slow_in_words(short)
     assert outcome.slow_in_words({**event, "over": True, "step": 7}) == "rank 3 on h2 is no longer slow (step 7)"
+
+
+def test_the_loss_stands_in_where_there_is_no_accuracy() -> None:
+    assert outcome.reached({"test_accuracy": 0.98211, "test_loss": 0.1}) == ("test accuracy", "98.21%")
+    assert outcome.reached({"test_accuracy": 0, "test_loss": 0.1}) == ("test accuracy", "0.00%")
+    assert outcome.reached({"test_accuracy": None, "test_loss": 0.12345678}) == ("test loss", "0.1235")
+    assert outcome.reached({"test_loss": float("nan")}) == outcome.reached({}) == ("", "")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from launch import files
 from launch.page import render
-from launch.report import about, advice, curves, documents, ending, ranks, run_page
+from launch.report import about, advice, curves, documents, ending, ranks, run_page, timeline
 from launch.report.documents import Metrics
 from tests.launch.health.test_page import assert_self_contained, parse, tags
 from tests.launch.report import made_runs
@@ -147,6 +147,74 @@ def test_a_rank_that_timed_no_step_has_no_time(runs: Path) -> None:
     folder = runs / SUCCEEDED
     with_times(folder, computing=[0.2, None, 0.2], waiting=[0.1, None, 0.1])
     assert [one.rank for one in ranks.times(documents.read(folder))] == [0, 2]
+
+
+def changed(folder: Path, change: Any) -> None:
+    """metrics.jsonl, result.json and summary.json after `change` of each of their objects."""
+    events = made_runs.read_lines(folder / "metrics.jsonl")
+    for event in events:
+        change(event)
+    (folder / "metrics.jsonl").write_text(made_runs.lines(events), encoding="utf-8")
+    for name in ("result.json", "summary.json"):
+        document = files.read_json(folder / name)
+        change(document)
+        files.write_json(folder / name, document)
+
+
+def test_of_a_run_without_an_accuracy_the_loss_is_shown(runs: Path) -> None:
+    def change(one: dict[str, Any]) -> None:
+        one |= {name: None for name in one if "accuracy" in name}
+        if "status" in one or "best_accuracy" in one:
+            one |= {"test_loss": 0.25, "best_loss": 0.125}
+
+    folder = runs / SUCCEEDED
+    changed(folder, change)
+    shown = content(folder)
+    assert ("test loss", "0.25", "lowest 0.125") in shown["tiles"]
+    assert not any("accuracy" in name for name, _, _ in shown["tiles"])
+    assert [one.title for one in shown["curves"]][:2] == ["Loss", "Speed"]
+    assert "accuracy" not in page(folder).partition("<script")[0].lower().replace("best_accuracy", "")
+    spans = timeline.of_run(documents.read(folder)).spans
+    assert any(span.what.startswith("epoch 3, test loss 0.1413, ") for span in spans)
+
+
+def test_an_epoch_without_an_evaluation_leaves_the_figures_of_the_last_one(runs: Path) -> None:
+    folder = runs / SUCCEEDED
+    changed(folder, lambda one: one.pop("test_accuracy", None))
+    events = made_runs.read_lines(folder / "metrics.jsonl")
+    for event in events:
+        if event["event"] == "epoch":
+            tested = event["epoch"] == 2
+            event |= {"test_accuracy": 0.5 if tested else None, "test_top5": 0.9 if tested else None}
+            event |= {} if tested else {"test_loss": None}
+    (folder / "metrics.jsonl").write_text(made_runs.lines(events), encoding="utf-8")
+    tiles = {name: (figure, note) for name, figure, note in content(folder)["tiles"]}
+    assert tiles["test accuracy"][0] == "50.00%" and tiles["test top-5"][0] == "90.00%"
+
+
+def test_gradients_are_drawn_where_steps_have_their_norm_and_top5_beside_the_accuracy(runs: Path) -> None:
+    folder = runs / SUCCEEDED
+
+    def change(one: dict[str, Any]) -> None:
+        if one.get("event") == "step":
+            one["grad_norm"] = float("nan") if one["step"] == 2 else 1.5
+        if one.get("event") == "epoch":
+            one["test_top5"] = 0.99
+
+    before = [one.title for one in content(folder)["curves"]]
+    changed(folder, change)
+    drawn = {one.title: one for one in content(folder)["curves"]}
+    assert "Gradients" not in before and len(drawn["Gradients"].spec["data"]["values"]) == 35
+    assert [one.name for one in drawn["Accuracy"].key] == ["training", "held out", "among the first five"]
+
+
+def test_the_page_says_that_a_run_ended_early_and_names_its_traces(runs: Path) -> None:
+    folder = runs / SUCCEEDED
+    changed(folder, lambda one: one.update(early_stop=3))
+    (folder / "profile").mkdir()
+    shown = content(folder)
+    assert "ended by --early-stop after epoch 3" in shown["about"]
+    assert any("profile/" in paths for name, paths in shown["files"] if name == "folders")
 
 
 # -- what to do next -------------------------------------------------------------------------------------------------
