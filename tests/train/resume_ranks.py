@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import tempfile
 from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -77,6 +78,14 @@ def in_evaluation(number: int, how: Callable[[], None]) -> Change:
     return change
 
 
+def own_fork_server() -> None:
+    """Makes this forked process start a fork server of its own: one that another test has started is not its child."""
+    server = forkserver.ForkServer()
+    forkserver._forkserver = server
+    for name in ("ensure_running", "get_inherited_fds", "connect_to_new_process", "set_forkserver_preload"):
+        setattr(forkserver, name, getattr(server, name))
+
+
 def one_rank(rank: int, world_size: int, settings: Settings, normalised: bool, change: Change) -> None:
     torch.set_num_threads(1)
     os.environ.update(
@@ -84,6 +93,7 @@ def one_rank(rank: int, world_size: int, settings: Settings, normalised: bool, c
     )
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     mock.patch.object(run, "build_model", lambda *arguments: network(normalised)).start()
+    own_fork_server()
     change()
     os._exit(run.run(settings))
 

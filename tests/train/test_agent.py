@@ -246,7 +246,7 @@ def step(*arguments):
     return made(*arguments)
 calls = []
 mock.patch.object(trainer, "optimizer_step", step).start()
-where = {"tensorboard": False, "run_dir": pathlib.Path("run")}
+where = {"loggers": "none", "run_dir": pathlib.Path("run")}
 record(run.run)(Settings(model="squeezenet1_1", dataset="fake", image_size=32, **where))
 """
 

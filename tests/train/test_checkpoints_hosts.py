@@ -52,9 +52,10 @@ def test_the_run_s_time_goes_on_after_a_resumption(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     times = {step: files.load(folder, step)["position"] for step in files.saved_steps(folder)}
     assert times[2]["seconds"] > 0 and times[2]["train_seconds"] == 0
-    assert times[4]["seconds"] == 0 and times[4]["train_seconds"] > times[2]["seconds"]
+    assert times[4]["seconds"] > times[2]["seconds"]  # an epoch's checkpoint precedes its evaluation and its end
+    assert times[6]["train_seconds"] >= times[4]["seconds"]
     events = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     second = [event["seconds"] for event in events if event["event"] == "step" and event["epoch"] == 2]
     assert second == sorted(second)  # the epoch that was broken off counts on from where its checkpoint was made
     seconds = [event["seconds"] for event in events if event["event"] == "epoch"]
-    assert times[12]["train_seconds"] == pytest.approx(sum(seconds))
+    assert times[12]["train_seconds"] + times[12]["seconds"] == pytest.approx(sum(seconds))
