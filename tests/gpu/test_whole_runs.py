@@ -106,7 +106,7 @@ def test_a_resumed_run_has_the_bits_of_the_unbroken_one(device: torch.device, tm
     resumed = runs.train(device, tmp_path / "broken", *how)
     assert resumed.status == 0 and "going on from step-" in resumed.said, resumed.said
     one, other = (ended.state(2 * runs.STEPS) for ended in (unbroken, resumed))
-    for part in ("model", "optimizer", "rank_buffers", "scaler", "ema", "metric"):
+    for part in ("model", "optimizer", "rank_buffers", "scaler", "ema", "ema_rank_buffers"):
         assert same_bits(one[part], other[part]), part
     assert resumed.losses == unbroken.losses
 
@@ -205,10 +205,10 @@ def test_predictions_are_those_of_the_cpu(device: torch.device, tmp_path: Path) 
 def test_what_a_machine_lacks_is_said_and_done_without(device: torch.device, tmp_path: Path) -> None:
     """matplotlib, TensorBoard, rich, scikit-learn, PyYAML, safetensors: none of them is needed to train."""
     missing = "without=matplotlib,tensorboard,rich,sklearn,yaml,safetensors"
-    ended = runs.train(device, tmp_path / "run", "--tensorboard", cases=("tiny", missing))
+    ended = runs.train(device, tmp_path / "run", "--loggers", "tensorboard", cases=("tiny", missing))
     assert ended.status == 0, ended.said
     assert "curves.png is not drawn: No module named 'matplotlib'" in ended.said
-    assert "TensorBoard's files end here (" in ended.said
+    assert "--loggers tensorboard: it ends here (" in ended.said
     assert "Traceback" not in ended.said
     assert ended.document("result.json")["steps"] == 2 * runs.STEPS
     assert not (ended.folder / "curves.png").exists()
