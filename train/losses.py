@@ -42,7 +42,7 @@ def logits(outputs: Any) -> Any:
 def make(settings: Settings, smoothing: bool = True) -> Loss:
     """The loss of `settings`; smoothing: with its label smoothing, as in training. Raises SettingsError."""
     if is_own(settings.loss):
-        return partial(checked, settings.loss, own_parts.load("--loss", settings.loss))
+        return partial(checked, own_parts.load("--loss", settings.loss))
     return partial(per_sample, smoothing=settings.label_smoothing if smoothing else 0.0)
 
 
@@ -50,7 +50,7 @@ class LossError(Exception):
     """A loss that is not one value for each sample; the message says what came instead."""
 
 
-def checked(name: str, loss: Loss, outputs: Any, targets: Any) -> Tensor:
+def checked(loss: Loss, outputs: Any, targets: Any) -> Tensor:
     """The losses of the user's own function, float32. Raises LossError unless they are [n], for n samples."""
     losses, count = loss(outputs, targets), len(tree_leaves(targets)[0])
     if isinstance(losses, Tensor) and losses.shape == (count,) and losses.dtype.is_floating_point:

@@ -58,7 +58,7 @@ class Position:
     images: int = 0
     seconds: float = 0.0  # of training in the unfinished epoch
     train_seconds: float = 0.0  # of training in all
-    best_accuracy: float = 0.0
+    best_accuracy: float | None = None  # None before the first evaluation that has one
     best_loss: float | None = None  # the lowest one of held-out samples; None before the first evaluation
     worse: int = 0  # evaluations since the best one
 
@@ -74,8 +74,8 @@ class Position:
         is_lower = not math.isnan(score.loss) and (self.best_loss is None or score.loss < self.best_loss)
         is_better = is_lower
         if score.accuracy is not None:
-            is_better = self.best_loss is None or score.accuracy > self.best_accuracy
-            self.best_accuracy = max(self.best_accuracy, score.accuracy)
+            is_better = self.best_accuracy is None or score.accuracy > self.best_accuracy
+            self.best_accuracy = max(self.best_accuracy or 0.0, score.accuracy)
         if is_lower:
             self.best_loss = score.loss
         self.worse = 0 if is_better else self.worse + 1
@@ -329,7 +329,10 @@ def compare(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
             f"the checkpoint is of another training: {'; '.join(wrong)}; "
             "give its settings, start afresh with --resume none, or take only its weights: --resume none --init-from"
         )
-    ignored = {"data", "run_dir", "resume", "timeout", "spawn", "init", "keep", "checkpoint_every", "workers"}
+    ignored = {
+        *("data", "run_dir", "resume", "timeout", "spawn", "init", "keep", "checkpoint_every", "workers"),
+        *("loggers", "profile", "download"),
+    }
     changed = [k for k in now if k in before and before[k] != now[k] and k not in ignored]
     return (
         [f"settings changed since the checkpoint: {', '.join(f'{k} {before[k]} -> {now[k]}' for k in changed)}"]

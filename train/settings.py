@@ -372,8 +372,8 @@ def contradictions(settings: Settings, world_size: int) -> Iterator[str]:
     theirs = {"augment": settings.augment in POLICIES, "random_erasing": settings.random_erasing > 0}
     for name in [name for name, given in theirs.items() if given and own]:
         yield f"{flag(name)} {getattr(settings, name)}: it changes images of built-in datasets: do it in your --{own}"
-    if settings.bad_samples == "skip" and is_own(settings.dataset):
-        yield "--bad-samples skip: it is for files of built-in datasets: leave bad samples out of your --dataset"
+    if settings.bad_samples == "skip" and own:
+        yield f"--bad-samples skip: it does not go with a --{own} of your own: take bad samples out of the data"
     if settings.augment in POLICIES and settings.dataset in HANDWRITING:
         yield (
             f"--augment {settings.augment}: it is made for photographs; --dataset {settings.dataset} is handwriting, "

@@ -237,10 +237,10 @@ def test_without_an_accuracy_the_lowest_loss_is_the_best() -> None:
 def test_with_an_accuracy_the_loss_does_not_matter() -> None:
     position = Position()
     worse = []
-    for correct, loss in ((0, 1.0), (5, 2.0), (5, 0.5), (4, 0.1), (6, 3.0)):
+    for correct, loss in ((0, float("nan")), (0, 1.0), (5, 2.0), (5, 0.5), (4, float("nan")), (6, 3.0)):
         position.end_epoch(Score(10, correct, loss))
         worse.append(position.worse)
-    assert worse == [0, 0, 1, 2, 0] and position.best_accuracy == 0.6
+    assert worse == [0, 1, 0, 1, 2, 0] and position.best_accuracy == 0.6
 
 
 @pytest.mark.slow

@@ -226,7 +226,7 @@ def test_a_loss_that_is_no_tensor_or_of_another_length_is_refused() -> None:
     answers: list[Any] = [1.0, torch.zeros(2), torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64)]
     for answer in answers:
         with pytest.raises(losses.LossError, match=r"and \[3\] is needed"):
-            losses.checked("mine:loss", lambda outputs, targets: outputs, answer, torch.zeros(3))
+            losses.checked(lambda outputs, targets: outputs, answer, torch.zeros(3))
 
 
 # -- examples and documents --------------------------------------------------------------------------------------------

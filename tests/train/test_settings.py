@@ -213,6 +213,15 @@ def test_an_own_part_needs_a_folder_that_is_there(tmp_path: Path) -> None:
     assert "there is no such folder" in check_settings("--project", str(tmp_path / "no"), "--model", "a:b").stderr
 
 
+@pytest.mark.parametrize("part", ["dataset", "transform"])
+@pytest.mark.parametrize("words", ["--augment trivial", "--random-erasing 0.5", "--bad-samples skip"])
+def test_what_is_for_built_in_datasets_is_refused_beside_ones_own(words: str, part: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def part(*_): ...\n")
+    given = ["--dataset", "fake", f"--{part}", "mine:part", "--project", str(tmp_path), *words.split()]
+    (said,) = problems(parse(given), 1)
+    assert said.startswith(f"{words}: ") and f"--{part}" in said
+
+
 def test_the_known_models_are_those_of_torchvision() -> None:
     from train.model import torchvision_cpu
 

@@ -1,4 +1,6 @@
-"""What a run leaves for others to read as it goes: metrics.jsonl, and what loggers make of the same. Rank 0 only."""
+"""What a run leaves for others to read as it goes: metrics.jsonl, and what loggers make of the same. On
+rank 0 and, under a keeper, on one rank of each host; loggers on rank 0 alone.
+"""
 
 import json
 import resource

@@ -275,9 +275,13 @@ def part(correct: float, images: int) -> float | None:
 def gave_up(session: Session) -> str:
     """Why the run ends before its last epoch."""
     position, number = session.position, session.settings.early_stop
-    best = f"accuracy {percent(position.best_accuracy)}" if position.best_accuracy else f"loss {position.best_loss:.4f}"
+    best = "no test loss was a number"
+    if position.best_accuracy is not None:
+        best = f"the best test accuracy {percent(position.best_accuracy)}"
+    elif position.best_loss is not None:
+        best = f"the best test loss {position.best_loss:.4f}"
     return (
-        f"--early-stop {number}: no better evaluation in the last {number} (the best test {best}); the run ends after "
+        f"--early-stop {number}: no better evaluation in the last {number} ({best}); the run ends after "
         f"epoch {position.epoch} of {session.settings.epochs}"
     )
 
@@ -293,7 +297,7 @@ def result_of(session: Session, score: Score) -> dict[str, Any]:
         "test_accuracy": score.accuracy,
         "test_top5": score.top5,
         "test_loss": score.loss,
-        "best_accuracy": None if score.accuracy is None else max(score.accuracy, position.best_accuracy),
+        "best_accuracy": None if score.accuracy is None else max(score.accuracy, position.best_accuracy or 0.0),
         "best_loss": score.loss if position.best_loss is None else min(score.loss, position.best_loss),
         "early_stop": position.epoch if session.gave_up else None,
         "images_per_second": position.epoch * session.samples / trained if trained else 0.0,
