@@ -210,7 +210,9 @@ class Report:
         self.profile = profile.written
         if not self.reports:
             return
-        where = self.session.settings.run_dir / profile.folder.name
+        # In a run of `make train` the folder is the container's, and is gathered.
+        inside = f"{profile.folder.name}/ of the run's folder"
+        where = inside if "MUSTER_KEEPER" in os.environ else self.session.settings.run_dir / profile.folder.name
         said = f"no trace could be written: {profile.complaint}" if profile.complaint else (
             f"the traces of the ranks are in {where}, for https://ui.perfetto.dev; rank-0.txt there lists the "
             "operations that took longest"
