@@ -19,6 +19,8 @@ from train.datasets.sidestream import on_side_stream
 from train.settings import Settings
 from train.start.group import Place
 
+pytestmark = pytest.mark.slow  # all of them together, on the CPU
+
 CPU = torch.device("cpu")
 BATCHES, SAMPLES = 60, 24  # of the tests under stress; samples of a batch
 BUSY_CYCLES = 2_000_000  # of a GPU's clock: about a millisecond
