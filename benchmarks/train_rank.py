@@ -32,8 +32,9 @@ class AlternatingLoader(Loader):
     def __init__(self, dataset: Any, settings: Any, device: torch.device, place: Place) -> None:
         super().__init__(dataset, settings, device, place)
         size = settings.image_size or dataset.image_size
+        layout = torch.channels_last if settings.channels_last else torch.contiguous_format
         self.make = lambda count: (
-            torch.randn(count, 3, size, size, device=device),
+            torch.randn(count, 3, size, size, device=device).to(memory_format=layout),
             torch.arange(count, device=device) % dataset.classes,
         )
         self.constant: dict[int, Batch] = {}

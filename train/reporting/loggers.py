@@ -7,7 +7,6 @@ A thread begins when epoch 1 has ended, after START_DELAY_SECONDS, or at the end
 import TensorBoard's writer takes a third of a second, other packages take longer. Until then figures wait in a queue.
 """
 
-import importlib
 import importlib.util
 import os
 import queue
@@ -18,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from train import own_parts
 from train.reporting.eventfiles import Point, TensorBoard
 from train.reporting.trackers import Mlflow, Wandb
 from train.settings import SettingsError, loggers_of
@@ -67,25 +67,12 @@ def check(names: str) -> None:
     """Raises SettingsError where a logger of --loggers cannot be had."""
     for name in loggers_of(names):
         if ":" in name:
-            own(name)
+            own_parts.load("--loggers", name)
         elif name in ("mlflow", "wandb") and importlib.util.find_spec(name) is None:
             raise SettingsError(
                 f"--loggers {name}: the package {name} is not installed here: add it to the project's "
                 f"requirements.txt, or leave {name} out of --loggers"
             )
-
-
-def own(name: str) -> Callable[[], Logger]:
-    """The function `package.module:function`, which makes a logger. Raises SettingsError."""
-    module, _, function = name.partition(":")
-    try:
-        made = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise SettingsError(f"--loggers {name}: {error}") from error
-    if not callable(made):
-        raise SettingsError(f"--loggers {name}: this is no function that makes a logger, but a {type(made).__name__}")
-    wanted: Callable[[], Logger] = made
-    return wanted
 
 
 class Background:
@@ -153,7 +140,10 @@ class Loggers:
         }
         about = {**(settings or {}), "run_dir": str(folder)}
         run = os.environ.get("MUSTER_RUN_ID") or folder.resolve().name
-        self.all = [Background(name, known.get(name) or own(name), about, run) for name in loggers_of(names)]
+        self.all = [
+            Background(name, known.get(name) or own_parts.load("--loggers", name), about, run)
+            for name in loggers_of(names)
+        ]
 
     def point_of(self, event: Event) -> Point | None:
         """An event of metrics.jsonl. Epochs are drawn at the step before them."""
