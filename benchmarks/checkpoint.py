@@ -5,13 +5,15 @@ without a checkpoint; the same steps with a checkpoint by train.checkpoints.Writ
 steps with a plain `torch.save(state, path)` over the previous file (no sync, no hash, as tutorials write it). The order
 of the kinds changes from turn to turn. A round is long enough for the background to end before the next checkpoint, and
 the time that it takes from the steps beside it counts. The time that a checkpoint costs is the round with it minus the
-round without it, as the median of all turns. `spread_ms` is the interquartile range of the rounds without a checkpoint:
-it says how quiet the machine was.
+round without it, as the median of all turns. One process finds another cost than the next one does, so several measure
+and the median of their figures counts; `async_ms_each` has all of them. `spread_ms` is the interquartile range of the
+rounds without a checkpoint: it says how quiet the machine was.
 
 There are two figures. `async_over_blocking` is measured with one training thread, which leaves a core to the
 background, as GPU training does; `all_cores_async_over_blocking` with one thread for each core, so that the background
-takes its time from the training, as in training on the CPU. Needs 2 cores with nothing else running on them: `load` is
-the machine's load average before and after. Takes about 5 minutes; `ARGS="--threads 1"` measures one half of it alone.
+takes its time from the training, as in training on the CPU, and takes longer: these rounds are twice as long. Needs 2
+cores with nothing else running on them: `load` is the machine's load average before and after. Takes about 7 minutes;
+`ARGS="--threads 1"` measures in one process and with one thread alone.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from benchmarks.common import close
 from train.checkpoints import Writer
 from train.start.group import keep_freed_memory
 
+PROCESSES, PROCESSES_OF_ALL_CORES = 5, 3
 Save = Callable[[int, dict[str, Any]], None]
 
 
@@ -118,26 +121,32 @@ def measure(threads: int, rounds: int, seconds: float, folder: Path) -> dict[str
     return {name: round(value, 1) for name, value in figures.items()}
 
 
-def in_a_process(threads: int, options: argparse.Namespace) -> dict[str, float]:
-    """`measure` in a new interpreter, because libraries read the number of threads when they are loaded."""
-    words = ["--threads", str(threads), "--rounds", str(options.rounds), "--seconds", str(options.seconds)]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.checkpoint", *words, "--folder", str(options.folder)],
-        env=os.environ | {"OMP_NUM_THREADS": str(threads)},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise SystemExit(f"benchmark: the training with {threads} thread(s) ended with {done.returncode}")
-    print(f"{threads} training thread(s): {done.stdout.strip()}", flush=True)
-    return dict(json.loads(done.stdout))
+def in_processes(threads: int, count: int, seconds: float, options: argparse.Namespace) -> dict[str, Any]:
+    """Medians of what `measure` finds in so many new interpreters, and what each has found of the checkpoint's cost.
+
+    New, because libraries read the number of threads when they are loaded."""
+    words = ["--threads", str(threads), "--rounds", str(options.rounds), "--seconds", str(seconds)]
+    found = list[dict[str, float]]()
+    for _ in range(count):
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.checkpoint", *words, "--folder", str(options.folder)],
+            env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise SystemExit(f"benchmark: the training with {threads} thread(s) ended with {done.returncode}")
+        print(f"{threads} training thread(s): {done.stdout.strip()}", flush=True)
+        found.append(json.loads(done.stdout))
+    medians = {name: round(statistics.median(one[name] for one in found), 1) for name in found[0]}
+    return medians | {"async_ms_each": [one["async_ms"] for one in found]}
 
 
 def main() -> None:
     """Measure with one training thread, then with one for each core, and print the ratios."""
     p = argparse.ArgumentParser(description="time that a checkpoint costs the training")
-    p.add_argument("--rounds", type=int, default=30)
+    p.add_argument("--rounds", type=int, default=8, help="of each kind in each process")
     p.add_argument("--seconds", type=float, default=1.5, help="of a round; longer than writing a checkpoint takes")
     p.add_argument("--threads", type=int, default=0, help="measure only this many training threads")
     p.add_argument("--folder", type=Path, default=Path("build"), help="a folder on the disk that is measured")
@@ -149,16 +158,19 @@ def main() -> None:
             print(json.dumps(measure(options.threads, options.rounds, options.seconds, Path(folder))))
         return
     cores, before = len(os.sched_getaffinity(0)), os.getloadavg()[0]
-    one, every = in_a_process(1, options), in_a_process(cores, options)
+    one = in_processes(1, PROCESSES, options.seconds, options)
+    every = in_processes(cores, PROCESSES_OF_ALL_CORES, 2 * options.seconds, options)
     close(
         {
             "async_over_blocking": round(one["async_ms"] / one["blocking_ms"], 3),
             "async_ms": one["async_ms"],
+            "async_ms_each": one["async_ms_each"],
             "blocking_ms": one["blocking_ms"],
             "async_call_ms": one["async_call_ms"],
             "spread_ms": one["spread_ms"],
             "all_cores_async_over_blocking": round(every["async_ms"] / every["blocking_ms"], 3),
             "all_cores_async_ms": every["async_ms"],
+            "all_cores_async_ms_each": every["async_ms_each"],
             "all_cores_blocking_ms": every["blocking_ms"],
             "all_cores_spread_ms": every["spread_ms"],
             "load": [round(before, 2), round(os.getloadavg()[0], 2)],

@@ -23,6 +23,7 @@ import argparse
 import dataclasses
 import json
 import os
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -31,6 +32,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,7 @@ from torchvision import transforms
 
 from benchmarks.common import close
 from benchmarks.pictures import write_jpegs, write_stl10
-from benchmarks.train import SKIP, apart, epoch_rates
+from benchmarks.train import SKIP, Rates, apart, epoch_rates
 
 ROOT = Path(__file__).resolve().parent.parent
 CLASSES = 10
@@ -78,8 +80,8 @@ class Work:
 SMOKE = Work("shufflenet_v2_x0_5", 32, 4, SKIP + 2, 4, 1, blocks=1, fast=False, device="cpu")
 
 
-def trainer(work: Work, dataset: str, epochs: int, *how: str) -> list[float]:
-    """Images/s of each epoch of the trainer, or of the command `how`, which takes its options."""
+def trainer(work: Work, dataset: str, epochs: int, *how: str) -> Rates:
+    """Images/s of each epoch of the trainer, or of the command `how`, which takes its options. Raises RowFailed."""
     run_dir = Path(work.folder) / "run"
     shutil.rmtree(run_dir, ignore_errors=True)
     flags = ["--channels-last", *(["--amp", "bf16", "--compile"] if work.fast else [])]
@@ -95,39 +97,54 @@ def trainer(work: Work, dataset: str, epochs: int, *how: str) -> list[float]:
     return epoch_rates((run_dir / "metrics.jsonl").read_text())
 
 
+class RowFailed(Exception):
+    """A row without figures; the message says why."""
+
+
 def in_a_process(*words: object) -> str:
-    """What a new interpreter printed. Raises SystemExit."""
-    done = subprocess.run(
-        [sys.executable, *map(str, words)], cwd=ROOT, capture_output=True, text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=LIMIT_SECONDS, check=False,
-    )  # fmt: skip
+    """What a new interpreter printed. Raises RowFailed."""
+    command = shlex.join(map(str, words))
+    try:
+        done = subprocess.run(
+            [sys.executable, *map(str, words)], cwd=ROOT, capture_output=True, text=True,
+            env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=LIMIT_SECONDS, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise RowFailed(f"{command} took more than {LIMIT_SECONDS} s") from None
     if done.returncode != 0:
-        raise SystemExit(f"benchmark: {words} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        raise RowFailed(f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
     return done.stdout
 
 
-def row(name: str, work: Work) -> float:
-    """The median of the blocks of one of ROWS, in a process of its own."""
+def row(name: str, work: Work) -> Rates:
+    """Images/s of the blocks of one of ROWS, in a process of its own. Raises RowFailed."""
     printed = in_a_process("-m", "benchmarks.gpu", "--row", name, "--work", json.dumps(dataclasses.asdict(work)))
-    rates = [float(rate) for rate in json.loads(printed.splitlines()[-1])]
-    print(f"{name}: {', '.join(f'{rate:.1f}' for rate in rates)} images/s", flush=True)
-    return statistics.median(rates)
+    return [float(rate) for rate in json.loads(printed.splitlines()[-1])]
 
 
 # -- rows: each returns images/s of its blocks ----------------------------------------------------------------------
 
 
-def blocks(work: Work, step: Callable[[], object]) -> list[float]:
-    """Images/s of `work.blocks` times `work.steps` steps, after as many to warm up."""
+def blocks(work: Work, step: Callable[[], object]) -> Rates:
+    """Images/s of `work.blocks` times `work.steps` steps, after as many to warm up.
+
+    As of the trainer's epochs, the first SKIP steps of a block do not count: in them a loader begins its epoch.
+    """
     rates = []
     for _ in range(work.blocks + 1):
-        begun = time.perf_counter()
-        for _ in range(work.steps):
+        for number in range(work.steps):
+            if number == SKIP:
+                wait_for_gpu(work)
+                begun = time.perf_counter()
             step()
-        if work.on_gpu:
-            torch.cuda.synchronize()
-        rates.append(work.images / (time.perf_counter() - begun))
+        wait_for_gpu(work)
+        rates.append((work.steps - SKIP) * work.batch_size / (time.perf_counter() - begun))
     return rates[1:]
+
+
+def wait_for_gpu(work: Work) -> None:
+    if work.on_gpu:
+        torch.cuda.synchronize()
 
 
 def constant(work: Work) -> Batches:
@@ -138,7 +155,7 @@ def constant(work: Work) -> Batches:
         yield images, labels
 
 
-def plain(work: Work, batches: Batches) -> list[float]:
+def plain(work: Work, batches: Batches) -> Rates:
     """The script with the same flags as the trainer."""
     if work.on_gpu:
         torch.cuda.set_device(0)
@@ -163,11 +180,11 @@ def plain(work: Work, batches: Batches) -> list[float]:
     return blocks(work, step)
 
 
-def plain_constant(work: Work) -> list[float]:
+def plain_constant(work: Work) -> Rates:
     return plain(work, constant(work))
 
 
-def recipe(work: Work) -> list[float]:
+def recipe(work: Work) -> Rates:
     """The settings and the loop of pytorch/examples' imagenet/main.py, without its input."""
     device = torch.device(work.device)
     model = torchvision.models.get_model(work.model, num_classes=CLASSES).to(device)
@@ -189,7 +206,7 @@ def recipe(work: Work) -> list[float]:
     return blocks(work, step)
 
 
-def plain_jpeg(work: Work) -> list[float]:
+def plain_jpeg(work: Work) -> Rates:
     """`plain` with torchvision's ImageFolder, PIL, and a DataLoader worker for each core."""
     change = transforms.Compose(
         [
@@ -213,7 +230,7 @@ def plain_jpeg(work: Work) -> list[float]:
     return plain(work, batches())
 
 
-def nvjpeg(work: Work) -> list[float]:
+def nvjpeg(work: Work) -> Rates:
     """`plain` whose JPEGs lie in memory as they are on the disk, decoded, cropped and resized on the GPU."""
     from torchvision.transforms import v2
 
@@ -238,7 +255,7 @@ def nvjpeg(work: Work) -> list[float]:
     return plain(work, batches())
 
 
-def decode(work: Work) -> list[float]:
+def decode(work: Work) -> Rates:
     """The trainer's own loader of JPEGs, with its own number of workers and no model."""
     from train.datasets import load
     from train.datasets.loader import Loader
@@ -256,7 +273,7 @@ def decode(work: Work) -> list[float]:
         return blocks(work, lambda: next(batches))
 
 
-def copy(work: Work) -> list[float]:
+def copy(work: Work) -> Rates:
     """The bytes of a batch, from pinned memory to the GPU."""
     shape = (work.batch_size, 3, work.image_size, work.image_size)
     host = torch.zeros(shape, dtype=torch.uint8, pin_memory=work.on_gpu)
@@ -273,36 +290,60 @@ ROWS = {
 # -- all of it ------------------------------------------------------------------------------------------------------
 
 
-def measure(work: Work) -> dict[str, Any]:
-    folder = Path(work.folder)
+def measure(work: Work) -> dict[str, Rates]:
+    """Images/s of each row's blocks or epochs, each said as soon as it is known; without the rows that failed."""
+    folder, found = Path(work.folder), dict[str, Rates]()
     write_stl10(folder / "stl10", work.images, work.batch_size)
-    size = write_jpegs(folder / "imagefolder", work.images, work.batch_size)
-    rates = trainer(work, "stl10", work.epochs, "-m", "benchmarks.train_rank", "alternating")
-    pairs = apart(rates)
-    with_input, without = ([turn[0] for turn in pairs[kind]] for kind in ("with_input", "without_input"))
-    shares = [mine / ceiling for mine, ceiling in zip(with_input, without, strict=True)]
-    compute = statistics.median(without)
-    plain_rate, recipe_rate = row("plain", work), row("recipe", work)
-    ours = trainer(work, "imagefolder", work.jpeg_epochs)
-    print(f"the trainer with JPEGs: {', '.join(f'{rate:.1f}' for rate in ours)} images/s", flush=True)
-    parts = {"decode": row("decode", work), "copy": row("copy", work), "compute": compute}
-    jpeg = {
-        "images_per_second": statistics.median(ours[1:] or ours),
-        "plain": row("plain_jpeg", work),
-        "nvjpeg": row("nvjpeg", work) if work.on_gpu else 0.0,
-        **parts,
-    }
+    write_jpegs(folder / "imagefolder", work.images, work.batch_size)
+
+    def alternating() -> dict[str, Rates]:
+        pairs = apart(trainer(work, "stl10", work.epochs, "-m", "benchmarks.train_rank", "alternating"))
+        return {kind: [turn[0] for turn in turns] for kind, turns in pairs.items()}
+
+    def jpeg() -> dict[str, Rates]:
+        rates = trainer(work, "imagefolder", work.jpeg_epochs)
+        return {"jpeg": rates[1:] or rates}
+
+    def alone(name: str) -> dict[str, Rates]:
+        return {name: row(name, work)}
+
+    rows = [name for name in ROWS if work.on_gpu or name != "nvjpeg"]
+    makers: list[Callable[[], dict[str, Rates]]] = [alternating, jpeg, *(partial(alone, name) for name in rows)]
+    for make in makers:
+        try:
+            made = make()
+        except RowFailed as error:
+            print(f"a row without figures: {error}", flush=True)
+            continue
+        for name, rates in made.items():
+            print(f"{name}: {', '.join(f'{rate:.1f}' for rate in rates)} images/s", flush=True)
+        found |= made
+    return found
+
+
+def figures(found: dict[str, Rates]) -> dict[str, Any]:
+    """What the line says; null where a row that it needs has failed."""
+    rates = {name: round(statistics.median(each), 1) for name, each in found.items()}
+
+    def over(name: str) -> float | None:
+        ours, other = rates.get("without_input"), rates.get(name)
+        return round(ours / other, 3) if ours and other else None
+
+    pairs = zip(found.get("with_input", []), found.get("without_input", []), strict=True)
+    shares = [mine / ceiling for mine, ceiling in pairs]
+    parts = {"decode": rates.get("decode"), "copy": rates.get("copy"), "compute": rates.get("without_input")}
+    known = {name: rate for name, rate in parts.items() if rate}
+    jpeg = {"images_per_second": "jpeg", "plain": "plain_jpeg", "nvjpeg": "nvjpeg"}
     return {
-        "images_per_second": round(statistics.median(with_input), 1),
-        "synthetic_share": round(statistics.median(shares), 3),
-        "synthetic_share_spread": [round(min(shares), 3), round(max(shares), 3)],
-        "over_plain": round(compute / plain_rate, 3),
-        "over_recipe": round(compute / recipe_rate, 3),
-        "plain_images_per_second": round(plain_rate, 1),
-        "recipe_images_per_second": round(recipe_rate, 1),
-        "jpeg": {name: round(rate, 1) for name, rate in jpeg.items()},
-        "jpeg_bytes": size,
-        "bottleneck": min(parts, key=lambda name: parts[name]),
+        "images_per_second": rates.get("with_input"),
+        "synthetic_share": round(statistics.median(shares), 3) if shares else None,
+        "synthetic_share_spread": [round(min(shares), 3), round(max(shares), 3)] if shares else None,
+        "over_plain": over("plain"),
+        "over_recipe": over("recipe"),
+        "plain_images_per_second": rates.get("plain"),
+        "recipe_images_per_second": rates.get("recipe"),
+        "jpeg": {name: rates.get(row) for name, row in jpeg.items()} | parts,
+        "bottleneck": min(known, key=lambda name: known[name]) if len(known) == len(parts) else None,
     }
 
 
@@ -322,18 +363,20 @@ def main(arguments: list[str] | None = None) -> None:
         os.environ["OMP_NUM_THREADS"] = "1"  # so small a network is faster without threads that wait for each other
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
-        figures = measure(dataclasses.replace(SMOKE if options.cpu_smoke else Work(), folder=folder))
+        found = measure(dataclasses.replace(SMOKE if options.cpu_smoke else Work(), folder=folder))
     if options.cpu_smoke:
         print("--cpu-smoke: the figures of this line mean nothing", flush=True)
     close(
         {
-            **figures,
+            **figures(found),
             "gpu": torch.cuda.get_device_name(0) if not options.cpu_smoke else "none: --cpu-smoke",
             "torch": torch.__version__,
             "cores": len(os.sched_getaffinity(0)),
             "seconds": round(time.monotonic() - begun),
         }
     )
+    if any(name not in found for name in ("with_input", "jpeg", *ROWS) if name != "nvjpeg" or not options.cpu_smoke):
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ them. The first few steps of an epoch do not count, nor do the start of workers,
 
 On STL-10's files the trainer also crops its images at random, the plain script only mirrors them. Needs 2 cores with
 nothing else running on them: `load` is the machine's load average before and after, of which the benchmark itself
-causes about 2. Takes about 12 minutes; `ARGS="--parts model"` (model, synthetic, input, jpeg) takes a part of it.
+causes about 2. Takes about 13 minutes; `ARGS="--parts model"` (model, synthetic, input, jpeg) takes a part of it.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -84,7 +85,7 @@ class Work:
         (write_jpegs if self.jpeg else write_stl10)(folder, self.images)
 
 
-MODEL_BOUND = Work("resnet18", 96, 64, steps=10, epochs=1, plain_epochs=1)
+MODEL_BOUND = Work("resnet18", 96, 64, steps=SKIP + 14, epochs=1, plain_epochs=1)
 ALTERNATING = Work("resnet18", 96, 64, steps=SKIP + 4, epochs=2 * (TURNS + 1), plain_epochs=0)
 INPUT_BOUND = Work("small_net", 224, 256, steps=16, epochs=8, plain_epochs=3)
 JPEG = Work("small_net", 224, 64, steps=24, epochs=2, plain_epochs=2, jpeg=True)
@@ -180,7 +181,10 @@ def measure(parts: Sequence[str], turns: int, quickly: bool, root: Path) -> tupl
     if "synthetic" in parts:
         data, work = root / "synthetic", quick(ALTERNATING) if quickly else ALTERNATING
         work.write(data)
-        found |= apart(trainer(work, data, "-m", "benchmarks.train_rank", "alternating"))
+        pairs = apart(trainer(work, data, "-m", "benchmarks.train_rank", "alternating"))
+        for kind, epochs in pairs.items():
+            print(f"{kind}: {', '.join(f'{rates[0]:.1f}' for rates in epochs)} images/s", flush=True)
+        found |= pairs
     return found, workers
 
 
@@ -206,13 +210,10 @@ def in_turns(kinds: dict[str, Callable[[], Rates]], turns: int) -> Found:
 
 def apart(rates: Rates) -> Found:
     """The epochs of an alternating training as turns of one epoch each, without the first pair."""
-    chosen = {
+    return {
         kind: [[rate] for epoch, rate in enumerate(rates) if epoch > 1 and is_real(epoch) == real]
         for kind, real in (("with_input", True), ("without_input", False))
     }
-    for kind, turns in chosen.items():
-        print(f"{kind}: {', '.join(f'{turn[0]:.1f}' for turn in turns)} images/s", flush=True)
-    return chosen
 
 
 def steady(rates: Rates) -> float:
@@ -255,7 +256,7 @@ def main(arguments: list[str] | None = None) -> None:
     p.add_argument("--turns", type=int, default=TURNS)
     p.add_argument("--quick", action="store_true", help="only try that it works: tiny sizes, one turn, no figures")
     options = p.parse_args(arguments)
-    before = os.getloadavg()[0]
+    before, begun = os.getloadavg()[0], time.monotonic()
     with tempfile.TemporaryDirectory(prefix="bench-train-") as folder:
         turns = 1 if options.quick else options.turns
         found, workers = measure(options.parts, turns, options.quick, Path(folder))
@@ -267,6 +268,7 @@ def main(arguments: list[str] | None = None) -> None:
             "load": [round(before, 2), round(os.getloadavg()[0], 2)],
             "ranks": RANKS,
             "cores": len(os.sched_getaffinity(0)),
+            "seconds": round(time.monotonic() - begun),
             "reference": "benchmarks/plain_ddp.py: DataLoader, PIL, DDP; same files and steps"
             + ("; --quick: these figures mean nothing" if options.quick else ""),
         }

@@ -163,8 +163,16 @@ def _key(*parts: str) -> str:
 
 
 def requirements_texts(path: Path) -> list[str]:
-    """What the result of a requirements file depends on: its text, the files that it includes, local projects in it."""
-    texts = [path.read_text()]
+    """What the result of a requirements file depends on: its text, the files that it includes, local projects in it.
+
+    Raises ContainersError where one of them cannot be read.
+    """
+    try:
+        texts = [path.read_text("utf-8")]
+    except (OSError, UnicodeDecodeError) as error:
+        what = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
+        fix = "let it be read, and save it as text in UTF-8"
+        raise ContainersError(f"the file of requirements cannot be read: {what}", str(path), fix) from None
     for line in texts[0].splitlines():
         line = line.strip()
         if match := re.match(r"(?:-r|--requirement|-c|--constraint)[ =]\s*(\S+)", line):

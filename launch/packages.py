@@ -37,10 +37,11 @@ def folder_of(project: Path) -> Path | None:
         return None
     here = {one.name: one.version for one in distributions(path=site.getsitepackages())}
     fixed = {name: here[name] for name in FIXED if name in here}
-    key = json.dumps([sys.version, sysconfig.get_platform(), sorted(here.items()), requirements_texts(requirements)])
     folders = build_dir() / "projects"
-    folder = folders / f"{image_name(project.name)}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     try:
+        texts = requirements_texts(requirements)
+        key = json.dumps([sys.version, sysconfig.get_platform(), sorted(here.items()), texts])
+        folder = folders / f"{image_name(project.name)}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
         with locked(build_dir() / "projects.lock"):
             if not folder.exists():
                 print(f"packages of {shown(requirements)}: installing", flush=True)

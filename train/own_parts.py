@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from train.names import is_own
-from train.settings import Settings, SettingsError, flag
+from train.settings import Settings, SettingsError, flag, loggers_of
 
 PARTS = ("model", "dataset", "loss", "transform")
 HASHED = (".py", ".pyi", ".yaml", ".yml", ".json", ".txt", ".toml", ".cfg", ".ini")
@@ -49,8 +49,9 @@ def problems(settings: Settings) -> list[str]:
     project = settings.project
     if project is not None and not project.is_dir():
         return [f"--project {project}: there is no such folder"]
-    named = [(name, getattr(settings, name)) for name in PARTS]
-    return list(filter(None, (problem(flag(name), value, project) for name, value in named if is_own(value))))
+    named = [(flag(name), getattr(settings, name)) for name in PARTS]
+    named += [("--loggers", name) for name in loggers_of(settings.loggers)]
+    return list(filter(None, (problem(option, value, project) for option, value in named if is_own(value))))
 
 
 def problem(option: str, name: str, project: Path | None) -> str:

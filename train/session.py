@@ -6,10 +6,10 @@ Also what of it goes into a checkpoint, and how it comes back: `state_of` and `r
 import dataclasses
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch import nn
 from train import losses, optim, order, parallel
 from train.checkpoints import CheckpointError, StartPoint, head_of, load_path, manifest, resolve
 from train.datasets import Dataset
+from train.datasets.base import DataError
 from train.datasets.loader import Loader, counted_rows
 from train.evaluate import Score
 from train.inference import recipe
@@ -37,6 +38,7 @@ from train.start.muster_run import tell
 from train.step import forward
 
 State = dict[str, Any]
+Made = TypeVar("Made")
 # Another value of these makes another training: a checkpoint of one is no checkpoint of the other.
 FIXED = ("model", "dataset", "batch_size", "seed", "optimizer")
 TIMES = ("seconds", "train_seconds")  # of Position
@@ -158,7 +160,8 @@ def build(settings: Settings, place: Place, device: torch.device, dataset: Datas
         strategy.compile(mode=settings.compile_mode, dynamic=False)
     groups = optim.make_groups(strategy.network, settings.weight_decay, *head(settings, strategy.network))
     optimizer = strategy.optimizer(lambda groups: optim.make_optimizer(settings, groups, device), groups)
-    loader = Loader(dataset, settings, device, place)
+    loader = on_all_ranks(lambda: Loader(dataset, settings, device, place), place)
+    loader.share(place)
     weights = share_weights(settings, place, dataset, strategy, precision, loader, loss)
     per_epoch = order.steps_per_epoch(len(dataset.train), settings.batch_size)
     return Session(
@@ -176,6 +179,18 @@ def build(settings: Settings, place: Place, device: torch.device, dataset: Datas
         weights=weights,
         position=Position(),
     )
+
+
+def on_all_ranks(make: Callable[[], Made], place: Place) -> Made:
+    """What this rank makes. Collective. Raises SettingsError, on all ranks alike, where one meets a DataError."""
+    made, complaint = None, ""
+    try:
+        made = make()
+    except DataError as error:
+        complaint = str(error)
+    if complaint := first_complaint(complaint, place):
+        raise SettingsError(complaint)
+    return cast(Made, made)
 
 
 def head(settings: Settings, network: nn.Module) -> tuple[str | None, float]:
@@ -219,7 +234,7 @@ def share_weights(
         return [1.0] * place.world_size
     if settings.shares != "auto" and not (was_restarted() and len(settings.shares.split(",")) != place.world_size):
         return shares.parse_shares(settings.shares, place.world_size)
-    images, labels = some_samples(settings, place, dataset, loader)
+    images, labels = on_all_ranks(lambda: some_samples(settings, place, dataset, loader), place)
     return shares.measured(strategy, precision, images, labels, loss)
 
 
@@ -311,7 +326,7 @@ def warm_up(session: Session) -> None:
                     settings.micro_batch, session.mixes)
     )  # fmt: skip
     piece = step.passes[0]
-    batch = next(iter(session.loader.training([piece.indices], 0)))
+    batch = on_all_ranks(lambda: next(iter(session.loader.training([piece.indices], 0))), session.place)
     rows = counted_rows(batch, piece.count)
     parts = (session.strategy, session.precision, batch, rows, session.mix(), session.loss)
     session.strategy.warm_up(lambda: forward(*parts)[0])

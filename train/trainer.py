@@ -89,16 +89,22 @@ class Training:
         self.profile = Profile(*where, session.settings.profile, left, session.device)
 
     def train(self) -> Score | None:
-        """Raises NonFiniteLoss, CheckpointError, DataError."""
-        score = self.session.score
+        """The last evaluation; None after a stop. Raises NonFiniteLoss, CheckpointError, DataError."""
         with self.stop.watched(), self.profile:
-            while not self.session.ended:
-                if not self.epoch():
-                    return None
-                score = self.end_epoch()
-                if self.stopping and not self.session.ended:
-                    return None
-            return score or self.evaluate()  # a run that had ended before
+            score = self.epochs()
+            if self.profile.end():
+                self.report.profiled(self.profile)
+            return score
+
+    def epochs(self) -> Score | None:
+        score = self.session.score
+        while not self.session.ended:
+            if not self.epoch():
+                return None
+            score = self.end_epoch()
+            if self.stopping and not self.session.ended:
+                return None
+        return score or self.evaluate()  # a run that had ended before
 
     def epoch(self) -> bool:
         """The steps that are left of the current epoch. False after a stop within it."""

@@ -1,17 +1,26 @@
 """Files that are whole or absent: written under a temporary name, hashed on the way, synced, then renamed."""
 
+import errno
 import fcntl
 import hashlib
 import json
+import mmap
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-WRITE_BYTES = 1 << 22  # that are handed to the kernel at once
+import numpy as np
+import numpy.typing as npt
+
+WRITE_BYTES = 1 << 24  # that are handed to the kernel at once: each time costs a training beside it a wait for the GIL
+LARGE = 1 << 15  # bytes from which a copy is worth to let other threads run meanwhile
+DIRECT = getattr(os, "O_DIRECT", 0)  # of Linux
+#: Buffers of drafts that are gone: to touch new memory takes longer than to write.
+_spare = list[npt.NDArray[np.uint8]]()
 
 
 class Draft:
@@ -20,6 +29,9 @@ class Draft:
     The name is this draft's own, so that two hosts may write to one shared folder; the lock held on it shows
     `clear_drafts` that its writer is alive. An error of the disk is kept for `commit`: raised inside `write`
     it would pass through torch's C++ writer.
+
+    What is large goes to the disk past the page cache, where the file system can: that is left to the files that are
+    read again and again, and the kernel has less to do beside a training.
     """
 
     def __init__(self, path: Path) -> None:
@@ -30,20 +42,45 @@ class Draft:
         self.hash = hashlib.sha256()
         self.bytes = 0
         self.error: OSError | None = None
+        self.buffer = _spare.pop() if _spare else new_buffer()
+        self.view = self.buffer.data
+        self.buffered = 0
 
     def write(self, data: bytes | memoryview) -> int:
         piece = memoryview(data).cast("B")
-        self.bytes += len(piece)
+        size, end = len(piece), self.buffered + len(piece)
+        self.bytes += size
+        if size < LARGE and end <= WRITE_BYTES:  # most of the thousands of pieces of torch.save: nothing but a copy
+            self.view[self.buffered : end] = piece
+            self.buffered = end
+            return size
         while piece and self.error is None:
-            self.hash.update(piece[:WRITE_BYTES])
-            self.error, piece = write_all(self.descriptor, piece[:WRITE_BYTES]), piece[WRITE_BYTES:]
-        return memoryview(data).nbytes
+            part, piece = piece[: WRITE_BYTES - self.buffered], piece[WRITE_BYTES - self.buffered :]
+            end = self.buffered + len(part)
+            np.copyto(self.buffer[self.buffered : end], np.frombuffer(part, np.uint8))  # without the GIL
+            self.buffered = end
+            if end == WRITE_BYTES:
+                self._write_buffer(direct=True)
+        return size
+
+    def _write_buffer(self, direct: bool) -> None:
+        data, self.buffered = self.view[: self.buffered], 0
+        self.hash.update(data)
+        set_direct(self.descriptor, direct)
+        self.error = write_all(self.descriptor, data)
+
+    def sha256(self) -> str:
+        """Of all that was written until now, in hexadecimal."""
+        if self.buffered and self.error is None:
+            self._write_buffer(direct=False)
+        return self.hash.hexdigest()
 
     def flush(self) -> None:
-        """There is no buffer; torch.save wants the method."""
+        """`sync` does it; torch.save wants the method."""
 
     def sync(self) -> None:
         """Its content is on the disk. Raises OSError, also those of earlier writes."""
+        self.sha256()
         if self.error is not None:
             raise self.error
         os.fsync(self.descriptor)
@@ -62,6 +99,13 @@ class Draft:
     ) -> None:
         self.draft.unlink(missing_ok=True)  # gone already if committed
         os.close(self.descriptor)
+        if not _spare:
+            _spare.append(self.buffer)
+
+
+def new_buffer() -> npt.NDArray[np.uint8]:
+    """Whole pages, as direct writes need them."""
+    return np.frombuffer(mmap.mmap(-1, WRITE_BYTES), np.uint8)
 
 
 def open_locked(draft: Path) -> int:
@@ -93,12 +137,25 @@ def one_at_a_time(path: Path) -> Iterator[None]:
 
 
 def write_all(descriptor: int, data: memoryview) -> OSError | None:
-    try:
-        while data:
+    while data:
+        try:
             data = data[os.write(descriptor, data) :]
-    except OSError as error:
-        return error
+        except OSError as error:
+            if error.errno != errno.EINVAL or not is_direct(descriptor):
+                return error
+            set_direct(descriptor, False)  # this disk wants other sizes, or the last write took a part of its bytes
     return None
+
+
+def is_direct(descriptor: int) -> bool:
+    return bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & DIRECT)
+
+
+def set_direct(descriptor: int, direct: bool) -> None:
+    """Whether writes pass the page cache by. No-op where the file system cannot do that."""
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    with suppress(OSError):
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | DIRECT if direct else flags & ~DIRECT)
 
 
 def write_file(path: Path, data: bytes) -> None:

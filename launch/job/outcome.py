@@ -312,6 +312,12 @@ def reached(figures: Words) -> tuple[str, str]:
     return ("test loss", f"{loss:.4g}") if loss is not None else ("", "")
 
 
+def in_short(figures: Words) -> str:
+    """The same in one word or two: "98.21%", "loss 0.1234"; empty where neither is known."""
+    what, figure = reached(figures)
+    return f"loss {figure}" if what == "test loss" else figure
+
+
 def after_restarts(restarts: Any) -> str:
     """What stands behind a run's status: " after 2 restarts"; nothing without one. restarts: a summary's, as read."""
     count = number(restarts) or 0

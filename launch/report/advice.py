@@ -67,13 +67,12 @@ def _use(run: Run) -> list[Step]:
     if run.checkpoints:
         own = _project(run)
         own = f"--project {own} " if own else ""
-        made.append(Step(f"{python} predict {own}--checkpoint {folder} IMAGES", "says what the model sees in pictures"))
-        made.append(
-            Step(
-                f"{python} export {own}{folder}",
-                "writes the weights as a plain torchvision state_dict, .pt and .safetensors",
-            )
-        )
+        if not any(":" in str(run.settings.get(part) or "") for part in ("dataset", "transform")):
+            what = "says what the model sees in pictures"
+            made.append(Step(f"{python} predict {own}--checkpoint {folder} IMAGES", what))
+        whose = "" if ":" in str(run.settings.get("model") or "") else "torchvision "
+        what = f"writes the weights as a plain {whose}state_dict, .pt and .safetensors"
+        made.append(Step(f"{python} export {own}{folder}", what))
     if run.checkpoints and epochs:
         more = f"--epochs {2 * epochs:.0f}"
         command = (

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.files import runs_dir
-from launch.job.outcome import after_restarts, number
+from launch.job.outcome import after_restarts, in_short, number
 from launch.page import render
 from launch.report import documents, run_page
 from launch.report.documents import Run
@@ -40,7 +40,7 @@ COLUMNS = (
     Column("model or script"),
     Column("nodes", True),
     Column("ranks", True),
-    Column("accuracy", True),
+    Column("result", True),
     Column("images/s", True),
     Column("duration", True),
     Column("owner"),
@@ -65,21 +65,26 @@ def content(runs: Sequence[Run]) -> dict[str, Any]:
 def row(run: Run) -> list[Cell]:
     """A run's cells, under COLUMNS."""
     page = run.folder / documents.PAGE
-    figures = {
-        name: number(run.summary.get(name)) for name in ("nodes", "world_size", "test_accuracy", "images_per_second")
-    }
+    figures = {name: number(run.summary.get(name)) for name in ("nodes", "world_size", "images_per_second")}
     return [
         Cell(run.name, link=f"{run.name}/{documents.PAGE}" if page.exists() else ""),
         Cell(run.status),
         Cell(run_page.what_ran(run)),
         _number(figures["nodes"] or len(run.hosts) or None, "{:.0f}"),
         _number(figures["world_size"], "{:.0f}"),
-        _number(figures["test_accuracy"], "{:.2%}"),
+        _result(run),
         _number(figures["images_per_second"], "{:.0f}"),
         Cell(duration(run.seconds) if run.seconds else "", "" if run.seconds is None else run.seconds, is_number=True),
         Cell(str(run.plan.get("owner") or ("this machine" if run.is_local else ""))),
         Cell(f"{run_page.failure_of(run)}{after_restarts(run.summary.get('restarts'))}".strip()),
     ]
+
+
+def _result(run: Run) -> Cell:
+    """Sorted by accuracy; runs of which only a loss is known are below all others, the highest loss the lowest."""
+    accuracy, loss = number(run.summary.get("test_accuracy")), number(run.summary.get("test_loss"))
+    value = accuracy if accuracy is not None else -loss - 1 if loss is not None else ""
+    return Cell(in_short(run.summary), value, is_number=True)
 
 
 def _number(value: float | None, form: str) -> Cell:

@@ -133,12 +133,18 @@ def check_before_start(asked: Asked, machines: Sequence[Machine]) -> Ports:
     refusals = [error for error in errors if isinstance(error, Refusal)]
     if len(refusals) < len(errors):
         raise next(error for error in errors if error not in refusals)
+    if asked.workload:  # its image is brought to hosts that lack it, once nothing else is in the way
+        in_the_way = [one for one in refusals if not (isinstance(one, readiness.ImageLacking) and not one.others)]
+        refusals = [_without_image(one) for one in in_the_way] or refusals
     if len(refusals) == 1:
         raise refusals[0]
-    if asked.workload:  # its image is brought to hosts that lack it, once nothing else is in the way
-        refusals = [Refusal(one.others) if isinstance(one, readiness.ImageLacking) else one for one in refusals]
     problems = [problem for refusal in refusals for problem in refusal.problems]
     raise Refusal(problems, max(refusal.status for refusal in refusals))
+
+
+def _without_image(refusal: Refusal) -> Refusal:
+    """What else is wrong than that a host lacks the image."""
+    return Refusal(refusal.others) if isinstance(refusal, readiness.ImageLacking) else refusal
 
 
 def quick_check(asked: Asked, machines: Sequence[Machine]) -> None:

@@ -16,7 +16,7 @@ from rich.table import Table
 from launch.cli import units
 from launch.cli.make_variables import name_inventory
 from launch.files import read_json, runs_dir
-from launch.job.outcome import Failure, after_restarts, number
+from launch.job.outcome import Failure, after_restarts, in_short, number
 from launch.run import ask_hosts
 from launch.run.find import goes_on
 from launch.run.progress import position
@@ -125,11 +125,11 @@ def _show_gathered(console: Console) -> None:
     if not found:
         return
     table = Table(title="Newest runs gathered in runs/")
-    for column in ("run", "status", "ranks", "test accuracy", "images/s", "reason"):
-        table.add_column(column, justify="right" if column in ("ranks", "test accuracy", "images/s") else "left")
+    for column in ("run", "status", "ranks", "result", "images/s", "reason"):
+        table.add_column(column, justify="right" if column in ("ranks", "result", "images/s") else "left")
     for file in found:
         known = read_json(file)
-        accuracy, rate = number(known.get("test_accuracy")), number(known.get("images_per_second"))
+        rate = number(known.get("images_per_second"))
         missing = known.get("missing_hosts")
         left = f"; not gathered: {', '.join(map(str, missing))}" if missing and isinstance(missing, list) else ""
         again = after_restarts(known.get("restarts"))
@@ -137,7 +137,7 @@ def _show_gathered(console: Console) -> None:
             file.parent.name,
             escape(f"{known.get('status', '?')}{again}{left}"),
             escape(str(known.get("world_size", "?"))),
-            "" if accuracy is None else f"{accuracy:.2%}",
+            in_short(known),
             "" if rate is None else f"{rate:.0f}",
             escape(_why(known)),
         )

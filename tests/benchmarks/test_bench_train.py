@@ -49,6 +49,28 @@ def test_the_best_number_of_workers_is_the_plain_scripts(monkeypatch: pytest.Mon
     assert train.fastest(train.JPEG, train.ROOT) == 1
 
 
+def test_a_row_of_the_gpu_that_failed_leaves_the_others_their_figures() -> None:
+    found = {
+        "with_input": [95.0, 96.0],
+        "without_input": [100.0, 100.0],
+        "plain": [80.0],
+        "jpeg": [40.0],
+        "decode": [50.0],
+        "copy": [900.0],
+    }
+    figures = gpu.figures(found)
+    assert (figures["over_plain"], figures["over_recipe"], figures["bottleneck"]) == (1.25, None, "decode")
+    assert figures["synthetic_share"] == 0.955 and figures["jpeg"]["plain"] is None
+    del found["with_input"], found["without_input"], found["copy"]
+    assert {gpu.figures(found)[name] for name in ("images_per_second", "synthetic_share", "bottleneck")} == {None}
+
+
+def test_a_row_that_takes_too_long_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "LIMIT_SECONDS", 0.01)
+    with pytest.raises(gpu.RowFailed, match=r"-c pass took more than 0.01 s"):
+        gpu.in_a_process("-c", "pass")
+
+
 def test_without_a_gpu_there_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit, match="torch sees no GPU here"):

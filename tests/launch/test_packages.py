@@ -72,3 +72,13 @@ def test_what_cannot_be_installed_is_said_with_pips_last_lines_and_leaves_nothin
     assert refused.value.status == exits.DEPLOY_FAILED and problem.where == str(project / "requirements.txt")
     assert line.partition("=")[0] in problem.what and f"torch {version('torch')}" in problem.fix
     assert not list((files.build_dir() / "projects").iterdir())
+
+
+@pytest.mark.parametrize("included", [False, True])
+def test_requirements_that_cannot_be_read_are_one_message(included: bool, project: Path) -> None:
+    wrong = project / ("more.txt" if included else "requirements.txt")
+    (project / "requirements.txt").write_text("-r more.txt\n")
+    wrong.write_bytes("tiny\n".encode("utf-16"))
+    with pytest.raises(Refusal, match="not text in UTF-8") as refused:
+        packages.folder_of(project)
+    assert [problem.where for problem in refused.value.problems] == [str(wrong)]

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.train.checkpoints_disk import largest_file
+from train import whole_files
 from train.checkpoints import files, prune
 from train.checkpoints.files import CheckpointError
 from train.whole_files import Draft, clear_drafts
@@ -79,6 +80,9 @@ def test_an_evaluation_is_added_to_the_manifest(tmp_path: Path) -> None:
     assert files.verify(tmp_path, 7) == before | {"metric": 0.75, "evaluation": {"samples": 4}}
     files.add_evaluation(tmp_path, 7, float("nan"), {"samples": 4})
     assert files.manifest(tmp_path, 7)["metric"] is None and path.exists()
+    files.remove(tmp_path, 7)  # by another host of a shared folder
+    files.add_evaluation(tmp_path, 7, 0.5, {"samples": 4})
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -149,6 +153,30 @@ def test_a_full_disk_is_reported_and_leaves_the_older_one(tmp_path: Path) -> Non
         files.write(tmp_path, 8, STATE)
     assert names(tmp_path) == before
     assert files.load(tmp_path, 7)["position"]["step"] == 7
+
+
+@pytest.mark.parametrize("disk", ["as it is", "refuses direct writes", "takes a part", "has no direct writes"])
+def test_a_large_file_is_whole_whatever_the_disk_makes_of_direct_writes(
+    disk: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content, write = os.urandom(2 * whole_files.WRITE_BYTES + 12345), os.write
+
+    def odd(descriptor: int, data: memoryview) -> int:
+        if whole_files.is_direct(descriptor) and (disk == "refuses direct writes" or len(data) % 512):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return write(descriptor, data[: len(data) // 2 + 100] if disk == "takes a part" else data)
+
+    if disk == "has no direct writes":
+        monkeypatch.setattr(whole_files, "set_direct", lambda descriptor, direct: None)
+    elif disk != "as it is":
+        monkeypatch.setattr(os, "write", odd)
+    with Draft(tmp_path / "large") as draft:
+        for begin in range(0, len(content), 100_001):  # pieces that do not fit the buffer
+            draft.write(content[begin : begin + 100_001])
+        draft.write(b"")
+        draft.commit()
+    assert (tmp_path / "large").read_bytes() == content
+    assert draft.sha256() == hashlib.sha256(content).hexdigest() and draft.bytes == len(content)
 
 
 def test_drafts_of_dead_writers_go_and_those_of_living_ones_stay(tmp_path: Path) -> None:

@@ -58,7 +58,8 @@ def init(*, project, id, name, resume, config, dir):
 OWN = (
     NOTE
     + """
-import time
+import threading
+ended = threading.Event()
 class Own:
     def begin(self, settings, name): note("begin", settings["lr"], name)
     def log(self, values, step, when): note("log", values, step)
@@ -66,7 +67,7 @@ class Own:
 class Failing(Own):
     def log(self, values, step, when): raise ConnectionError("the network is away")
 class Hanging(Own):
-    def log(self, values, step, when): time.sleep(3600)
+    def log(self, values, step, when): ended.wait(3600)
 """
 )
 
@@ -175,7 +176,8 @@ def test_a_logger_that_hangs_holds_up_neither_a_step_nor_the_end(
         for step in range(1, 1000):
             log.write("step", step=step, loss=2.0)
         log.write("end", test_accuracy=0.5)
-    assert time.monotonic() - begun < 3.0
+    sys.modules["mine"].ended.set()
+    assert time.monotonic() - begun < 60  # 0.2 s, and what a busy machine adds; else it would be an hour
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1001
     (warning,) = capfd.readouterr().err.splitlines()
     assert "slower than the training" in warning

@@ -163,6 +163,13 @@ def test_each_mistake_is_named_with_its_place(changes: dict[str, Any], said: str
         tried(own(**REGRESSION | changes))
 
 
+def test_an_own_logger_that_is_not_there_is_found_without_importing_anything() -> None:
+    parts = own(**REGRESSION, loggers="tensorboard,odd:nothing")
+    (said,) = own_parts.problems(parts)
+    assert said.startswith("--loggers odd:nothing: ") and "has no nothing" in said
+    assert not own_parts.problems(own(**REGRESSION, loggers="odd:linear,mlflow"))
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -2,13 +2,16 @@
 
 import gzip
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.train.resume_ranks import train
+from tests.train.resume_ranks import crash_in_step, train
 from tests.train.test_resume import losses, settings_in
+from train.settings import EXIT_STOPPED
 
 
 def traced(path: Path) -> list[str]:
@@ -35,3 +38,15 @@ def test_every_rank_traces_its_steps_and_the_training_is_the_same(
     assert json.loads((folder / "result.json").read_text())["profile"] == "profile/rank-0.pt.trace.json.gz"
     assert json.loads((tmp_path / "without" / "result.json").read_text())["profile"] is None
     assert not (tmp_path / "without" / "profile").exists()
+
+
+@pytest.mark.slow
+def test_a_run_that_is_stopped_amid_its_traced_steps_says_where_their_trace_is(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = settings_in(tmp_path / "stopped", profile=50, epochs=40)
+    asked = crash_in_step(9, how=lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert train(2, settings, changes={1: asked}) == [EXIT_STOPPED, EXIT_STOPPED]
+    assert traced(settings.run_dir / "profile" / "rank-0.pt.trace.json.gz")
+    said = capfd.readouterr().out
+    assert said.count(f"--profile 50: the traces of the ranks are in {settings.run_dir / 'profile'}") == 1

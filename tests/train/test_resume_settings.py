@@ -10,7 +10,9 @@ import torch
 
 from tests.train.resume_ranks import CRASH, Change, crash_in_step, end_of, in_order, train
 from tests.train.test_resume import PARTS, assert_equal, settings_in
+from train import session
 from train.checkpoints import load
+from train.datasets import DataError
 from train.parallel import shares
 from train.settings import EXIT_REFUSED
 
@@ -91,3 +93,17 @@ def test_other_shares_take_effect(before: str, now: str, weights: list[float], t
     break_and_resume(tmp_path, 2, {"shares": before}, {"shares": now})
     assert end_of(tmp_path)["shares"] == weights
     assert f"shares {before} -> {now}" in notes(tmp_path)
+
+
+@pytest.mark.parametrize("what", ["Loader", "some_samples"])
+def test_data_that_one_rank_cannot_have_ends_all_ranks_with_its_reason(
+    what: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def lacking(*arguments: object) -> None:
+        raise DataError("/dev/shm is too small here")
+
+    def change() -> None:
+        mock.patch.object(session, what, lacking).start()
+
+    assert train(2, settings_in(tmp_path, shares="auto"), changes={1: change}) == [EXIT_REFUSED] * 2
+    assert "train: /dev/shm is too small here (rank 1)" in capfd.readouterr().err

@@ -1,6 +1,8 @@
 """Batches of datasets that are arrays: made in the training process, all samples of a batch together."""
 
-from collections.abc import Iterable, Iterator
+import mmap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -36,19 +38,22 @@ class ArrayBatches:
         self.erasing = Erasing(settings.random_erasing, settings.seed) if settings.random_erasing else None
         self.train, self.test = train, test
         home = home_of(train.images.nbytes + test.images.nbytes, settings.memory, form.device)
-        keep = self.resizes() and keeps(
-            settings.memory, len(train) + len(test), self.kept_shape(), place.local_world_size
-        )
-        self.stores = [
-            Store(
-                stored(source, settings.memory, home),
-                source.transposed,
-                form,
-                Kept(len(source), self.kept_shape()) if keep else None,
-            )
-            for source in (train, test)
-        ]
+        self.stores = [Store(stored(each, settings.memory, home), each.transposed, form) for each in (train, test)]
+        self.keep = self.resizes() and keeps(settings.memory, len(train) + len(test), self.kept_shape())
+        if self.keep and place.local_world_size == 1:
+            self.keep_in([mmap.mmap(-1, size) for size in self.kept_sizes()])
         self.stream = torch.cuda.Stream(form.device) if form.on_gpu else None
+
+    def keep_in(self, memory: Sequence[mmap.mmap]) -> None:
+        """Keep prepared images of the training part, of the held-out part in this memory."""
+        self.stores = [
+            replace(store, kept=Kept(len(store.images), self.kept_shape(), each))
+            for store, each in zip(self.stores, memory, strict=True)
+        ]
+
+    def kept_sizes(self) -> list[int]:
+        """Bytes that `keep_in` needs."""
+        return [Kept.bytes_of(len(store.images), self.kept_shape()) for store in self.stores]
 
     def resizes(self) -> bool:
         """Whether there is work that can be done once and kept: the resize on the CPU."""

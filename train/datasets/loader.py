@@ -15,12 +15,13 @@ from train.datasets.array_batches import ArrayBatches
 from train.datasets.base import ArraySource, DataError, Dataset
 from train.datasets.file_batches import FileBatches
 from train.datasets.folder import FolderSource
+from train.datasets.memory import Offer, this_host
 from train.datasets.own import OwnSource
 from train.datasets.own_batches import OwnBatches
 from train.datasets.transform import Form
 from train.order import Ints
 from train.settings import POLICIES, Settings
-from train.start.group import Place
+from train.start.group import Place, from_all_ranks
 
 # Inputs and targets, of a user's own dataset whatever it makes of them; with --bad-samples skip also which are good,
 # where files can be bad.
@@ -70,6 +71,20 @@ class Loader:
             assert isinstance(dataset.train, FolderSource | ArraySource)
             assert isinstance(dataset.test, FolderSource | ArraySource)
             self.maker = FileBatches(dataset, dataset.train, dataset.test, settings, form, place)
+
+    def share(self, place: Place) -> None:
+        """Lets the ranks of a host keep in one memory what they have prepared: each image is prepared once and kept
+        once. Collective, before the first batch; without it only a rank that is alone on its host keeps any.
+        """
+        mine = self.maker if isinstance(self.maker, ArrayBatches) and place.local_world_size > 1 else None
+        offer = Offer.of(mine.kept_sizes()) if mine and mine.keep and place.local_rank == 0 else None
+        offers = from_all_ranks(offer, place)
+        found = next((each for each in offers if each and each.host == this_host()), None)
+        if mine and found and (memory := found.map()):
+            mine.keep_in(memory)
+        from_all_ranks(None, place)  # all of the host have mapped it
+        if offer:
+            offer.close()
 
     def training(self, requests: Iterable[Ints], epoch: int) -> Iterator[Batch]:
         """For each request (int64 [n], sample numbers of the training part, any, also repeated): float32

@@ -3,7 +3,10 @@
 import ctypes
 import math
 import mmap
+import os
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -75,31 +78,83 @@ class Recycler:
 
 
 class Kept:
-    """Prepared images by sample number: filled when first needed, in that order, memory taken only then.
+    """Prepared images by sample number, filled when first needed: memory is taken only then.
 
-    So a rank that sees every third held-out sample takes a third of the memory.
+    All ranks of a host can have the same memory. They need no lock: in an epoch a sample is one rank's alone, and what
+    another has filled in an earlier epoch is there, since steps of all ranks lie between.
     """
 
-    def __init__(self, samples: int, shape: tuple[int, ...]) -> None:
-        """shape: of one image, uint8."""
-        self.images: Bytes = np.empty((samples, *shape), np.uint8)
-        huge_pages(self.images)
-        self.rows = np.full(samples, -1, dtype=np.int64)  # of `images`, for each sample
-        self.used = 0
+    def __init__(self, samples: int, shape: tuple[int, ...], memory: mmap.mmap) -> None:
+        """shape: of one image, uint8. memory: zeros, as many bytes as `bytes_of` says."""
+        flat = np.frombuffer(memory, np.uint8)
+        self.images: Bytes = flat[: samples * math.prod(shape)].reshape(samples, *shape)
+        self.filled = flat[samples * math.prod(shape) :]  # 0 or 1, for each sample
+
+    @staticmethod
+    def bytes_of(samples: int, shape: tuple[int, ...]) -> int:
+        return samples * (math.prod(shape) + 1)
 
     def missing(self, indices: Ints) -> Ints:
-        return np.unique(indices[self.rows[indices] < 0])
+        lacking = self.filled[indices] == 0
+        return np.unique(indices[lacking]) if lacking.any() else indices[:0]
 
     def fill(self, indices: Ints, images: Bytes) -> None:
         """indices: missing ones, each once."""
-        rows = slice(self.used, self.used + len(indices))
-        self.images[rows] = images
-        self.rows[indices] = np.arange(rows.start, rows.stop)
-        self.used = rows.stop
+        self.images[indices] = images
+        self.filled[indices] = 1
 
 
-def keeps(memory: str, samples: int, shape: tuple[int, ...], local_world_size: int) -> bool:
-    """Whether so many prepared images are kept in this rank's memory: as --memory says or, for auto, if they fit."""
+@dataclass(frozen=True)
+class Offer:
+    """Memory of a process, which others of its host and container can map, too, while it lives."""
+
+    host: str
+    process: int
+    files: tuple[int, ...]  # its file descriptors
+
+    @staticmethod
+    def of(sizes: Sequence[int]) -> "Offer | None":
+        """New memory, zeros, of so many bytes each; none is taken before something is written there. None where the
+        system has no such memory."""
+        files = list[int]()
+        try:
+            for size in sizes:
+                files.append(os.memfd_create("muster-prepared-images"))
+                os.ftruncate(files[-1], size)
+        except (AttributeError, OSError):  # not Linux; not allowed
+            for file in files:
+                os.close(file)
+            return None
+        return Offer(this_host(), os.getpid(), tuple(files))
+
+    def map(self) -> list[mmap.mmap]:
+        """The memory; nothing where this process cannot have it."""
+        maps = list[mmap.mmap]()
+        try:
+            for file in self.files:
+                with open(f"/proc/{self.process}/fd/{file}", "r+b", buffering=0) as opened:
+                    maps.append(mmap.mmap(opened.fileno(), 0))
+        except OSError:
+            return []
+        return maps
+
+    def close(self) -> None:
+        """Those who have mapped it keep it."""
+        for file in self.files:
+            os.close(file)
+
+
+def this_host() -> str:
+    """The same in processes that see each other's numbers, and in no others."""
+    try:
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return f"process {os.getpid()}"
+
+
+def keeps(memory: str, samples: int, shape: tuple[int, ...], local_world_size: int = 1) -> bool:
+    """Whether so many prepared images are kept in memory, by so many ranks of a host: as --memory says or, for auto, if
+    they fit."""
     if memory in ("ram", "disk"):
         return memory == "ram"
     return samples * math.prod(shape) <= available_memory() * KEPT_PART / local_world_size

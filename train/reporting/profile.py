@@ -62,15 +62,15 @@ class Profile:
         if not self.profiler:
             return False
         self.profiler.step()
-        if not self.written and not self.complaint:
-            return False
-        self.end()
-        return True
+        return bool(self.written or self.complaint) and self.end()
 
-    def end(self) -> None:
+    def end(self) -> bool:
+        """Also amid the steps: what is traced until then is written. True as of `step`."""
         profiler, self.profiler = self.profiler, None
-        if profiler:
-            profiler.__exit__(None, None, None)
+        if not profiler:
+            return False
+        profiler.__exit__(None, None, None)
+        return bool(self.written or self.complaint)
 
     def write(self, profiler: Any) -> None:
         """A disk without room for it does not end the training."""

@@ -292,3 +292,6 @@ def test_the_loss_stands_in_where_there_is_no_accuracy() -> None:
     assert outcome.reached({"test_accuracy": 0, "test_loss": 0.1}) == ("test accuracy", "0.00%")
     assert outcome.reached({"test_accuracy": None, "test_loss": 0.12345678}) == ("test loss", "0.1235")
     assert outcome.reached({"test_loss": float("nan")}) == outcome.reached({}) == ("", "")
+    assert outcome.in_short({"test_accuracy": 0.98211, "test_loss": 0.1}) == "98.21%"
+    assert outcome.in_short({"test_accuracy": None, "test_loss": 0.12345678}) == "loss 0.1235"
+    assert outcome.in_short({}) == ""

@@ -236,6 +236,16 @@ def test_a_run_that_succeeded_can_be_used_and_trained_on(runs: Path) -> None:
     assert f'make local ARGS="--resume {files.shown(runs / LOCAL)} --epochs 6 ..."' in commands(runs / LOCAL)
 
 
+@pytest.mark.parametrize("part", ["dataset", "transform", "model", "loss"])
+def test_what_is_offered_fits_a_run_with_own_parts(part: str, runs: Path) -> None:
+    settings = files.read_json(runs / LOCAL / "settings.json")
+    files.write_json(runs / LOCAL / "settings.json", {**settings, part: "mine:part"})
+    steps = advice.steps(documents.read(runs / LOCAL))
+    said = " ".join(f"{step.command} {step.what}" for step in steps)
+    assert ("predict" in said) == (part in ("model", "loss"))
+    assert "export" in said and ("torchvision" in said) == (part != "model")
+
+
 def test_a_run_on_this_machine_goes_on_with_its_project(runs: Path, tmp_path: Path) -> None:
     own = tmp_path / "my own"
     settings = files.read_json(runs / LOCAL / "settings.json")

@@ -302,6 +302,23 @@ def test_a_host_that_lacks_the_projects_image_is_not_blamed_for_wrong_settings(
     assert "does not hold" not in str(refused.value) and "/srv/data" in str(refused.value)
 
 
+def test_a_host_that_cannot_be_used_is_named_before_an_image_is_sent_to_it(
+    started: dict[str, Host], mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where nothing else is wrong."""
+
+    def lacking(*arguments: Any) -> Ports:
+        folder = Problem("host h2", "has no folder /srv/data (data_dir)", "create it, or correct data_dir")
+        raise readiness.ImageLacking([Problem("host h2", "lacks image cdcd", "run `make deploy`"), folder], [folder])
+
+    monkeypatch.setattr(readiness, "check", lacking)
+    monkeypatch.setattr(begin, "_ship_workload", lambda *arguments: pytest.fail("an image was sent"))
+    with pytest.raises(Refusal) as refused, signals.interrupts_as_exceptions():
+        run.train(request(project="mine"), Console())
+    (problem,) = refused.value.problems
+    assert "/srv/data" in problem.what
+
+
 def test_a_dry_run_names_the_projects_image_and_shows_what_the_trainer_is_given(
     started: dict[str, Host], mine: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
