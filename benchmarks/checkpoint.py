@@ -3,11 +3,12 @@
 ResNet-50 with SGD and momentum (205 MB) trains on small images on the CPU. There are three kinds of rounds: some steps
 without a checkpoint; the same steps with a checkpoint by train.checkpoints.Writer after the first step; and the same
 steps with a plain `torch.save(state, path)` over the previous file (no sync, no hash, as tutorials write it). The order
-of the kinds changes from turn to turn. A round is long enough for the background to end before the next checkpoint, and
-the time that it takes from the steps beside it counts. The time that a checkpoint costs is the round with it minus the
-round without it, as the median of all turns. One process finds another cost than the next one does, so several measure
-and the median of their figures counts; `async_ms_each` has all of them. `spread_ms` is the interquartile range of the
-rounds without a checkpoint: it says how quiet the machine was.
+of the kinds changes from turn to turn. Between the rounds, uncounted, the disk gets what a plain torch.save has left to
+the kernel: else the next round would pay for it. A round is long enough for the background to end before the next
+checkpoint, and the time that it takes from the steps beside it counts. The time that a checkpoint costs is the round
+with it minus the round without it, as the median of all turns. One process finds another cost than the next one does,
+so several measure and the median of their figures counts; `async_ms_each` has all of them. `spread_ms` is the
+interquartile range of the rounds without a checkpoint: it says how quiet the machine was.
 
 There are two figures. `async_over_blocking` is measured with one training thread, which leaves a core to the
 background, as GPU training does; `all_cores_async_over_blocking` with one thread for each core, so that the background
@@ -107,6 +108,7 @@ def measure(threads: int, rounds: int, seconds: float, folder: Path) -> dict[str
             begun = time.perf_counter()
             writer.wait()  # takes no time if the round was long enough
             waited = time.perf_counter() - begun
+            os.sync()
             if turn:  # the first turn is the warm-up
                 times[kind].append(whole + waited)
                 calls[kind].append(call)

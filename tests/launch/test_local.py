@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.pictures import write_jpegs
 from launch import files, local
 from launch.cli import exits
 from launch.cli.refusal import Refusal
@@ -115,6 +116,32 @@ def test_ctrl_c_stops_all_ranks(tmp_path: Path) -> None:
     status, output, folder, summary = finish(process, tmp_path)
     assert status == exits.INTERRUPTED, output
     assert (summary["status"], summary["exit_status"], summary["test_accuracy"]) == ("stopped", 130, None)
+    assert processes_of(folder.name) == []
+
+
+OWN = ["--model", "parts:net", "--dataset", "parts:digits", "--loss", "parts:loss"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("data", ["own", "files"])
+def test_a_stop_amid_an_epoch_keeps_its_work_also_where_processes_read_the_data(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal is sent to the whole process group, as a terminal does with Ctrl-C."""
+    write_jpegs(tmp_path / "images", 600, distinct=10)
+    words = ["--dataset", "imagefolder", "--data-dir", f"{tmp_path}/images", "--image-size", "32", "--model", "resnet18"]
+    if data == "own":
+        words = OWN
+        monkeypatch.setenv("PROJECT", "examples/own_parts")
+    runs = tmp_path / "runs"
+    process = start(runs, "--nproc", "2", *words, "--workers", "1", "--batch-size", "4", "--epochs", "1000")
+    assert process.stdout
+    while "first optimizer step" not in (line := process.stdout.readline()):
+        assert line, "it ended early"
+    os.killpg(process.pid, signal.SIGINT)
+    status, output, folder, summary = finish(process, runs)
+    assert (status, summary["status"]) == (exits.INTERRUPTED, "stopped"), output
+    assert "Traceback" not in output and list((folder / "checkpoints").glob("step-*.json")), output
     assert processes_of(folder.name) == []
 
 

@@ -92,7 +92,7 @@ class Kept:
 
     @staticmethod
     def bytes_of(samples: int, shape: tuple[int, ...]) -> int:
-        return samples * (math.prod(shape) + 1)
+        return samples * (math.prod(shape) + 1) or 1  # there is no memory of nothing
 
     def missing(self, indices: Ints) -> Ints:
         lacking = self.filled[indices] == 0

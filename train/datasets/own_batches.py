@@ -19,7 +19,7 @@ from train.datasets.base import DataError, Dataset
 from train.datasets.own import OwnSource, Reader, Scale
 from train.datasets.sidestream import on_side_stream
 from train.datasets.transform import Form
-from train.datasets.workers import auto_workers, end_with_parent
+from train.datasets.workers import auto_workers, end_with_parent, from_fork_server
 from train.order import Ints
 from train.settings import Settings
 from train.start.group import Place
@@ -59,7 +59,6 @@ def as_it_is(batch: Any) -> Any:
 
 
 def begin_worker(number: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the rank ends its workers
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
@@ -83,9 +82,7 @@ class OwnBatches:
     def make_loader(self, workers: int, requests: Requests) -> "DataLoader[Any]":
         more: dict[str, Any] = {}
         if workers:  # from a fork server: see train.datasets.workers
-            context = multiprocessing.get_context("forkserver")
-            context.set_forkserver_preload([__name__])
-            more = {"multiprocessing_context": context, "persistent_workers": True}
+            more = {"multiprocessing_context": from_fork_server(__name__), "persistent_workers": True}
         return DataLoader(
             self.answers,  # type: ignore[arg-type]
             batch_size=None,

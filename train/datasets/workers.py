@@ -6,14 +6,15 @@ CUDA is unsafe. They end with their parent, however that ends.
 """
 
 import multiprocessing
+import multiprocessing.context
 import os
 import shutil
-import signal
 import threading
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing.connection import wait as wait_for_process
 from pathlib import Path
 from typing import Protocol
@@ -78,10 +79,16 @@ def slots_for(image_bytes: int, chunk: int, batch: int, workers: int, local_worl
     return min(wanted, fit)
 
 
+def from_fork_server(module: str) -> multiprocessing.context.BaseContext:
+    """What makes worker processes that have this module, in a process group of their own."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["train.datasets.apart", module])
+    return context
+
+
 def initialise(work: Work, slots: Tensor) -> None:
     global _work, _slots
     _work, _slots = work, slots
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the rank ends its workers
     torch.set_num_threads(1)
     threading.Thread(target=end_with_parent, daemon=True).start()
 
@@ -97,6 +104,18 @@ def decode(slot: int, task: Task) -> list[Bad]:
     return _work.into(_slots[slot, : len(task.indices)], task)
 
 
+@contextmanager
+def pool_is_whole() -> Iterator[None]:
+    """Raises DataError where a worker was ended."""
+    try:
+        yield
+    except BrokenProcessPool as error:
+        raise DataError(
+            "a process that decodes images was ended from outside, often because memory ran out: set fewer "
+            "--workers (0: none), or give the container more memory"
+        ) from error
+
+
 class Pool:
     """Does tasks of at most `chunk` samples in order. With no workers it does them in this process."""
 
@@ -107,9 +126,7 @@ class Pool:
         if workers:
             self.slots = torch.empty((slots, chunk, *work.shape), dtype=torch.uint8).share_memory_()
             self.free = list(range(slots))
-            context = multiprocessing.get_context("forkserver")
-            context.set_forkserver_preload([__name__])
-            self.executor = ProcessPoolExecutor(workers, context, initialise, (work.for_workers(), self.slots))
+            self.executor = ProcessPoolExecutor(workers, from_fork_server(__name__), initialise, (work.for_workers(), self.slots))
             # The workers start while the caller builds its model.
             self.first = [self.executor.submit(os.getpid) for _ in range(workers)]
 
@@ -144,16 +161,12 @@ class Pool:
             if task is None:
                 return
             slot = self.free.pop()
-            waiting.append((slot, len(task.indices), self.executor.submit(decode, slot, task)))
+            with pool_is_whole():
+                waiting.append((slot, len(task.indices), self.executor.submit(decode, slot, task)))
 
     def _result(self, done: "Future[list[Bad]]") -> list[Bad]:
-        try:
+        with pool_is_whole():
             return done.result()
-        except BrokenProcessPool as error:
-            raise DataError(
-                "a process that decodes images was ended from outside, often because memory ran out: set fewer "
-                "--workers (0: none), or give the container more memory"
-            ) from error
 
     def _take_back(self, waiting: deque[tuple[int, int, "Future[list[Bad]]"]]) -> None:
         running = [done for _, _, done in waiting if not done.cancel()]
