@@ -171,7 +171,7 @@ def requirements_texts(path: Path) -> list[str]:
         texts = [path.read_text("utf-8")]
     except (OSError, UnicodeDecodeError) as error:
         what = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
-        fix = "let it be read, and save it as text in UTF-8"
+        fix = "make it readable" if isinstance(error, OSError) else "save it as text in UTF-8"
         raise ContainersError(f"the file of requirements cannot be read: {what}", str(path), fix) from None
     for line in texts[0].splitlines():
         line = line.strip()

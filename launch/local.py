@@ -45,6 +45,7 @@ def train(arguments: Sequence[str]) -> int:
     options, training = parse([*trainer_arguments.split(os.environ.get("ARGS", "")), *arguments])
     nproc = number_of_ranks(options.nproc, gpus_here())
     grace_seconds = plan.parse_grace(os.environ.get("GRACE", ""))
+    refuse_others()
     own = project.folder_of(os.environ.get("PROJECT", ""))
     trainer_arguments.check(trainer_arguments.inline(training), nproc, own)
     beside = packages.folder_of(own) if own else None
@@ -75,6 +76,20 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     if any(argument.split("=")[0] == "--run-dir" for argument in training):
         raise refuse("ARGS", "--run-dir: every run gets a folder of its own in runs/", "leave it out, or give --runs")
     return options, training
+
+
+def refuse_others() -> None:
+    """Raises Refusal for variables of `make train` that would be ignored here."""
+    fixes = {
+        "RESUME": 'go on with ARGS="--resume runs/<id>"',
+        "SCRIPT": "run a script of your own with torchrun, or with make train",
+        "WORKLOAD": "run a script of your own with torchrun, or with make train",
+        "LAUNCHER": "leave it out: it chooses how make train starts its ranks",
+    }
+    given = [name for name in fixes if os.environ.get(name)]
+    if given:
+        what = f"{given[0]}={os.environ[given[0]]} is for make train; make local trains here, with our trainer"
+        raise refuse(given[0], what, fixes[given[0]])
 
 
 def number_of_ranks(wanted: str | None, gpus: int) -> int:

@@ -51,10 +51,14 @@ def problems(settings: Settings) -> list[str]:
         return [f"--project {project}: there is no such folder"]
     named = [(flag(name), getattr(settings, name)) for name in PARTS]
     named += [("--loggers", name) for name in loggers_of(settings.loggers)]
-    return list(filter(None, (problem(option, value, project) for option, value in named if is_own(value))))
+    found = dict[str, list[str]]()  # what is wrong with a file is wrong for all of its functions
+    for option, name in named:
+        if is_own(name) and (wrong := problem(name, project)):
+            found.setdefault(wrong, []).append(f"{option} {name}")
+    return [f"{', '.join(options)}: {wrong}" for wrong, options in found.items()]
 
 
-def problem(option: str, name: str, project: Path | None) -> str:
+def problem(name: str, project: Path | None) -> str:
     """What is wrong with this name, or nothing. A module of a package that the project's requirements.txt may bring
     cannot be known here."""
     module, _, function = name.partition(":")
@@ -62,18 +66,18 @@ def problem(option: str, name: str, project: Path | None) -> str:
     importlib.invalidate_caches()  # the user may just have written the file
     theirs, found = file_of(module, folder), file_of(module, [*sys.path, *folder])
     if theirs and theirs != found:
-        return f"{option} {name}: another module is called {module.partition('.')[0]}: give {theirs} another name"
+        return f"another module is called {module.partition('.')[0]}: give {theirs} another name"
     if found is None:
-        return "" if may_be_installed(module, project) else f"{option} {name}: {not_found(module, project)}"
+        return "" if may_be_installed(module, project) else not_found(module, project)
     if found.suffix != ".py":
         return ""
     try:
         known = set(names(ast.parse(found.read_bytes(), str(found))))
     except SyntaxError as error:
-        return f"{option} {name}: {found}, line {error.lineno}: {error.msg}"
+        return f"{found}, line {error.lineno}: {error.msg}"
     if function in known or known & {"*", "__getattr__"}:
         return ""
-    return f"{option} {name}: {found} has no {function}{near(function, sorted(known))}"
+    return f"{found} has no {function}{near(function, sorted(known))}"
 
 
 def file_of(module: str, path: list[str]) -> Path | None:
@@ -129,7 +133,10 @@ def load(option: str, name: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         if module == error.name or module.startswith(f"{error.name}."):
             raise SettingsError(f"{option} {name}: {not_found(module, None)}") from error
-        fix = f"{error.name} is not installed here: put it into the project's requirements.txt"
+        fix = (
+            f"{error.name} is not installed here: put it into the project's requirements.txt, which `make local` and "
+            "`make train` install; for `python -m train` by hand: pip install -r requirements.txt"
+        )
         raise SettingsError(f"{option} {name}: {where(error)}: {fix}") from error
     except (Exception, SystemExit) as error:  # a script without `if __name__ == "__main__"` may end itself
         raise SettingsError(f"{option} {name}: importing {module} failed: {said(error)}") from error

@@ -38,6 +38,7 @@ def trial(settings: Settings, dataset: Dataset, network: nn.Module) -> None:
             outputs = attempt(f"--model {settings.model}", f"inputs {shown(inputs)}{of_bytes(inputs)}", network, inputs)
             given = f"outputs {shown(outputs)} and targets {shown(targets)}{hint(settings)}"
             attempt(f"--loss {settings.loss}", given, loss, outputs, targets)
+            check_classes(settings, dataset, outputs, targets)
     network.train(was_training)
 
 
@@ -71,6 +72,18 @@ def check_form(settings: Settings, inputs: Any, targets: Any) -> None:
         raise SettingsError(
             f"{mixing}: it mixes images, float [n, C, H, W], with class numbers, int64 [n], and your samples make "
             f"inputs {shown(inputs)} and targets {shown(targets)}: leave it out"
+        )
+
+
+def check_classes(settings: Settings, dataset: Dataset, outputs: Any, targets: Any) -> None:
+    """For cross entropy with class numbers. Raises SettingsError."""
+    of_tensors = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
+    if is_own(settings.loss) or not of_tensors or not losses.is_class_number(targets):
+        return
+    if outputs.ndim > 1 and outputs.shape[1] < dataset.classes:
+        raise SettingsError(
+            f"--model {settings.model}: its outputs are {shown(outputs)}, and there are {dataset.classes} classes: "
+            f"[n, {dataset.classes}] is needed, or more dimensions behind these two"
         )
 
 

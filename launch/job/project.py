@@ -25,7 +25,7 @@ def folder_of(text: str) -> Path | None:
         return None
     folder = Path(text)
     if not folder.is_dir():
-        what = f"PROJECT={text} is {'a file' if folder.exists() else 'not there'}, not a folder"
+        what = f"PROJECT={text} is {'a file, not a folder' if folder.exists() else 'not there'}"
         raise refuse("PROJECT", what, "give the folder that holds your own model, dataset, loss or transform")
     return folder.resolve()
 

@@ -129,7 +129,7 @@ def test_a_stop_amid_an_epoch_keeps_its_work_also_where_processes_read_the_data(
 ) -> None:
     """The signal is sent to the whole process group, as a terminal does with Ctrl-C."""
     write_jpegs(tmp_path / "images", 600, distinct=10)
-    words = ["--dataset", "imagefolder", "--data-dir", f"{tmp_path}/images", "--image-size", "32", "--model", "resnet18"]
+    words = [*TINY[2:6], "--dataset", "imagefolder", "--data-dir", f"{tmp_path}/images"]
     if data == "own":
         words = OWN
         monkeypatch.setenv("PROJECT", "examples/own_parts")
@@ -162,7 +162,7 @@ def test_a_wrong_project_starts_nothing(
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setattr(files, "ROOT", tmp_path)
     for given, words, status, said in (
-        (tmp_path / "absent", (), exits.REFUSED, "absent is not there, not a folder"),
+        (tmp_path / "absent", (), exits.REFUSED, "absent is not there"),
         ("", ("--project", str(mine)), exits.REFUSED, "PROJECT=dir"),
         (mine, ("--epochs", "0"), exits.REFUSED, "--epochs 0: at least 1"),
         (mine, (), exits.DEPLOY_FAILED, "No matching distribution found for no-such-package-of-muster"),
@@ -218,6 +218,16 @@ def test_a_wrong_grace_starts_nothing(wrong: str, tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("GRACE", wrong)
     assert local.main(["--runs", str(tmp_path), "--nproc=1"]) == exits.REFUSED
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "fix"), [("RESUME", "--resume runs/<id>"), ("SCRIPT", "torchrun")])
+def test_what_is_for_make_train_alone_starts_nothing(
+    name: str, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "last")
+    with pytest.raises(Refusal, match=f"{name}=last is for make train") as refused:
+        local.train(["--runs", str(tmp_path), *TINY])
+    assert fix in str(refused.value) and not list(tmp_path.iterdir())
 
 
 def test_ranks_that_stopped_by_themselves_have_not_failed(tmp_path: Path) -> None:

@@ -170,10 +170,23 @@ def test_an_own_logger_that_is_not_there_is_found_without_importing_anything() -
     assert not own_parts.problems(own(**REGRESSION, loggers="odd:linear,mlflow"))
 
 
+def test_another_number_of_classes_than_the_datasets_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"--model odd:narrow: its outputs are .*, and there are 3 classes"):
+        tried(own(**NOISY | {"model": "odd:narrow"}))
+    with pytest.raises(SettingsError, match=r"--classes 2: the dataset says that it has 3"):
+        tried(own(**NOISY, classes=2))
+
+
+def test_what_is_wrong_with_a_file_is_said_once(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("x = [\n")
+    wrong = own_parts.problems(Settings(project=tmp_path, model="broken:net", dataset="broken:data"))
+    assert wrong == [f"--model broken:net, --dataset broken:data: {tmp_path}/broken.py, line 1: '[' was never closed"]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("import notthere\n", r"notthere is not installed here: put it into the project's requirements\.txt"),
+        ("import notthere\n", r"notthere is not installed here: put it .* requirements\.txt.*pip install -r"),
         ("import sys\nsys.exit(3)\n", r"importing early failed: SystemExit: 3 \(.*early\.py, line 2\)"),
         ("x = [\n", r"importing early failed: SyntaxError.*early\.py, line 1"),
         ("1 / 0\n", r"ZeroDivisionError: division by zero \(.*early\.py, line 1\)"),

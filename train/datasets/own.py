@@ -275,6 +275,9 @@ def class_names(settings: Settings, samples: Any) -> tuple[str, ...]:
     """By --classes, else the dataset's `classes` (names) or `num_classes`. Raises SettingsError."""
     names, count = getattr(samples, "classes", None), getattr(samples, "num_classes", None)
     if settings.classes:
+        known = count if isinstance(count, int) else len(names) if isinstance(names, Sequence) else 0
+        if settings.classes < known:
+            raise SettingsError(f"--classes {settings.classes}: the dataset says that it has {known}: leave it out")
         return numbered(settings.classes)
     if isinstance(names, Sequence) and not isinstance(names, str) and names:
         return tuple(map(str, names))

@@ -3,7 +3,6 @@
 What comes is a function of the requests, the epoch and the seed alone, as for built-in datasets.
 """
 
-import multiprocessing
 import signal
 import threading
 from collections.abc import Iterable, Iterator

@@ -126,7 +126,8 @@ class Pool:
         if workers:
             self.slots = torch.empty((slots, chunk, *work.shape), dtype=torch.uint8).share_memory_()
             self.free = list(range(slots))
-            self.executor = ProcessPoolExecutor(workers, from_fork_server(__name__), initialise, (work.for_workers(), self.slots))
+            context = from_fork_server(__name__)
+            self.executor = ProcessPoolExecutor(workers, context, initialise, (work.for_workers(), self.slots))
             # The workers start while the caller builds its model.
             self.first = [self.executor.submit(os.getpid) for _ in range(workers)]
 
