@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from train import generators, losses, own_parts
 from train.datasets import Dataset
 from train.datasets.base import Source
-from train.datasets.own import OwnSource, Reader, Scale
+from train.datasets.own import OwnSource, Reader, Scale, shown
 from train.model.running_statistics import unchanged_buffers
 from train.names import is_own
 from train.settings import Settings, SettingsError
@@ -99,14 +99,3 @@ def hint(settings: Settings) -> str:
         "; cross entropy takes outputs [n, C] with class numbers, int64 [n], or [n, C, ...] with [n, ...]: for "
         "anything else give a --loss of your own"
     )
-
-
-def shown(value: Any) -> str:
-    """ "float32 [2, 3, 8, 8]"; of structures part by part."""
-    if isinstance(value, Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key!r}: {shown(each)}" for key, each in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return f"({', '.join(map(shown, value))})"
-    return f"a {type(value).__name__}"

@@ -35,6 +35,7 @@ from tests.train.test_resume import assert_equal
 from train import losses, own_parts
 from train.datasets import DataError
 from train.datasets import load as load_dataset
+from train.datasets.own import unequal
 from train.inference import export, predict
 from train.model.build import build
 from train.model.freeze import freeze
@@ -322,3 +323,12 @@ def test_a_forecast_measures_own_parts(tmp_path: Path) -> None:
     statuses, said, document = two_ranks(tmp_path, "--forecast", "--", *words)
     assert statuses == [0, 0], said
     assert document["forecast"]["samples"] == 47
+
+
+def test_the_sample_of_another_form_is_named_with_its_form() -> None:
+    numbers = torch.arange(10, 14).numpy()
+    samples = [(torch.zeros(4), 1), (torch.zeros(4), 2), (torch.zeros(3), 1), (torch.zeros(4), 2)]
+    named = unequal(numbers, samples)
+    assert named is not None
+    assert named[0].tolist() == [10, 12] and named[1] == "(float32 [4], an int); (float32 [3], an int)"
+    assert unequal(numbers[:2], samples[:2]) is None

@@ -7,6 +7,7 @@ contract.
 
 import copy
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -141,6 +142,26 @@ class StoredImages:
         return torch.from_numpy(pixels).permute(2, 0, 1).contiguous(), label
 
 
+def unequal(numbers: Ints, samples: Sequence[Any]) -> tuple[Ints, str] | None:
+    """A usual sample and the first that has another form, and their forms; None where all have the same."""
+    forms = [shown(sample) for sample in samples]
+    usual = Counter(forms).most_common(1)[0][0]
+    other = next((form for form in forms if form != usual), None)
+    return (numbers[[forms.index(usual), forms.index(other)]], f"{usual}; {other}") if other else None
+
+
+def shown(value: Any) -> str:
+    """ "float32 [2, 3, 8, 8]"; of structures part by part."""
+    if isinstance(value, Tensor | np.ndarray):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key!r}: {shown(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return f"({', '.join(map(shown, value))})"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
 class Reader:
     """Batches of samples of one part; small, so that it can be sent to workers."""
 
@@ -159,11 +180,11 @@ class Reader:
         try:
             return tuple(default_collate(samples))
         except Exception as error:
-            more = ", ..." if len(numbers) > NAMED_SAMPLES else ""
-            shown = ", ".join(map(str, numbers[:NAMED_SAMPLES].tolist())) + more
+            named, why = unequal(numbers, samples) or (numbers, " ".join(str(error).split()))
+            more = ", ..." if len(named) > NAMED_SAMPLES else ""
             raise DataError(
-                f"dataset {self.source.name}: samples {shown} of {self.source.split} do not fit into one batch "
-                f"({' '.join(str(error).split())}): all samples need the same structure and sizes"
+                f"dataset {self.source.name}: samples {', '.join(map(str, named[:NAMED_SAMPLES].tolist()))}{more} of "
+                f"{self.source.split} do not fit into one batch ({why}): all samples need the same structure and sizes"
             ) from error
 
     def sample(self, number: int, word: int) -> tuple[Any, Any]:
