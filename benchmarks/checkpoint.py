@@ -13,7 +13,7 @@ interquartile range of the rounds without a checkpoint: it says how quiet the ma
 There are two figures. `async_over_blocking` is measured with one training thread, which leaves a core to the
 background, as GPU training does; `all_cores_async_over_blocking` with one thread for each core, so that the background
 takes its time from the training, as in training on the CPU, and takes longer: these rounds are twice as long. Needs 2
-cores with nothing else running on them: `load` is the machine's load average before and after. Takes about 7 minutes;
+cores with nothing else running on them: `load` is the machine's load average before and after. Takes about 9 minutes;
 `ARGS="--threads 1"` measures in one process and with one thread alone.
 """
 
