@@ -4,7 +4,7 @@ ResNet-50 with SGD and momentum (205 MB) trains on small images on the CPU. Ther
 without a checkpoint; the same steps with a checkpoint by train.checkpoints.Writer after the first step; and the same
 steps with a plain `torch.save(state, path)` over the previous file (no sync, no hash, as tutorials write it). The order
 of the kinds changes from turn to turn. Between the rounds, uncounted, the disk gets what a plain torch.save has left to
-the kernel: else the next round would pay for it. A round is long enough for the background to end before the next
+the kernel, so that no round pays for another one. A round is long enough for the background to end before the next
 checkpoint, and the time that it takes from the steps beside it counts. The time that a checkpoint costs is the round
 with it minus the round without it, as the median of all turns. One process finds another cost than the next one does,
 so several measure and the median of their figures counts; `async_ms_each` has all of them. `spread_ms` is the

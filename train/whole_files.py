@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-WRITE_BYTES = 1 << 24  # that are handed to the kernel at once: each time costs a training beside it a wait for the GIL
-LARGE = 1 << 15  # bytes from which a copy is worth to let other threads run meanwhile
+WRITE_BYTES = 1 << 24  # that are handed to the kernel at once; with fewer a training beside it loses more time
 DIRECT = getattr(os, "O_DIRECT", 0)  # of Linux
 #: Buffers of drafts that are gone: to touch new memory takes longer than to write.
 _spare = list[npt.NDArray[np.uint8]]()
@@ -43,17 +42,11 @@ class Draft:
         self.bytes = 0
         self.error: OSError | None = None
         self.buffer = _spare.pop() if _spare else new_buffer()
-        self.view = self.buffer.data
         self.buffered = 0
 
     def write(self, data: bytes | memoryview) -> int:
         piece = memoryview(data).cast("B")
-        size, end = len(piece), self.buffered + len(piece)
-        self.bytes += size
-        if size < LARGE and end <= WRITE_BYTES:  # most of the thousands of pieces of torch.save: nothing but a copy
-            self.view[self.buffered : end] = piece
-            self.buffered = end
-            return size
+        self.bytes += len(piece)
         while piece and self.error is None:
             part, piece = piece[: WRITE_BYTES - self.buffered], piece[WRITE_BYTES - self.buffered :]
             end = self.buffered + len(part)
@@ -61,10 +54,10 @@ class Draft:
             self.buffered = end
             if end == WRITE_BYTES:
                 self._write_buffer(direct=True)
-        return size
+        return memoryview(data).nbytes
 
     def _write_buffer(self, direct: bool) -> None:
-        data, self.buffered = self.view[: self.buffered], 0
+        data, self.buffered = self.buffer.data[: self.buffered], 0
         self.hash.update(data)
         set_direct(self.descriptor, direct)
         self.error = write_all(self.descriptor, data)
