@@ -8,11 +8,12 @@ the kernel, so that no round pays for another one. A round is long enough for th
 checkpoint, and the time that it takes from the steps beside it counts. The time that a checkpoint costs is the round
 with it minus the round without it, as the median of all turns. One process finds another cost than the next one does,
 so several measure and the median of their figures counts; `async_ms_each` has all of them. `spread_ms` is the
-interquartile range of the rounds without a checkpoint: it says how quiet the machine was.
+interquartile range of the rounds without a checkpoint: it says how quiet the machine was. Many short rounds find a
+small cost sooner than few long ones.
 
 There are two figures. `async_over_blocking` is measured with one training thread, which leaves a core to the
 background, as GPU training does; `all_cores_async_over_blocking` with one thread for each core, so that the background
-takes its time from the training, as in training on the CPU, and takes longer: these rounds are twice as long. Needs 2
+takes its time from the training, as in training on the CPU, and takes longer: these rounds are longer, too. Needs 2
 cores with nothing else running on them: `load` is the machine's load average before and after. Takes about 9 minutes;
 `ARGS="--threads 1"` measures in one process and with one thread alone.
 """
@@ -20,6 +21,7 @@ cores with nothing else running on them: `load` is the machine's load average be
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
@@ -28,6 +30,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +42,19 @@ from benchmarks.common import close
 from train.checkpoints import Writer
 from train.start.group import keep_freed_memory
 
-PROCESSES, PROCESSES_OF_ALL_CORES = 5, 3
 Save = Callable[[int, dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How often and how long is measured."""
+
+    processes: int
+    rounds: int  # of each kind in each process
+    seconds: float  # of a round; longer than writing a checkpoint takes
+
+
+CORE_TO_SPARE, ALL_CORES_BUSY = Plan(processes=5, rounds=20, seconds=1.0), Plan(processes=3, rounds=8, seconds=3.0)
 
 
 def nothing(step: int, state: dict[str, Any]) -> None:
@@ -83,7 +97,7 @@ class Training:
         return time.perf_counter() - begun, returned - called
 
 
-def measure(threads: int, rounds: int, seconds: float, folder: Path) -> dict[str, float]:
+def measure(threads: int, plan: Plan, folder: Path) -> dict[str, float]:
     """Milliseconds that one checkpoint of each kind costs, that the call takes, and that a step takes."""
     training = Training(threads)
     for _ in range(3):
@@ -98,11 +112,11 @@ def measure(threads: int, rounds: int, seconds: float, folder: Path) -> dict[str
         "async": lambda step, state: writer.save(step, state, None),
         "blocking": lambda step, state: torch.save(state, path),
     }
-    steps = max(2, round(seconds * 8 / training.round(8, nothing)[0]))
+    steps = max(2, round(plan.seconds * 8 / training.round(8, nothing)[0]))
     times: dict[str, list[float]] = {kind: [] for kind in kinds}
     calls: dict[str, list[float]] = {kind: [] for kind in kinds}
     longest_wait = 0.0
-    for turn in range(rounds + 1):
+    for turn in range(plan.rounds + 1):
         for kind in list(kinds)[turn % 3 :] + list(kinds)[: turn % 3]:
             whole, call = training.round(steps, kinds[kind])
             begun = time.perf_counter()
@@ -123,15 +137,15 @@ def measure(threads: int, rounds: int, seconds: float, folder: Path) -> dict[str
     return {name: round(value, 1) for name, value in figures.items()}
 
 
-def in_processes(threads: int, count: int, seconds: float, options: argparse.Namespace) -> dict[str, Any]:
-    """Medians of what `measure` finds in so many new interpreters, and what each has found of the checkpoint's cost.
+def in_processes(threads: int, plan: Plan, folder: Path) -> dict[str, Any]:
+    """Medians of what `measure` finds in new interpreters, and what each has found of the checkpoint's cost.
 
     New, because libraries read the number of threads when they are loaded."""
-    words = ["--threads", str(threads), "--rounds", str(options.rounds), "--seconds", str(seconds)]
+    words = ["--threads", str(threads), "--rounds", str(plan.rounds), "--seconds", str(plan.seconds)]
     found = list[dict[str, float]]()
-    for _ in range(count):
+    for _ in range(plan.processes):
         done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.checkpoint", *words, "--folder", str(options.folder)],
+            [sys.executable, "-m", "benchmarks.checkpoint", *words, "--folder", str(folder)],
             env=os.environ | {"OMP_NUM_THREADS": str(threads)},
             stdout=subprocess.PIPE,
             text=True,
@@ -148,20 +162,22 @@ def in_processes(threads: int, count: int, seconds: float, options: argparse.Nam
 def main() -> None:
     """Measure with one training thread, then with one for each core, and print the ratios."""
     p = argparse.ArgumentParser(description="time that a checkpoint costs the training")
-    p.add_argument("--rounds", type=int, default=8, help="of each kind in each process")
-    p.add_argument("--seconds", type=float, default=1.5, help="of a round; longer than writing a checkpoint takes")
+    p.add_argument("--rounds", type=int, help="of each kind in each process (default: 20, and 8 with all cores busy)")
+    p.add_argument("--seconds", type=float, help="of a round (default: 1, and 3 with all cores busy)")
     p.add_argument("--threads", type=int, default=0, help="measure only this many training threads")
     p.add_argument("--folder", type=Path, default=Path("build"), help="a folder on the disk that is measured")
     options = p.parse_args()
+    given = {name: value for name in ("rounds", "seconds") if (value := getattr(options, name)) is not None}
+    spare, busy = (dataclasses.replace(plan, **given) for plan in (CORE_TO_SPARE, ALL_CORES_BUSY))
     options.folder.mkdir(exist_ok=True)
     if options.threads:
         keep_freed_memory()
         with tempfile.TemporaryDirectory(prefix="bench-checkpoint-", dir=options.folder) as folder:
-            print(json.dumps(measure(options.threads, options.rounds, options.seconds, Path(folder))))
+            print(json.dumps(measure(options.threads, spare, Path(folder))))
         return
     cores, before = len(os.sched_getaffinity(0)), os.getloadavg()[0]
-    one = in_processes(1, PROCESSES, options.seconds, options)
-    every = in_processes(cores, PROCESSES_OF_ALL_CORES, 2 * options.seconds, options)
+    one = in_processes(1, spare, options.folder)
+    every = in_processes(cores, busy, options.folder)
     close(
         {
             "async_over_blocking": round(one["async_ms"] / one["blocking_ms"], 3),

@@ -2,7 +2,9 @@
 Muster's is in it, and Muster runs it as it is:
 
     make train NODES=2 WORKLOAD=examples SCRIPT=plain_ddp.py ARGS="--epochs 5"
-    torchrun --nproc-per-node 2 examples/plain_ddp.py          # without Muster, on one machine
+    .venv/bin/torchrun --nproc-per-node 2 examples/plain_ddp.py     # without Muster, on one machine
+
+It writes model.pt into the run's folder; without Muster, into the present one.
 
 The same training as three functions, which the trainer then resumes, evaluates, checkpoints and forecasts:
 examples/own_parts/parts.py.

@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,9 +54,11 @@ def train(arguments: Sequence[str]) -> int:
     folder = make_run_folder(Path(options.runs))
     print(f"run {folder.name}: {nproc} process(es) on this machine", flush=True)
     words, env = torchrun(nproc, folder, training), environment(nproc, folder, grace_seconds, beside)
+    begun = time.monotonic()
     status, stopped = follow(words, env, folder, plan.stop_seconds(grace_seconds))
+    seconds = round(time.monotonic() - begun, 1)
     flatten(folder / "logs", nproc)
-    summary = summarise(folder, nproc, status, stopped)
+    summary = summarise(folder, nproc, status, stopped) | {"run_seconds": seconds}
     write_json(folder / "summary.json", summary)
     ending.write(folder, print)
     print(closing(summary, folder), flush=True)

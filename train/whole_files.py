@@ -71,11 +71,15 @@ class Draft:
     def flush(self) -> None:
         """`sync` does it; torch.save wants the method."""
 
-    def sync(self) -> None:
-        """Its content is on the disk. Raises OSError, also those of earlier writes."""
+    def complete(self) -> None:
+        """Its content is the kernel's to keep. Raises OSError, also those of earlier writes."""
         self.sha256()
         if self.error is not None:
             raise self.error
+
+    def sync(self) -> None:
+        """Its content is on the disk. Raises OSError, also those of earlier writes."""
+        self.complete()
         os.fsync(self.descriptor)
 
     def commit(self) -> None:
@@ -156,6 +160,15 @@ def write_file(path: Path, data: bytes) -> None:
     with Draft(path) as draft:
         draft.write(data)
         draft.commit()
+
+
+def write_fleeting_file(path: Path, data: bytes) -> None:
+    """A small file, whole or absent, that is needed only while its readers wait: a busy disk, which can take half a
+    minute to sync, does not delay it, and a power cut may lose it. Raises OSError."""
+    with Draft(path) as draft:
+        draft.write(data)
+        draft.complete()
+        draft.draft.replace(path)
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:

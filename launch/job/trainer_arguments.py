@@ -49,7 +49,7 @@ def check(args: Sequence[str], world_size: int, own: Path | None = None) -> None
     env = os.environ | {"PYTHONPATH": search, "WORLD_SIZE": str(world_size), "RANK": "0"}
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=CHECK_SECONDS, check=False)
     if done.returncode == exits.REFUSED:
-        fix = "correct ARGS (`.venv/bin/python -m train --help` lists all settings)"
+        fix = "correct it in ARGS or in the file it names (`.venv/bin/python -m train --help` lists all settings)"
         raise refuse("ARGS", done.stderr.strip().removeprefix("train: "), fix)
     if done.returncode != 0:
         said = (done.stderr.strip().splitlines() or ["nothing"])[-1]

@@ -75,7 +75,7 @@ def test_a_run_succeeds_and_says_so(trained: Run) -> None:
     assert (summary["status"], summary["exit_status"], summary["failed_rank"]) == ("succeeded", 0, None)
     assert (summary["nodes"], summary["world_size"], summary["reason"]) == (1, 2, None)
     assert 0 <= summary["test_accuracy"] <= 1
-    assert summary["images_per_second"] > 0 and summary["train_seconds"] > 0
+    assert summary["images_per_second"] > 0 and 0 < summary["train_seconds"] < summary["run_seconds"]
     assert "first optimizer step after" in output
     assert "curves.png" in output.splitlines()[-2] and "report.html" in output.splitlines()[-1]
 
