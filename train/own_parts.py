@@ -149,12 +149,9 @@ def call(option: str, name: str, kind: type, **arguments: Any) -> Any:
     """What the function returns for these arguments, in their order; it must be of this kind. Raises SettingsError."""
     function = load(option, name)
     expected = f"it is called as {name.partition(':')[2]}({', '.join(map(repr, arguments.values()))})"
-    try:
-        inspect.signature(function).bind(*arguments.values())
-    except TypeError as error:
-        raise SettingsError(f"{option} {name}: {error}: {expected}, with ({', '.join(arguments)})") from error
-    except ValueError:  # a signature that Python cannot know
-        pass
+    unfit = misfit(function, len(arguments))
+    if unfit:
+        raise SettingsError(f"{option} {name}: {unfit}: {expected}, with ({', '.join(arguments)})")
     try:
         result = function(*arguments.values())
     except Exception as error:
@@ -165,6 +162,17 @@ def call(option: str, name: str, kind: type, **arguments: Any) -> Any:
             f"{option} {name}: it returned a {type(result).__name__}, and {wanted} is needed; {expected}"
         )
     return result
+
+
+def misfit(function: Callable[..., Any], count: int) -> str:
+    """Why it cannot be called with so many arguments; empty where it can, or where its signature cannot be known."""
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except TypeError as error:
+        return str(error)
+    except ValueError:
+        pass
+    return ""
 
 
 def said(error: BaseException) -> str:

@@ -155,6 +155,10 @@ def tried(settings: Settings) -> None:
         ),
         ({"mixup": 0.2}, r"--mixup 0\.2: it mixes images.*inputs float32 \[2, 4\] and targets float32 \[2\]"),
         ({"transform": "odd:raising"}, r"--transform odd:raising: ValueError: no such depth"),
+        (
+            {"transform": "odd:of_one_argument"},
+            r"for split 'train' it returned a function that does not take two arguments \(too many positional",
+        ),
         ({"image_size": 9}, r"--image-size 9: your own dataset or transform makes inputs of \[4\]"),
     ],
     ids=str,

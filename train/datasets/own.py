@@ -45,12 +45,16 @@ class OwnTransform:
         with generators.kept():
             generators.seed(0)
             self.function = own_parts.call("--transform", name, object, split=split)
-        if not callable(self.function):
-            kind = type(self.function).__name__
-            raise SettingsError(
-                f"--transform {name}: for split {split!r} it returned a {kind}, and a function is needed, "
-                "(input, target) -> (input, target), such as a torchvision.transforms.v2.Compose"
-            )
+        wrong = f"a {type(self.function).__name__}"
+        if callable(self.function):
+            unfit = own_parts.misfit(self.function, 2)
+            if not unfit:
+                return
+            wrong = f"a function that does not take two arguments ({unfit})"
+        raise SettingsError(
+            f"--transform {name}: for split {split!r} it returned {wrong}, and a function is needed, "
+            "(input, target) -> (input, target), such as a torchvision.transforms.v2.Compose"
+        )
 
     def __call__(self, value: Any, target: Any) -> Any:
         return self.function(value, target)

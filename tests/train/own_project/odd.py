@@ -69,6 +69,10 @@ def image_alone(split: str) -> Any:
     return lambda image, target: (image.flip(2) if torch.rand(()) < 0.5 else image, target)
 
 
+def of_one_argument(split: str) -> Any:
+    return lambda image: image
+
+
 class Masks(Dataset[Any]):
     """Photographs and masks as a folder of files gives them: PIL's images."""
 
