@@ -153,6 +153,7 @@ def test_wrong_settings_are_refused_in_one_message_before_a_rank_is_started(
     assert "ARGS: --epochs 0: at least 1\n" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_wrong_project_starts_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -55,6 +55,7 @@ def test_what_is_lacking_is_installed_once_beside_what_is_there(
     assert found(newer, "importlib.metadata.version('tiny')") == "2"
 
 
+@pytest.mark.slow
 def test_another_version_than_ours_goes_before_ours_and_ours_stays(project: Path) -> None:
     ours = version("rich")
     (project / "requirements.txt").write_text("rich==0.0.1\n")
@@ -63,6 +64,7 @@ def test_another_version_than_ours_goes_before_ours_and_ours_stays(project: Path
     assert found(Path(), "importlib.metadata.version('rich')") == ours == version("rich")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", ["torch==0.0.1", "no-such-package-of-muster"])
 def test_what_cannot_be_installed_is_said_with_pips_last_lines_and_leaves_nothing(project: Path, line: str) -> None:
     (project / "requirements.txt").write_text(f"{line}\n")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from tests.train import dataset_files as disk
@@ -43,6 +44,7 @@ def alone(data: Path) -> list[list[str]]:
         ]
 
 
+@pytest.mark.slow
 def test_ranks_of_a_host_prepare_each_image_once(tmp_path: Path) -> None:
     disk.WRITERS["stl10"](tmp_path)
     ranks, wanted = said_by_ranks(tmp_path, tmp_path / "out"), alone(tmp_path)
@@ -52,6 +54,7 @@ def test_ranks_of_a_host_prepare_each_image_once(tmp_path: Path) -> None:
     assert [one["descriptors"] for one in ranks] == [2, 2]  # mmap keeps one for each part; the rest is closed
 
 
+@pytest.mark.slow
 def test_a_rank_that_cannot_have_the_memory_keeps_none_and_sees_the_same(tmp_path: Path) -> None:
     disk.WRITERS["stl10"](tmp_path)
     ranks = said_by_ranks(tmp_path, tmp_path / "out", "lost")
