@@ -71,15 +71,11 @@ class Draft:
     def flush(self) -> None:
         """`sync` does it; torch.save wants the method."""
 
-    def complete(self) -> None:
-        """Its content is the kernel's to keep. Raises OSError, also those of earlier writes."""
+    def sync(self) -> None:
+        """Its content is on the disk. Raises OSError, also those of earlier writes."""
         self.sha256()
         if self.error is not None:
             raise self.error
-
-    def sync(self) -> None:
-        """Its content is on the disk. Raises OSError, also those of earlier writes."""
-        self.complete()
         os.fsync(self.descriptor)
 
     def commit(self) -> None:
@@ -101,8 +97,8 @@ class Draft:
 
 
 def new_buffer() -> npt.NDArray[np.uint8]:
-    """Whole pages, as direct writes need them."""
-    return np.frombuffer(mmap.mmap(-1, WRITE_BYTES), np.uint8)
+    """Whole pages, as direct writes need them; private, or ranks that are forked with a spare one would share it."""
+    return np.frombuffer(mmap.mmap(-1, WRITE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
 
 
 def open_locked(draft: Path) -> int:
@@ -160,15 +156,6 @@ def write_file(path: Path, data: bytes) -> None:
     with Draft(path) as draft:
         draft.write(data)
         draft.commit()
-
-
-def write_fleeting_file(path: Path, data: bytes) -> None:
-    """A small file, whole or absent, that is needed only while its readers wait: a busy disk, which can take half a
-    minute to sync, does not delay it, and a power cut may lose it. Raises OSError."""
-    with Draft(path) as draft:
-        draft.write(data)
-        draft.complete()
-        draft.draft.replace(path)
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:

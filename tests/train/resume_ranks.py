@@ -21,7 +21,6 @@ from train.checkpoints import load
 from train.settings import Settings
 
 CRASH = 9
-TIMEOUT = 120.0  # s, of ranks that wait for each other: a disk that is busy with other things has taken 30
 STEPS = 12  # 4 in each of 3 epochs
 SETTINGS = Settings(
     dataset="fake", image_size=8, epochs=3, batch_size=130, lr=0.01, checkpoint_every="2", loggers="none", keep=3
@@ -105,7 +104,7 @@ def train(
     """Exit statuses of the ranks. changes: by rank; those that are not named change nothing."""
     fork = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
-        settings = dataclasses.replace(settings, init=f"file://{folder}/store", timeout=TIMEOUT)
+        settings = dataclasses.replace(settings, init=f"file://{folder}/store", timeout=30.0)
         ranks = []
         for rank in range(world_size):
             change = (changes or {}).get(rank, lambda: None)
@@ -113,7 +112,7 @@ def train(
         for process in ranks:
             process.start()
         for process in ranks:
-            process.join(3 * TIMEOUT)
+            process.join(120)
         statuses = [process.exitcode for process in ranks]
         for process in ranks:
             process.kill()  # no-op for those that have ended

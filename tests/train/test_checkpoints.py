@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import json
+import multiprocessing
 import os
 import threading
 from pathlib import Path
@@ -177,6 +178,29 @@ def test_a_large_file_is_whole_whatever_the_disk_makes_of_direct_writes(
         draft.commit()
     assert (tmp_path / "large").read_bytes() == content
     assert draft.sha256() == hashlib.sha256(content).hexdigest() and draft.bytes == len(content)
+
+
+def test_a_forked_process_does_not_write_into_this_ones_file(tmp_path: Path) -> None:
+    whole_files.write_file(tmp_path / "before", b"leaves its buffer for the next file")
+    fork = multiprocessing.get_context("fork")
+    parent_wrote, child_wrote = fork.Event(), fork.Event()
+
+    def write_meanwhile() -> None:
+        assert parent_wrote.wait(60)
+        with Draft(tmp_path / "child") as draft:
+            draft.write(b"of the child")
+            child_wrote.set()
+
+    child = fork.Process(target=write_meanwhile)
+    child.start()
+    with Draft(tmp_path / "parent") as draft:
+        draft.write(b"of the parent")
+        parent_wrote.set()
+        assert child_wrote.wait(60)
+        draft.commit()
+    child.join(60)
+    assert child.exitcode == 0
+    assert (tmp_path / "parent").read_bytes() == b"of the parent"
 
 
 def test_drafts_of_dead_writers_go_and_those_of_living_ones_stay(tmp_path: Path) -> None:

@@ -1,13 +1,10 @@
 """Promises of the process group: ranks find each other however they are started, or report why not."""
 
-import os
 import signal
 import socket
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 import torch
@@ -155,19 +152,6 @@ def test_files_of_a_crashed_run_do_no_harm(tmp_path: Path) -> None:
     (tmp_path / "store.meeting").write_text('{"store": "/nowhere", "words": {"1": "0123456789abcdef"}}')
     assert ended([start(init, rank, 2) for rank in range(2)]) == [(0, "sum 1")] * 2
     assert not list(tmp_path.glob("store.rank-*")) and not (tmp_path / "store.meeting").exists()
-
-
-def test_ranks_that_meet_wait_for_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is busy with other things can take longer to sync than ranks wait for each other."""
-
-    def busy(descriptor: int) -> NoReturn:
-        raise OSError("waits for the disk")
-
-    monkeypatch.setattr(os, "fsync", busy)
-    with ThreadPoolExecutor(2) as ranks:
-        stores = list(ranks.map(lambda rank: meet(f"file://{tmp_path}/store", rank, 2, 60), range(2)))
-    stores[0].set("word", "heard")
-    assert stores[1].get("word") == b"heard"
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from train.settings import SettingsError
-from train.whole_files import write_fleeting_file
+from train.whole_files import write_file
 
 FILE_POLL_SECONDS = 0.05
 
@@ -114,7 +114,7 @@ def file_store(path: Path, rank: int, world_size: int, timeout_seconds: float) -
     try:
         if rank == 0:
             return host_meeting(path, word, world_size, limit)
-        write_fleeting_file(path.with_name(f"{path.name}.rank-{rank}"), word.encode())
+        write_file(path.with_name(f"{path.name}.rank-{rank}"), word.encode())
         while time.monotonic() < limit:
             answer = json.loads(read(path.with_name(f"{path.name}.meeting")) or "{}")
             if answer.get("words", {}).get(str(rank)) == word:
@@ -144,7 +144,7 @@ def host_meeting(path: Path, word: str, world_size: int, limit: float) -> Store:
     while absent and time.monotonic() < limit:
         words = {rank: read(file) for rank, file in others.items()}
         if words != answered:
-            write_fleeting_file(meeting, json.dumps({"store": name, "words": words}).encode())
+            write_file(meeting, json.dumps({"store": name, "words": words}).encode())
             answered = words
         absent = [rank for rank in absent if not store.check([f"met-{rank}"])]
         time.sleep(FILE_POLL_SECONDS if absent else 0)
