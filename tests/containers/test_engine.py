@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from containers import engine, guard
+from tests.processes import running
 
 
 def test_a_command_that_does_not_end_is_ended_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +40,7 @@ def test_a_build_ends_with_its_own_process_whatever_that_leaves_behind() -> None
     engine.follow(["sh", "-c", "sleep 500 & echo $!; printf two"], printed.append)
     child, last = printed
     assert last == "two"
-    assert is_there(int(child))  # so nobody waited for it
+    assert running(int(child))  # so nobody waited for it
     os.kill(int(child), signal.SIGKILL)
 
 
@@ -65,17 +66,9 @@ def test_ctrl_c_lets_the_command_under_way_end(tmp_path: Path) -> None:
     assert ended.exists()
 
 
-def is_there(pid: int) -> bool:
-    """Whether a process runs; one that has ended but was not yet waited for does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def wait_until_gone(pids: list[int]) -> None:
     """The test's own limit of time ends this if it never happens."""
-    while any(map(is_there, pids)):
+    while any(map(running, pids)):
         time.sleep(0.01)
 
 

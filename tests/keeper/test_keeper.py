@@ -27,6 +27,7 @@ from keeper.course import beat
 from keeper.decide import LEAVES, LOST_SECONDS, Heard, Tick
 from keeper.placement import Place
 from keeper.running import Running
+from tests.processes import running
 
 START = """
 import json, sys, time
@@ -147,13 +148,6 @@ def wait_for(condition: Callable[[], Any], seconds: float = 60) -> None:
         time.sleep(0.02)
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
     made = Run(tmp_path)
@@ -185,7 +179,7 @@ def test_a_killed_rank_ends_all_ranks_everywhere_and_all_hosts_name_it(run: Run)
     assert run.causes() == [("rank", "h2", 3)] * 3
     assert run.document(0, "exit.json")["cause"]["reason"] == "killed by SIGKILL"
     assert run.document(0, "exit.json")["cause"]["lines"] == ["begun"]
-    assert not any(is_alive(pid) for pid in pids.values())
+    assert not any(running(pid) for pid in pids.values())
 
 
 @pytest.mark.slow
@@ -229,7 +223,7 @@ def test_a_dead_torchrun_leaves_no_process(run: Run) -> None:
     os.kill(launcher, signal.SIGKILL)
     assert run.statuses() == [1, 1]
     assert run.causes() == [("launcher", "h2", None)] * 2
-    assert not any(is_alive(pid) for pid in pids.values())
+    assert not any(running(pid) for pid in pids.values())
 
 
 @pytest.mark.slow
@@ -244,7 +238,7 @@ def test_a_silent_keeper_is_a_lost_host_and_ends_the_others(run: Run) -> None:
     assert run.document(0, "exit.json")["cause"]["host"] == run.document(2, "exit.json")["cause"]["host"] == "h2"
     run.processes[1].send_signal(signal.SIGCONT)  # the host is back: it finds itself alone
     assert run.processes[1].wait(60) == 1
-    assert not any(is_alive(pid) for pid in pids.values())
+    assert not any(running(pid) for pid in pids.values())
 
 
 @pytest.mark.slow
@@ -430,7 +424,7 @@ def test_ranks_that_do_not_stop_in_their_grace_are_killed_and_that_is_said(run: 
     wait_for(lambda: run.output(0, 0) and run.output(1, 1))
     run.processes[0].send_signal(signal.SIGTERM)
     assert run.statuses() == [75, 75]
-    assert run.document(1, "exit.json")["stop"]["killed"] and not any(is_alive(pid) for pid in pids.values())
+    assert run.document(1, "exit.json")["stop"]["killed"] and not any(running(pid) for pid in pids.values())
 
 
 @pytest.mark.slow
@@ -480,7 +474,7 @@ def test_a_rank_that_dies_is_started_again_on_all_hosts(run: Run, tmp_path: Path
     wait_for(lambda: run.output(1, 2).endswith("\n"))
     os.kill(before["3"], signal.SIGKILL)
     assert run.statuses() == [0, 0, 0]
-    assert not any(is_alive(pid) for pid in before.values())
+    assert not any(running(pid) for pid in before.values())
     found = run.document(0, "exit.json")
     assert (found["status"], found["attempt"], found["hosts"]) == ("succeeded", 2, ["h1", "h2", "h3"])
     assert [(end["number"], end["cause"]["rank"]) for end in found["attempts"][:1]] == [(1, 3)]
@@ -582,7 +576,7 @@ def test_half_of_the_hosts_without_the_master_end_and_say_why(run: Run) -> None:
     wait_for(lambda: run.events(1, "heard"))
     run.processes[0].kill()
     os.kill(pids["0"], signal.SIGKILL)
-    assert run.processes[1].wait(90) == 1 and not is_alive(pids["1"])
+    assert run.processes[1].wait(90) == 1 and not running(pids["1"])
     found = run.document(1, "exit.json")
     assert found["given_up"] == (
         "h2 cannot know whether h1 goes on: less than half of its hosts are left, or half without the master"

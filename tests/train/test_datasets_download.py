@@ -64,11 +64,18 @@ def test_imagefolder_cannot_be_fetched(tmp_path: Path) -> None:
 
 def test_a_download_that_never_ends_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = threading.Event()
-    monkeypatch.setitem(download.FETCH, "cifar10", lambda files: ended.wait())
+    threads = list[threading.Thread]()
+
+    def fetch(files: download.Files) -> None:
+        threads.append(threading.current_thread())
+        ended.wait()
+
+    monkeypatch.setitem(download.FETCH, "cifar10", fetch)
     settings = Settings(dataset="cifar10", data_dir=tmp_path, download=True)
     with pytest.raises(DataError, match="--download has not ended"):
         load(settings, Place(), lambda done: wait_for_all(done, "fetching", 0.3, Place()))
     ended.set()
+    threads[0].join()  # it puts the process's timeout of sockets back, which the next test would find otherwise
 
 
 def test_a_server_that_falls_silent_ends_the_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.processes import running
 from tests.train import dataset_files as disk
 from train.datasets import DataError, load
 from train.datasets.augment import box_draws, resized_crop
@@ -105,7 +106,7 @@ def program(action: str, root: Path, out: Path) -> list[int]:
 def assert_gone(pids: list[int]) -> None:
     assert pids
     for pid in pids:
-        while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
+        while running(pid):
             os.sched_yield()  # bounded by the test's own timeout in CI
 
 

@@ -1,6 +1,5 @@
 """Promises of train.start.forked: to torchrun, and to whoever reads its output, a forked rank is a rank like others."""
 
-import contextlib
 import json
 import os
 import signal
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.processes import running
 from train.start import forked
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,12 +100,6 @@ def test_ranks_that_wait_end_with_their_agent(tmp_path: Path) -> None:
     assert agent.stdout.read() == ""  # to its end: nobody else has it open
     agent.wait(GUARD_SECONDS)
     assert len(pids) == 2 and not [pid for pid in pids if running(pid)]
-
-
-def running(pid: str) -> bool:
-    with contextlib.suppress(OSError):
-        return (Path("/proc") / pid / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    return False
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.processes import running
 from tests.train.parallel_ranks import ROOT, environment
 from train.settings import SettingsError
 from train.start.group import Place, backend_for, device_of
@@ -220,13 +221,6 @@ def test_no_process_outlives_the_parent(tmp_path: Path, number: signal.Signals) 
     assert waiting == ["waiting\n"] * 2 and len(pids) == 4
     assert process.returncode == (5 if number == signal.SIGTERM else -signal.SIGKILL)
     assert not [pid for pid in pids if running(pid)]
-
-
-def running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in ("Z", "X")
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 LEAVES = """

@@ -1,0 +1,11 @@
+"""Whether a process that a test started, or one of its children, still runs."""
+
+from pathlib import Path
+
+
+def running(pid: int | str) -> bool:
+    """One that has ended but was not yet waited for does not run."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (FileNotFoundError, ProcessLookupError):  # the second: it was waited for between opening and reading
+        return False
