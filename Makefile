@@ -15,7 +15,7 @@ $(foreach name,$(.VARIABLES),$(if $(findstring command line,$(origin $(name))),$
 .PHONY: help local horovod demo lab lab-down lab-status trust deploy check train reproduce attach status logs stop gather report \
 	tensorboard teardown \
 	test test-fast test-gpu test-torch lint drill bench-deploy bench-launch bench-check bench-checkpoint bench-train bench-gpu bench-forecast \
-	bench-scale bench-stream bench-away bench-faults
+	bench-scale bench-stream bench-away bench-faults bench-links
 
 # Installed, and pyproject.toml has not changed since: make sees that by itself, without starting Python.
 .venv/.control .venv/.train .venv/.report: pyproject.toml
@@ -123,6 +123,10 @@ bench-gpu:  ## images/s of ResNet-50 on one GPU, and what limits it; installs no
 bench-forecast:  ## the forecast of a run against the run: three link speeds, two models, one to three lab hosts
 	$(need) --root control
 	@$(BIN)/python -m benchmarks.forecast
+
+bench-links:  ## the options for slow links against plain DDP: speed on lab hosts, accuracy (hours; what is measured is kept)  [ARGS="--parts speed --links 1gbit --models resnet18 --options bf16,sync16 --nodes 2 --again"]
+	$(need) --root train control
+	@$(BIN)/python -m benchmarks.links $(ARGS)
 
 bench-faults:  ## seconds from a fault to the end of all ranks and the line that names it, on three lab hosts  [REPEATS=5]
 	$(need) --root control

@@ -84,12 +84,16 @@ class Step:
     passes: tuple[Pass, ...]
     count: int
     global_count: int
+    update_count: int  # samples whose mean loss this rank's update is of: all, but where groups of ranks train alone
 
 
-def step_of(batch: Ints, cut: Cut, rank: int, micro_batch: int = 0, partners: bool = False) -> Step:
+def step_of(
+    batch: Ints, cut: Cut, rank: int, micro_batch: int = 0, partners: bool = False, group: range | None = None
+) -> Step:
     """The rank's contiguous share of the global batch `batch`, in passes of at most `micro_batch` samples (0: one).
 
     Padding and partners are the samples at the next places of the batch, cyclically: the same for any cut.
+    group: the ranks that make this update together; None: all.
     """
     edges = cut(len(batch))
     largest = max(end - start for start, end in pairwise(edges))
@@ -100,7 +104,8 @@ def step_of(batch: Ints, cut: Cut, rank: int, micro_batch: int = 0, partners: bo
         first, last = start + index * count // number, start + (index + 1) * count // number
         places = first + np.arange(max(last - first, LEAST) + partners, dtype=np.int64)
         passes.append(Pass(batch[places % len(batch)], last - first))
-    return Step(tuple(passes), count, len(batch))
+    together = edges[group.stop] - edges[group.start] if group else len(batch)
+    return Step(tuple(passes), count, len(batch), together)
 
 
 def steps(
@@ -113,6 +118,7 @@ def steps(
     micro_batch: int = 0,
     partners: bool = False,
     done: int = 0,
+    group: range | None = None,
 ) -> Iterator[Step]:
     """This rank's steps of one epoch without the first `done`. Every sample is in one share of one rank.
 
@@ -120,7 +126,7 @@ def steps(
     """
     order = permutation(samples, seed, epoch)
     for start in range(done * batch_size, samples, batch_size):
-        yield step_of(order[start : start + batch_size], cut, rank, micro_batch, partners)
+        yield step_of(order[start : start + batch_size], cut, rank, micro_batch, partners, group)
 
 
 def evaluation_passes(samples: int, batch_size: int, cut: Cut, rank: int) -> Iterator[Pass]:

@@ -136,7 +136,8 @@ def say_finished(made: Session) -> int:
 def train(made: Session, notes: list[str], started: float) -> int:
     settings, place = made.settings, made.place
     folder = settings.run_dir / "checkpoints"
-    writer = Writer(folder, settings.keep, settings.blocking_checkpoints) if place.local_rank == 0 else None
+    writes = place.local_rank == 0 or (made.members is not None and made.members.leads)
+    writer = Writer(folder, settings.keep, settings.blocking_checkpoints) if writes else None
     with Report(made, notes, started) as report:
         training = Training(made, writer, report)
         try:

@@ -18,7 +18,7 @@ import torchvision
 from torch import nn
 
 from train import losses, optim, order, parallel
-from train.checkpoints import CheckpointError, StartPoint, head_of, load_path, manifest, resolve
+from train.checkpoints import CheckpointError, Member, Own, StartPoint, head_of, load_path, manifest, own, resolve
 from train.datasets import Dataset
 from train.datasets.base import DataError
 from train.datasets.loader import Loader, counted_rows
@@ -31,7 +31,9 @@ from train.model.freeze import trained
 from train.model.precision import Precision
 from train.model.prepare import choose_kernels, prepare
 from train.parallel import shares
-from train.settings import Settings, SettingsError, as_document, flag
+from train.parallel.exchange import Exchange, make_exchange
+from train.parallel.members import Members, find_members
+from train.settings import Settings, SettingsError, as_document, compression, flag
 from train.start import proof
 from train.start.group import Place, first_complaint, from_all_ranks
 from train.start.muster_run import tell
@@ -96,6 +98,8 @@ class Session:
     precision: Precision
     loader: Loader
     ema: Ema | None
+    members: Members | None  # where each has what the others do not know
+    exchange: Exchange | None  # of weights, with --sync-every
     weights: Sequence[float]  # the ranks' parts of a global batch
     position: Position
     resumed_from: Path | None = None
@@ -127,6 +131,22 @@ class Session:
         return shares.cut_by(self.weights)
 
     @property
+    def group(self) -> range | None:
+        """The ranks that make an update together; None: all."""
+        return self.exchange.members.here if self.exchange else None
+
+    @property
+    def member(self) -> Member | None:
+        """This rank's, as checkpoints name it; None where members have no files of their own."""
+        return Member(self.members.mine, len(self.members.ranks)) if self.members else None
+
+    @property
+    def part(self) -> float:
+        """This member's part of a global batch, 0 to 1."""
+        ranks = self.group or range(self.place.world_size)
+        return sum(self.weights[rank] for rank in ranks) / sum(self.weights)
+
+    @property
     def samples(self) -> int:
         return len(self.dataset.train)
 
@@ -143,8 +163,23 @@ class Session:
         settings = self.settings
         return Mix(settings.seed, self.position.step, settings.mixup, settings.cutmix) if self.mixes else None
 
+    def after_step(self, global_count: int) -> None:
+        """After the optimizer step of `position.step`, of so many samples. Collective."""
+        if self.exchange:
+            self.exchange.after_step(self.position.step, self.exchange.members.sums(self.cut(global_count)))
+
+    def comm_share(self) -> float | None:
+        """Part of the last steps, 0 to 1, that waited for communication. None if not known."""
+        if self.exchange is None:
+            return self.strategy.comm_share()
+        waited, self.exchange.waited = self.exchange.waited, 0.0
+        return waited / ((self.strategy.computing_seconds() or 0.0) + waited) if waited else 0.0
+
     def close(self) -> None:
         self.loader.close()
+        self.strategy.close()
+        if self.exchange:
+            self.exchange.close()
 
 
 def build(settings: Settings, place: Place, device: torch.device, dataset: Dataset, network: nn.Module) -> Session:
@@ -152,7 +187,8 @@ def build(settings: Settings, place: Place, device: torch.device, dataset: Datas
     choose_kernels(settings)
     network = prepare(network, settings, device, place.world_size)
     precision, loss = Precision(settings, device), losses.make(settings)
-    strategy = parallel.make(settings, network, place, device)
+    per_epoch = order.steps_per_epoch(len(dataset.train), settings.batch_size)
+    strategy = parallel.make(settings, network, place, device, settings.epochs * per_epoch)
     if settings.compile:
         say_when_compiling()
         # A batch of another size, such as a short last one, gets a graph of its own: torch's own way, one graph for
@@ -162,8 +198,9 @@ def build(settings: Settings, place: Place, device: torch.device, dataset: Datas
     optimizer = strategy.optimizer(lambda groups: optim.make_optimizer(settings, groups, device), groups)
     loader = on_all_ranks(lambda: Loader(dataset, settings, device, place), place)
     loader.share(place)
+    knows_alone = settings.sync_every > 0 or compression(settings.compress).kind == "powersgd"
+    members = find_members(place) if knows_alone and place.world_size > 1 else None
     weights = share_weights(settings, place, dataset, strategy, precision, loader, loss)
-    per_epoch = order.steps_per_epoch(len(dataset.train), settings.batch_size)
     return Session(
         settings=settings,
         place=place,
@@ -176,6 +213,8 @@ def build(settings: Settings, place: Place, device: torch.device, dataset: Datas
         precision=precision,
         loader=loader,
         ema=Ema(strategy.network, settings.ema) if settings.ema else None,
+        members=members,
+        exchange=make_exchange(settings, strategy.network, members) if members and settings.sync_every else None,
         weights=weights,
         position=Position(),
     )
@@ -247,14 +286,19 @@ def some_samples(settings: Settings, place: Place, dataset: Dataset, loader: Loa
 
 
 def state_of(session: Session) -> State:
-    """Everything a checkpoint holds: tensors (not copied) and plain values. Collective; the same on all ranks."""
-    strategy, network = session.strategy, session.strategy.network
-    model = strategy.model_state() | running_statistics.mean_buffers(network)
+    """Everything a checkpoint holds: tensors (not copied) and plain values. Collective; the same on all ranks.
+
+    With --sync-every its weights are the common ones, and it has no optimizer: each member's own is in `own_state_of`.
+    """
+    strategy, network, exchange = session.strategy, session.strategy.network, session.exchange
+    common = exchange.agreed() if exchange else {}
     return {
-        "model": model,
+        "model": strategy.model_state() | common | running_statistics.mean_buffers(network),
         "rank_buffers": running_statistics.gather_buffers(network),
-        "optimizer": strategy.optimizer_state(session.optimizer),
-        "scaler": session.precision.state(),
+        "optimizer": None if exchange else strategy.optimizer_state(session.optimizer),
+        "scaler": None if exchange else session.precision.state(),
+        "exchange": exchange.state() if exchange else None,
+        "members": session.members.sizes() if session.members else None,
         "ema": session.ema.state() if session.ema else None,
         "ema_rank_buffers": session.ema.rank_buffers() if session.ema else None,
         "shares": list(session.weights),
@@ -263,6 +307,24 @@ def state_of(session: Session) -> State:
         "versions": {"torch": torch.__version__, "torchvision": torchvision.__version__},
         "world_size": session.place.world_size,
     }
+
+
+def own_state_of(session: Session) -> Own | None:
+    """What this member alone has, after `state_of`: None on ranks that write none, and where there is nothing."""
+    strategy, exchange, members = session.strategy, session.exchange, session.members
+    if members is None or session.member is None or not members.leads:
+        return None
+    state: State = {"strategy": strategy.own_state()}
+    if exchange is not None:
+        common = exchange.agreed()
+        state |= {
+            "part": session.part,
+            "model": {name: value for name, value in strategy.model_state().items() if name in common},
+            "optimizer": strategy.optimizer_state(session.optimizer),
+            "scaler": session.precision.state(),
+            "exchange": exchange.own_state(),
+        }
+    return Own(session.member, state)
 
 
 def position_of(session: Session) -> dict[str, Any]:
@@ -282,17 +344,25 @@ def config_of(session: Session) -> dict[str, Any]:
     return kept | {"data": recipe.data_config(session.dataset, session.settings)}
 
 
-def restore(session: Session, state: State) -> list[str]:
+def restore(session: Session, state: State, path: Path) -> list[str]:
     """Brings a session to where the checkpoint was. Collective. Returns what a user should know, one line each.
 
     Raises SettingsError where the checkpoint is of another training.
     """
     notes = compare(state["config"], as_document(session.settings))
     same_ranks = state["world_size"] == session.place.world_size
+    mine: State | None = None
+    if session.member and has_same_members(session, state):
+        mine = own.read_mine(path, session.member, session.place)
+    if state.get("exchange"):
+        state, said = with_own(session, state, mine, path)
+        notes += said
     session.strategy.load(state["model"], session.optimizer, state["optimizer"])
     if same_ranks and state["rank_buffers"] is not None:
         running_statistics.set_buffers(session.strategy.network, state["rank_buffers"][session.place.rank])
     session.precision.load(state["scaler"])
+    if session.exchange:
+        begin_exchange(session, state, mine)
     notes += restore_averages(session, state, same_ranks)
     if same_ranks and state["config"].get("shares") == session.settings.shares:
         session.weights = state["shares"]  # as measured then
@@ -302,7 +372,27 @@ def restore(session: Session, state: State) -> list[str]:
     session.position = Position(**state["position"])
     if same_ranks:  # else its sums come in another order anyway
         warm_up(session)
+    session.strategy.load_own_state(mine["strategy"] if mine else None, session.position.step)
+    if state.get("members") and not mine and not state.get("exchange"):
+        notes.append("what --compress kept of gradients for later steps is of other hosts: it begins anew")
     return notes
+
+
+def has_same_members(session: Session, state: State) -> bool:
+    """Whether each member of this run is one of the run that wrote the checkpoint, if their own files are there."""
+    exchange, then = session.exchange, state.get("exchange")
+    if session.members is None or state.get("members") != session.members.sizes() or bool(exchange) != bool(then):
+        return False
+    return exchange is None or exchange.layout() == state["exchange"]["layout"]
+
+
+def begin_exchange(session: Session, state: State, mine: State | None) -> None:
+    """When the network has the common weights."""
+    assert session.exchange is not None
+    if mine:
+        session.exchange.load(state["exchange"], mine["exchange"], mine["model"])
+    else:
+        session.exchange.begin(state.get("exchange"))
 
 
 def restore_averages(session: Session, state: State, same_ranks: bool) -> list[str]:
@@ -356,13 +446,37 @@ def compare(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     )
 
 
+def with_own(session: Session, state: State, mine: State | None, path: Path) -> tuple[State, list[str]]:
+    """(a checkpoint of --sync-every, with weights and optimizer for this rank to load; notes). Collective.
+
+    mine: this member's own state, if all members are those of then; else what the members had learned since their last
+    exchange, and their optimizers, go on as the mean of what is found of them.
+    """
+    if mine:
+        return state | {"optimizer": mine["optimizer"], "scaler": mine["scaler"]}, []
+    sizes = state["members"]
+    read, found, notes = own.read_any(path, len(sizes), session.place)
+    if not found:
+        exchange = state["exchange"]
+        is_behind = any(map(any, exchange["counts"])) or any(mean is not None for mean in exchange["means"])
+        lost = "what they had learned since the last exchange is lost, and " if is_behind else ""
+        return state, [
+            *notes,
+            f"of {len(sizes)} hosts' own files of --sync-every none is here: {lost}optimizers begin anew",
+        ]
+    common = {name: state["model"][name] for name in state["exchange"]["names"]}
+    weights, optimizer, scaler = own.mean(read, common, session.place)
+    notes.append(f"weights and optimizer are the mean of what {found} of {len(sizes)} hosts had learned alone")
+    return state | {"model": state["model"] | weights, "optimizer": optimizer, "scaler": scaler}, notes
+
+
 def begin(session: Session) -> list[str]:
     """Goes to where --resume says. Collective. Returns notes for the user.
 
     Raises CheckpointError, SettingsError, on all ranks alike.
     """
-    settings, place = session.settings, session.place
-    found = where_to_begin(settings, place)
+    place = session.place
+    found = where_to_begin(session)
     if found.path is None:
         anew = ["no checkpoint was kept before the failure: it begins anew"] if was_restarted() else []
         return [*found.notes, *anew]
@@ -374,7 +488,7 @@ def begin(session: Session) -> list[str]:
     if problem := first_complaint(problem, place):
         raise CheckpointError(problem)
     session.resumed_from = found.path
-    notes = restore(session, state)
+    notes = restore(session, state, found.path)
     take_evaluation(session, found.path, state["position"]["step"])
     return [*found.notes, f"going on from {found.path.name}", *notes]
 
@@ -390,19 +504,20 @@ def take_evaluation(session: Session, path: Path, step: int) -> None:
         session.position.end_epoch(session.score)
 
 
-def where_to_begin(settings: Settings, place: Place) -> StartPoint:
+def where_to_begin(session: Session) -> StartPoint:
     """As --resume says; but a run that was started again goes on from what it has kept itself, if there is any.
 
     Collective. Raises CheckpointError.
     """
-    folder, found = settings.run_dir / "checkpoints", StartPoint()
+    settings, found = session.settings, StartPoint()
+    where = settings.run_dir / "checkpoints", session.place, session.member
     if was_restarted():
-        found = resolve("auto", folder, place)
+        found = resolve("auto", *where)
     if found.path is None:
-        found = resolve(settings.resume, folder, place)
+        found = resolve(settings.resume, *where)
     earlier = os.environ.get("MUSTER_RESUME_DIR")
     if found.path is None and settings.resume == "auto" and earlier:
-        found = resolve(earlier, folder, place)
+        found = resolve(earlier, *where)
     return found
 
 

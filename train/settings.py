@@ -26,6 +26,7 @@ EXIT_STOPPED = 75  # sysexits.h's EX_TEMPFAIL: asked to stop, checkpoint written
 HANDWRITING = ("digits", "mnist")  # they have changes of their own: small turns, shifts and zooms
 POLICIES = ("trivial", "rand")
 PARALLEL_NAMES = ("ddp", "dp", "fsdp", "horovod", "none")
+COMPRESSIONS = ("none", "bf16", "fp16", "powersgd", "int8", "int4")
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 LOGGER_NAMES = ("tensorboard", "mlflow", "wandb")
 CONFIGS = Path(__file__).resolve().parent / "configs"
@@ -35,6 +36,7 @@ GROUPS = {
     "how to train": "what decides the result",
     "speed": "what changes the speed, and results by rounding at most",
     "ranks": "how the work is spread over processes",
+    "slow links": "what hosts send each other; for networks that plain data parallelism waits for: docs/slow-links.md",
     "checkpoints": "what is kept, and from where training continues",
     "the run": "",
 }
@@ -55,6 +57,7 @@ what = partial(setting, group="what to train")
 how = partial(setting, group="how to train")
 speed = partial(setting, group="speed")
 ranks = partial(setting, group="ranks")
+links = partial(setting, group="slow links")
 keeps = partial(setting, group="checkpoints")
 the_run = partial(setting, group="the run")
 
@@ -139,6 +142,21 @@ class Settings:
     gpu0_batch: int = ranks(0, "dp: samples for the first GPU, which has more to do (0: equal)", metavar="N")
     find_unused_parameters: bool = ranks(False, "ddp: some parameters get no gradient in some steps")
     static_graph: bool = ranks(False, "ddp: the same parameters get gradients in every step")
+
+    compress: str = links(
+        "none", "gradients in fewer bits: bf16, fp16, or powersgd[:RANK], which keeps a part of them (ranks 1 to 32, "
+        "default 4); with --sync-every, changes of weights: bf16, fp16, int8, int4", metavar="HOW",
+    )  # fmt: skip
+    sync_every: int = links(
+        0, "each host trains alone for so many steps, then their weights are averaged (0: gradients, in every step)",
+        metavar="STEPS",
+    )  # fmt: skip
+    stream: int = links(
+        0, "with --sync-every: average the model in so many pieces, in turn, while training goes on (0: all at once, "
+        "and wait for it)", metavar="PIECES",
+    )  # fmt: skip
+    outer_lr: float = links(1.0, "with --sync-every: how far the common weights follow the average change")
+    outer_momentum: float = links(0.0, "with --sync-every: Nesterov momentum of the common weights (DiLoCo: 0.9)")
 
     resume: str = keeps(
         "auto", "auto: the run folder's newest; none: afresh; or a checkpoint or run folder", metavar="PATH"
@@ -309,16 +327,23 @@ def every(text: str) -> Every:
 
 def problems(settings: Settings, world_size: int) -> list[str]:
     """All that is wrong with the settings for this many ranks, one clause each; empty if nothing is."""
-    return [*ranges(settings), *strangers(settings), *contradictions(settings, world_size), *own_parts(settings)]
+    return [
+        *ranges(settings),
+        *strangers(settings),
+        *contradictions(settings, world_size),
+        *slow_links(settings),
+        *own_parts(settings),
+    ]
 
 
 POSITIVE = ("epochs", "keep", "step_every", "eval_every")
-POSITIVE_NUMBERS = ("lr", "timeout", "step_gamma")
+POSITIVE_NUMBERS = ("lr", "timeout", "step_gamma", "outer_lr")
 NOT_NEGATIVE = (
     *("seed", "image_size", "scale_lr", "micro_batch", "spawn", "gpu0_batch", "classes", "early_stop", "profile"),
+    *("sync_every", "stream"),
 )
 NOT_NEGATIVE_NUMBERS = ("weight_decay", "mixup", "cutmix", "clip", "head_lr")
-PARTS = ("momentum", "warmup", "label_smoothing", "ema")
+PARTS = ("momentum", "warmup", "label_smoothing", "ema", "outer_momentum")
 
 
 def ranges(settings: Settings) -> Iterator[str]:
@@ -383,6 +408,62 @@ def contradictions(settings: Settings, world_size: int) -> Iterator[str]:
         yield f"--memory gpu: --augment {settings.augment} changes images in the CPU's memory: leave one of the two out"
     if settings.spawn and "RANK" in os.environ:
         yield f"--spawn {settings.spawn}: torchrun has started this rank already; leave one of the two out"
+
+
+@dataclass(frozen=True)
+class Compression:
+    """What --compress says. rank: of powersgd's matrices."""
+
+    kind: str = "none"
+    rank: int = 0
+
+
+LARGEST_RANK = 32
+
+
+def compression(text: str) -> Compression:
+    """`powersgd:4` -> Compression("powersgd", 4). Raises ValueError."""
+    kind, colon, rank = text.partition(":")
+    if kind == "powersgd":
+        chosen = int(rank) if colon else 4
+        if 1 <= chosen <= LARGEST_RANK:
+            return Compression(kind, chosen)
+    elif kind in COMPRESSIONS and not colon:
+        return Compression(kind)
+    raise ValueError(text)
+
+
+def slow_links(settings: Settings) -> Iterator[str]:
+    """What is wrong with the settings of that group."""
+    given = f"--compress {settings.compress}"
+    try:
+        kind = compression(settings.compress).kind
+    except ValueError:
+        yield f"{given}: one of {', '.join(COMPRESSIONS)}; powersgd may have a rank, 1 to {LARGEST_RANK}: powersgd:2"
+        return
+    every_step = settings.sync_every <= 0
+    if kind != "none" and settings.parallel != "ddp":
+        yield f"{given}: goes with --parallel ddp, not with {settings.parallel}"
+    if kind in ("int8", "int4") and every_step:
+        yield f"{given}: it is for changes of weights over many steps: give --sync-every 16, or --compress bf16"
+    if kind == "powersgd" and not every_step:
+        yield f"{given}: it is for gradients; with --sync-every, which sends none: --compress int8"
+    if every_step:
+        for name in ("stream", "outer_lr", "outer_momentum"):
+            if getattr(settings, name) != getattr(Settings, name):
+                yield f"{flag(name)} {getattr(settings, name)}: goes with --sync-every"
+        return
+    given = f"--sync-every {settings.sync_every}"
+    if settings.stream > settings.sync_every:
+        yield f"--stream {settings.stream}: at most one piece in each of --sync-every's {settings.sync_every} steps"
+    if settings.parallel != "ddp":
+        yield f"{given}: goes with --parallel ddp, not with {settings.parallel}"
+    if settings.ema:
+        yield f"{given}: hosts' weights differ between exchanges, so that --ema has none to average: leave one out"
+    if settings.sync_bn:
+        yield f"{given}: --sync-bn makes hosts wait for each other in every layer: leave one out"
+    if settings.bad_samples == "skip":
+        yield f"{given}: --bad-samples skip counts the good samples of all hosts in every step: leave one out"
 
 
 def strangers(settings: Settings) -> Iterator[str]:

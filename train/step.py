@@ -50,7 +50,7 @@ def optimizer_step(
     A pass's padding (see train.order.Pass) takes part with weight 0: every rank goes through the same collectives.
     ranks: that take this step together; they count their good samples, where batches say which are.
     """
-    scale = strategy.scale(step.global_count)
+    scale = strategy.scale(max(1, step.update_count))  # 0 where the last batch is too short for this host
     losses, correct, finite = [], [], []
     good, counting = 0, None
     for number, piece in enumerate(step.passes, 1):

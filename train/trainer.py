@@ -23,7 +23,7 @@ from train.reporting.profile import Profile
 from train.reporting.report import Report
 from train.reporting.step_stats import StepRecord, StepStats
 from train.reporting.work import Work
-from train.session import Session, state_of
+from train.session import Session, own_state_of, state_of
 from train.settings import Every, every
 from train.start.muster_run import tell
 from train.step import optimizer_step
@@ -71,7 +71,7 @@ class Training:
     """One run of the loop. `train` returns the last evaluation, or None after a stop that was asked for."""
 
     session: Session
-    writer: Writer | None  # one rank per host has it
+    writer: Writer | None  # of the rank that writes for its host, and of one that is a member of its own
     report: Report
     stop: StopRequest = field(default_factory=StopRequest)
 
@@ -116,7 +116,8 @@ class Training:
         self.report.begin_epoch()
         steps = list(
             order.steps(session.samples, settings.batch_size, settings.seed, position.epoch, session.cut,
-                        session.place.rank, settings.micro_batch, session.mixes, done=position.batch)
+                        session.place.rank, settings.micro_batch, session.mixes, done=position.batch,
+                        group=session.group)
         )  # fmt: skip
         batches = session.loader.training((piece.indices for step in steps for piece in step.passes), position.epoch)
         begun = time.monotonic() - position.seconds
@@ -128,6 +129,8 @@ class Training:
                 self.checkpoint()
                 if self.stopping:
                     return False
+        if session.exchange and session.evaluation_is_due:
+            session.exchange.settle()
         self.take(self.stats.flush())
         if not position.images:
             raise DataError("no training image can be decoded: `python -m train verify-data` says why of each")
@@ -149,8 +152,9 @@ class Training:
         position.step, position.batch = position.step + 1, position.batch + 1
         if session.ema:
             session.ema.update(position.step)
+        session.after_step(step.global_count)
         position.seconds = time.monotonic() - begun
-        times = self.work.add(session.strategy.computing_seconds(), session.strategy.comm_share())
+        times = self.work.add(session.strategy.computing_seconds(), session.comm_share())
         record = self.stats.add(
             position.step, position.epoch + 1, sums.loss, sums.correct, sums.finite, sums.images, sums.grad_norm,
             stop=bool(self.stop.by), due=self.clock.due_by_time(), times=times, lr=lr,
@@ -167,9 +171,9 @@ class Training:
         """After the first step: memory for the copies of the state, prepared while the next steps run."""
         if not self.reserved:
             self.reserved = True
-            state = state_of(self.session)
+            state, own = state_of(self.session), own_state_of(self.session)
             if self.writer:
-                self.writer.reserve(state)
+                self.writer.reserve(state if self.session.place.local_rank == 0 else None, own)
 
     def take(self, record: StepRecord | None) -> None:
         """Adds up the figures of a step, which come one step later; the same on all ranks."""
@@ -190,10 +194,10 @@ class Training:
         """Raises NonFiniteLoss rather than keep weights that a step just spoilt."""
         self.take(self.stats.flush())
         begun = time.monotonic()
-        state = state_of(self.session)
+        state, own = state_of(self.session), own_state_of(self.session)
         if self.writer:
             tell("saving", self.session.position.step)
-            self.writer.save(self.session.position.step, state)
+            self.writer.save(self.session.position.step, state if self.session.place.local_rank == 0 else None, own=own)
             tell("training", self.session.position.step, self.session.total_steps)
         self.report.checkpoint(time.monotonic() - begun)
         self.report.bad_samples()
@@ -238,6 +242,6 @@ class Training:
         self.report.epoch(score)
         self.report.bad_samples()
         position.end_epoch(score)
-        if self.writer:
+        if self.writer and session.place.local_rank == 0:
             self.writer.evaluated(position.step, score.metric, dataclasses.asdict(score))
         return score

@@ -174,7 +174,7 @@ def sync_folder(folder: Path) -> None:
 
 def clear_drafts(folder: Path) -> None:
     """Removes what killed writers left: drafts whose lock no process holds."""
-    for draft in folder.glob(".step-*.tmp"):
+    for draft in [*folder.glob(".step-*.tmp"), *folder.glob(".member-*.tmp")]:
         try:
             descriptor = os.open(draft, os.O_WRONLY)
         except OSError:

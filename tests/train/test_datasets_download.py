@@ -13,6 +13,7 @@ import pytest
 
 from tests.train import dataset_files as disk
 from train.datasets import DataError, download, load
+from train.datasets.base import Files
 from train.settings import Settings
 from train.start.group import Place, wait_for_all
 
@@ -66,7 +67,7 @@ def test_a_download_that_never_ends_is_given_up(tmp_path: Path, monkeypatch: pyt
     ended = threading.Event()
     threads = list[threading.Thread]()
 
-    def fetch(files: download.Files) -> None:
+    def fetch(files: Files) -> None:
         threads.append(threading.current_thread())
         ended.wait()
 

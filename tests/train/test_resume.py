@@ -154,7 +154,7 @@ def test_another_attempt_without_a_checkpoint_says_that_it_begins_anew(
     attempt: str, notes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MUSTER_ATTEMPT", attempt)
-    monkeypatch.setattr(session, "where_to_begin", lambda settings, place: StartPoint())
+    monkeypatch.setattr(session, "where_to_begin", lambda session: StartPoint())
     made: Any = SimpleNamespace(settings=None, place=None)
     assert session.begin(made) == notes
 

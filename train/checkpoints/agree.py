@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from train.checkpoints import files
-from train.checkpoints.files import CheckpointError, Manifest
+from train.checkpoints.files import CheckpointError, Manifest, Member
 from train.checkpoints.prune import set_aside
 from train.checkpoints.transfer import hand_out, raise_together
 from train.start.group import Place, from_all_ranks
@@ -59,16 +59,16 @@ def newest_common(folder: Path, place: Place) -> tuple[int | None, list[str]]:
     return choice.step, notes + give(choice, folder, folder, place)
 
 
-def resolve(resume: str, folder: Path, place: Place) -> StartPoint:
+def resolve(resume: str, folder: Path, place: Place, member: Member | None = None) -> StartPoint:
     """Where training begins, for --resume: "auto" (newest_common in `folder`), "none" (step 0) or a path: a
     step-<n>.pt, a folder of checkpoints, or a run's folder; hosts where nothing is at that path are given it, into
-    `folder`.
+    `folder`. member: this rank's, where members have files of their own.
 
     Checkpoints in `folder` of later steps than that are renamed to left-step-<n>: see `prune.set_aside`.
     Raises CheckpointError.
     """
     source, only = (folder, None) if resume in ("auto", "none") else meant(Path(resume))
-    choice, notes = (None, list[str]()) if resume == "none" else choose(source, place, only)
+    choice, notes = (None, list[str]()) if resume == "none" else choose(source, place, only, member)
     if choice is None and resume not in ("auto", "none"):
         reasons = from_all_ranks(why_unreadable(source) if place.local_rank == 0 else "", place)
         said = dict.fromkeys(filter(None, reasons))
@@ -109,11 +109,18 @@ def why_unreadable(folder: Path) -> str:
     return ""
 
 
-def choose(folder: Path, place: Place, only: int | None = None) -> tuple[Choice | None, list[str]]:
-    """Goes from the newest step down; every leader that has a step verifies its copy."""
+def choose(
+    folder: Path, place: Place, only: int | None = None, member: Member | None = None
+) -> tuple[Choice | None, list[str]]:
+    """Goes from the newest step down; every leader that has a step verifies its copy.
+
+    A step of which one of the members has no own file, as after the failure of its host, gives way to an older one of
+    which all have theirs: from that the run goes on as if unbroken. Where there is none, the newest step it is.
+    """
     mine = files.saved_steps(folder) if place.local_rank == 0 else []
     steps = {step for steps in from_all_ranks(mine, place) for step in steps if only in (None, step)}
     notes: list[str] = []
+    newest, passed = None, list[str]()
     for step in sorted(steps, reverse=True):
         copies = from_all_ranks(inspect(folder, step, place) if place.local_rank == 0 else None, place)
         notes += [f"{copy.host}: {copy.complaint}, passed over" for copy in copies if copy and copy.complaint]
@@ -121,8 +128,20 @@ def choose(folder: Path, place: Place, only: int | None = None) -> tuple[Choice 
         if intact:
             good = copies[intact[0]]
             takers = [rank for rank, copy in enumerate(copies) if copy and good and copy.sha256 != good.sha256]
-            return Choice(step, copies, intact[0], takers), notes
-    return None, notes
+            choice = Choice(step, copies, intact[0], takers)
+            newest = newest or choice
+            lacking = without_own(folder, step, place, member) if member else []
+            if not lacking:
+                return choice, notes + passed
+            passed.append(f"{', '.join(lacking)}: no own file of step {step}, which is passed over")
+    return newest, notes
+
+
+def without_own(folder: Path, step: int, place: Place, member: Member) -> list[str]:
+    """Hosts that lack a member's file of this step, which other members of as many have."""
+    has = member.number in files.members_of(folder, step, member.of)
+    found = from_all_ranks((has, f"{socket.gethostname()} (rank {place.rank})"), place)
+    return [host for has, host in found if not has] if any(has for has, _ in found) else []
 
 
 def inspect(folder: Path, step: int, place: Place) -> Copy:

@@ -4,6 +4,10 @@ The manifest holds {"schema", "file", "step", "bytes", "sha256", "metric": float
 "time": unix seconds}, and, some time later, "evaluation": what an evaluation of the checkpoint has found. A checkpoint
 without a manifest does not exist; one that does not match its manifest is never unpacked. What is unpacked goes through
 torch.load(weights_only=True): no pickled code runs. The .pt file is torch.save's, without its own check sums.
+
+Where hosts have what the others do not know (--sync-every, --compress powersgd), each has two more files of the step,
+member-<k>-step-<n>.pt and its manifest, which says of how many, written before the checkpoint's, which is the same on
+all hosts. They are no checkpoints: one that lacks them can be read, and a run that goes on from it says what it lost.
 """
 
 import errno
@@ -18,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, cast
 
 import torch
 
@@ -30,14 +34,41 @@ State = dict[str, Any]
 Manifest = dict[str, Any]
 ADVICE = re.compile(r"weights_only|trust|documentation")  # in torch.load's messages
 FILE_NAME = re.compile(r"step-(\d+)\.(pt|json)")
+OF_MEMBER = re.compile(r"member-(\d+)-step-(\d+)\.pt")
+
+
+class Member(NamedTuple):
+    """One of those that have files of their own: its number, from 0, and how many they are."""
+
+    number: int
+    of: int
 
 
 class CheckpointError(Exception):
     """A checkpoint that cannot be written or read; the message says what, where and what to do."""
 
 
-def path_of(folder: Path, step: int) -> Path:
-    return folder / f"step-{step}.pt"
+def path_of(folder: Path, step: int, member: int | None = None) -> Path:
+    """member: whose own file is meant; None: the checkpoint."""
+    return folder / (f"step-{step}.pt" if member is None else f"member-{member}-step-{step}.pt")
+
+
+def members_of(folder: Path, step: int, of: int) -> list[int]:
+    """The members, of so many, of which there is a file of this step with a manifest, ascending; not verified."""
+    found = [match for path in folder.glob(f"member-*-step-{step}.pt") if (match := OF_MEMBER.fullmatch(path.name))]
+    return sorted(number for number in (int(match[1]) for match in found) if has_manifest(folder, step, number, of))
+
+
+def steps_of_members(folder: Path) -> set[int]:
+    """The steps of which there is a member's own file, with a manifest or without."""
+    return {int(match[2]) for path in folder.glob("member-*.pt") if (match := OF_MEMBER.fullmatch(path.name))}
+
+
+def has_manifest(folder: Path, step: int, member: int, of: int) -> bool:
+    try:
+        return bool(manifest(folder, step, member).get("members") == of)
+    except CheckpointError:
+        return False
 
 
 def manifest_of(path: Path) -> Path:
@@ -56,18 +87,19 @@ def saved_steps(folder: Path) -> list[int]:
     return sorted(step for step in steps if step is not None and path_of(folder, step).is_file())
 
 
-def write(folder: Path, step: int, state: State, metric: float | None = None) -> Path:
-    """Writes the checkpoint of this optimizer step, on the disk when it returns. Returns the .pt file.
+def write(folder: Path, step: int, state: State, metric: float | None = None, member: Member | None = None) -> Path:
+    """Writes the checkpoint of this optimizer step, or a member's own file, on the disk when it returns. Returns the
+    .pt file.
 
     `state` holds tensors and plain values only. Raises CheckpointError, with no half file left.
     """
-    path = path_of(folder, step)
+    path = path_of(folder, step, member.number if member else None)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with Draft(path) as draft:
             with without_crc32():
                 torch.save(state, cast(IO[bytes], draft))  # torch needs write() and flush()
-            commit(draft, step, metric)
+            commit(draft, step, metric, more={"members": member.of} if member else None)
     except OSError as error:
         raise cannot_write(path, error) from error
     return path
@@ -85,8 +117,9 @@ def without_crc32() -> Iterator[None]:
         torch.serialization.set_crc32_options(before)
 
 
-def commit(draft: Draft, step: int, metric: float | None, evaluation: dict[str, Any] | None = None) -> None:
-    """The draft and its manifest become the checkpoint of this step. Raises OSError, with neither of them left.
+def commit(draft: Draft, step: int, metric: float | None, more: dict[str, Any] | None = None) -> None:
+    """The draft and its manifest, in which `more` stands, too, become the checkpoint of this step. Raises OSError, with
+    neither of them left.
 
     Hosts that share the folder do it one after the other: no file gets another one's manifest.
     """
@@ -96,14 +129,14 @@ def commit(draft: Draft, step: int, metric: float | None, evaluation: dict[str, 
         manifest_of(path).unlink(missing_ok=True)  # of an older checkpoint of this step, or of another host's
         try:
             draft.commit()
-            write_manifest(path, step, draft.bytes, draft.sha256(), metric, evaluation)
+            write_manifest(path, step, draft.bytes, draft.sha256(), metric, more)
         except OSError:
             path.unlink(missing_ok=True)
             raise
 
 
 def write_manifest(
-    path: Path, step: int, size: int, sha256: str, metric: float | None, evaluation: dict[str, Any] | None = None
+    path: Path, step: int, size: int, sha256: str, metric: float | None, more: dict[str, Any] | None = None
 ) -> None:
     """From here on the checkpoint exists. Raises OSError."""
     manifest = {
@@ -115,7 +148,7 @@ def write_manifest(
         "metric": finite(metric),
         "time": time.time(),
     }
-    write_json(manifest_of(path), manifest | ({"evaluation": evaluation} if evaluation else {}))
+    write_json(manifest_of(path), manifest | (more or {}))
 
 
 def finite(metric: float | None) -> float | None:
@@ -150,13 +183,20 @@ def remove(folder: Path, step: int) -> None:
     """Raises OSError."""
     path = path_of(folder, step)
     with one_at_a_time(path):  # another host of a shared folder may note an evaluation
-        manifest_of(path).unlink(missing_ok=True)  # first: from here on the checkpoint does not exist
-        path.unlink(missing_ok=True)
+        for each in (path, *folder.glob(f"member-*-step-{step}.pt")):
+            manifest_of(each).unlink(missing_ok=True)  # first: from here on the checkpoint does not exist
+            each.unlink(missing_ok=True)
 
 
-def manifest(folder: Path, step: int) -> Manifest:
+def remove_without_checkpoint(folder: Path, step: int) -> None:
+    """Members' own files of a step whose checkpoint is not there. Raises OSError."""
+    if step not in saved_steps(folder):
+        remove(folder, step)
+
+
+def manifest(folder: Path, step: int, member: int | None = None) -> Manifest:
     """The content of the manifest. Raises CheckpointError where it is missing or not of this trainer."""
-    path = path_of(folder, step)
+    path = path_of(folder, step, member)
     try:
         content = json.loads(manifest_of(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -178,24 +218,25 @@ def verify(folder: Path, step: int) -> Manifest:
     return content
 
 
-def load(folder: Path, step: int, device: torch.device | str = "cpu") -> State:
-    """Reads the checkpoint of this step, verified against its manifest before anything is unpacked.
+def load(folder: Path, step: int, device: torch.device | str = "cpu", member: int | None = None) -> State:
+    """Reads the checkpoint of this step, or a member's own file, verified against its manifest before anything is
+    unpacked.
 
     Its tensors are on `device`. Raises CheckpointError if it is missing, torn, altered, or holds anything but tensors
     and plain values.
     """
-    content = manifest(folder, step)
-    with opened(folder, step) as file:
-        compare(file, content, folder, step)
+    content, path = manifest(folder, step, member), path_of(folder, step, member)
+    with opened(folder, step, member) as file:
+        compare(file, content, folder, step, member)
         try:
             state = torch.load(file, map_location=device, weights_only=True)
         except Exception as error:  # torch raises UnpicklingError, RuntimeError and others here
             raise CheckpointError(
-                f"{path_of(folder, step)} holds more than tensors and plain values, which could run code when it is "
+                f"{path} holds more than tensors and plain values, which could run code when it is "
                 f"read, and is refused ({reason_of(error)}): this trainer did not write it{others(folder, step)}"
             ) from error
     if not isinstance(state, dict):
-        raise CheckpointError(f"{path_of(folder, step)} holds no state but a {type(state).__name__}")
+        raise CheckpointError(f"{path} holds no state but a {type(state).__name__}")
     return state
 
 
@@ -214,16 +255,17 @@ def load_path(path: Path, device: torch.device | str = "cpu") -> State:
     return load(path.parent, step, device)
 
 
-def opened(folder: Path, step: int) -> BufferedReader:
+def opened(folder: Path, step: int, member: int | None = None) -> BufferedReader:
+    path = path_of(folder, step, member)
     try:
-        return path_of(folder, step).open("rb")
+        return path.open("rb")
     except OSError as error:
-        raise CheckpointError(f"no checkpoint {path_of(folder, step)} ({error}){others(folder, step)}") from error
+        raise CheckpointError(f"no checkpoint {path} ({error}){others(folder, step)}") from error
 
 
-def compare(file: BufferedReader, content: Manifest, folder: Path, step: int) -> None:
+def compare(file: BufferedReader, content: Manifest, folder: Path, step: int, member: int | None = None) -> None:
     """The open file against its manifest; leaves it at its beginning."""
-    path, rest = path_of(folder, step), others(folder, step)
+    path, rest = path_of(folder, step, member), others(folder, step)
     size = os.fstat(file.fileno()).st_size
     if size != content.get("bytes"):
         raise CheckpointError(f"{path} is torn: {size} bytes, written were {content.get('bytes')}{rest}")

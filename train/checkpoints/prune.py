@@ -21,6 +21,7 @@ def prune(folder: Path, keep: int, written: int) -> None:
     """Removes the others, and older files whose writer was killed before their manifest. Raises OSError."""
     metrics = {step: metric_of(folder, step) for step in files.saved_steps(folder)}
     unfinished = {step for path in folder.glob("step-*.pt") if (step := files.step_of(path)) is not None}
+    unfinished |= files.steps_of_members(folder)
     unfinished = {step for step in unfinished - set(metrics) if step < written}
     for step in sorted(unfinished | set(metrics) - to_keep(metrics, keep, written)):
         files.remove(folder, step)
@@ -41,8 +42,11 @@ def set_aside(folder: Path, after: int) -> None:
     for step in files.saved_steps(folder):
         if step > after:
             path = files.path_of(folder, step)
-            for each in (files.manifest_of(path), path):
+            for each in (files.manifest_of(path), path, *folder.glob(f"member-*-step-{step}.*")):
                 try:
                     each.replace(each.with_name(ASIDE + each.name))
                 except FileNotFoundError:  # another host did it, in a shared folder
                     continue
+    for step in files.steps_of_members(folder):  # a checkpoint that was never whole
+        if step > after:
+            files.remove(folder, step)

@@ -13,19 +13,20 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from train.checkpoints.files import CheckpointError, State
+from train.checkpoints.files import CheckpointError
 
 
 class Snapshot:
-    """Host memory for one state; the n-th tensor found in the state has the n-th buffer."""
+    """Host memory for what is copied together; the n-th tensor found in it has the n-th buffer."""
 
     def __init__(self) -> None:
         self.buffers: list[Tensor] = []
         self.deferred: list[tuple[Tensor, Tensor, int]] = []  # buffer, tensor, the tensor's version in take()
 
-    def take(self, state: State, guarded: Set[int] = frozenset()) -> State:
+    def take(self, states: dict[str, Any], guarded: Set[int] = frozenset()) -> dict[str, Any]:
         """The same nested dicts, lists and tuples with each tensor replaced by its copy, which is valid until the next
-        call. CPU tensors whose data_ptr() is in `guarded` are copied in finish(); until then they must not change.
+        call. states: by their names in messages. CPU tensors whose data_ptr() is in `guarded` are copied in finish();
+        until then they must not change.
 
         Raises CheckpointError for what could not be loaded again: neither tensor nor plain value.
         """
@@ -40,12 +41,12 @@ class Snapshot:
             pairs.append((self.buffers[index], tensor.detach()))
             return self.buffers[index]
 
-        copied = rebuilt(state, "state", copy_of)
+        copied = {name: rebuilt(state, name, copy_of) for name, state in states.items()}
         del self.buffers[len(pairs) :]
         is_deferred = [tensor.is_cpu and tensor.data_ptr() in guarded for _, tensor in pairs]
         self.deferred = [(*pair, pair[1]._version) for pair, defer in zip(pairs, is_deferred, strict=True) if defer]
         copy_all([pair for pair, defer in zip(pairs, is_deferred, strict=True) if not defer])
-        return dict(copied)
+        return copied
 
     def finish(self) -> None:
         """Copies what take() left. Raises CheckpointError where a tensor has changed since."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from train.checkpoints import files
-from train.checkpoints.files import CheckpointError, State
+from train.checkpoints.files import CheckpointError, Member, State
 from train.checkpoints.prune import prune
 from train.checkpoints.snapshot import Snapshot
 from train.whole_files import clear_drafts
@@ -23,8 +24,17 @@ SWITCH_SECONDS = 2e-5  # turns of the interpreter's lock while a checkpoint is p
 NICE = 10  # so that the background takes only what the training leaves of the cores
 
 
+@dataclass(frozen=True)
+class Own:
+    """What only one member has."""
+
+    member: Member
+    state: State
+
+
 class Writer:
-    """One per host: its local rank 0.
+    """One per host: its local rank 0; and one on each other rank that is a member of its own (train.parallel.members),
+    for what only that has.
 
     `keep` newest checkpoints stay in `folder`, and the one with the highest metric. `blocking`: save() returns when
     all is on the disk. At most one checkpoint is being written: a save() that comes sooner waits, none is dropped.
@@ -42,17 +52,17 @@ class Writer:
         self.optimizer: Optimizer | None = None
         clear_drafts(folder)
 
-    def reserve(self, state: State) -> None:
+    def reserve(self, state: State | None, own: Own | None = None) -> None:
         """Prepares the memory for the copies in the background, for a state of this structure: else the first
         save() takes ten times as long as the others. Best called after the first optimizer step, when the optimizer
         has its state. The values that it reads do not matter.
         """
         if not self.blocking:
             self.wait()
-            self.pending = self.background.submit(self.touch, state)
+            self.pending = self.background.submit(self.touch, {"state": state, "own": own.state if own else None})
 
-    def touch(self, state: State) -> None:
-        self.snapshot.take(state)
+    def touch(self, states: dict[str, Any]) -> None:
+        self.snapshot.take(states)
 
     def guard(self, optimizer: Optimizer) -> None:
         """Lets the background copy parameters and optimizer state on the CPU, too: they do not change before the next
@@ -78,8 +88,9 @@ class Writer:
             wait([copying])
             self.lost += time.monotonic() - begun
 
-    def save(self, step: int, state: State, metric: float | None = None) -> None:
-        """Copies the state, which may change as soon as this returns (but see guard()), and has it written.
+    def save(self, step: int, state: State | None, metric: float | None = None, own: Own | None = None) -> None:
+        """Copies the state, which may change as soon as this returns (but see guard()), and has it written. own: what
+        only this member has, beside the checkpoint; state: None where another rank writes that.
 
         Raises CheckpointError: what was wrong with the one before (then this one is not written), or this state holds
         more than tensors and plain values.
@@ -87,12 +98,13 @@ class Writer:
         begun = time.monotonic()
         try:
             self.wait()
-            copy = self.snapshot.take(state, self.guarded())
+            taken = self.snapshot.take({"state": state, "own": own.state if own else None}, self.guarded())
+            copies = taken["state"], Own(own.member, taken["own"]) if own else None
             if self.blocking:
-                self.write(step, copy, metric)
+                self.write(step, copies, metric)
             else:
                 self.copying = self.background.submit(self.snapshot.finish)
-                self.pending = self.background.submit(self.write, step, copy, metric, self.copying)
+                self.pending = self.background.submit(self.write, step, copies, metric, self.copying)
         finally:
             self.lost += time.monotonic() - begun
 
@@ -131,14 +143,26 @@ class Writer:
         except Exception as error:
             raise files.cannot_write(files.manifest_of(files.path_of(self.folder, step)), error) from error
 
-    def write(self, step: int, copy: dict[str, Any], metric: float | None, copied: Future[None] | None = None) -> None:
-        path = files.path_of(self.folder, step)
+    def write(
+        self,
+        step: int,
+        copies: tuple[State | None, Own | None],
+        metric: float | None,
+        copied: Future[None] | None = None,
+    ) -> None:
+        path, (state, own) = files.path_of(self.folder, step), copies
         try:
             if copied is not None:
                 copied.result()
             with short_turns():
-                files.write(self.folder, step, copy, metric)
-            prune(self.folder, self.keep, step)
+                if own is not None:
+                    files.write(self.folder, step, own.state, member=own.member)
+                if state is not None:
+                    files.write(self.folder, step, state, metric)
+            if state is not None:
+                prune(self.folder, self.keep, step)
+            elif max(files.saved_steps(self.folder), default=step) > step:
+                files.remove_without_checkpoint(self.folder, step)  # its checkpoint may be gone already
         except CheckpointError:
             raise
         except Exception as error:  # the training must learn of any failure

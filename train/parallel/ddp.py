@@ -13,23 +13,33 @@ Its switches, and why they are set as they are:
 - static_graph only on request: it is a promise about the model (the same parameters, used the same way in every step)
   that only its author can make. It allows unused parameters at no cost, and reentrant checkpointing.
 
-One rank alone has nothing to average: it trains without all that, to the same bits (`OneRank`).
+- init_sync only where ranks differ: their weights are compared by hash, so that equal ones, which is what a seed or a
+  file gives, are not sent around.
+
+One rank alone has nothing to average: it trains without all that, to the same bits (`OneRank`). With --sync-every the
+ranks of a host average their gradients, and no others' (train.parallel.exchange).
 """
 
+import hashlib
 import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from train.model.plain_names import plain
 from train.model.running_statistics import unchanged_buffers
 from train.parallel import state
+from train.parallel.compress import Compressed, compressed
+from train.parallel.members import Group
 from train.parallel.single import Single
 from train.start.ddp_times import computed, time_steps
-from train.start.group import Place
+from train.start.group import Place, from_all_ranks
 from train.torch_versions import OWN_BUFFERS
 
 
@@ -64,6 +74,43 @@ class OneRank(Single):
             check_gradients(self.network)
 
 
+class OneRankOfMany(OneRank):
+    """A rank that trains alone between exchanges with others: what it computes is timed, as DDP would."""
+
+    def __init__(self, network: nn.Module, device: torch.device, may_lack_gradients: bool) -> None:
+        super().__init__(network, device, may_lack_gradients)
+        self.computed, self.passed = 0.0, 0.0
+
+    @contextmanager
+    def passes(self, last: bool) -> Iterator[None]:
+        begun = time.monotonic()
+        with super().passes(last):
+            yield
+        self.passed += time.monotonic() - begun
+        if last:
+            self.computed, self.passed = self.passed, 0.0
+
+    def computing_seconds(self) -> float | None:
+        return self.computed or None if self.device.type == "cpu" else None  # a GPU's work is not done yet
+
+
+def have_equal_weights(network: nn.Module, place: Place) -> bool:
+    """Whether parameters and buffers are the same bits on all ranks. Collective; sends 32 bytes."""
+    total = hashlib.sha256()
+    for name, value in state.entries(network):
+        total.update(f"{name} {value.dtype} {list(value.shape)}".encode())
+        total.update(value.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return len(set(from_all_ranks(total.digest(), place))) == 1
+
+
+@torch.no_grad()
+def send_if_unequal(network: nn.Module, place: Place) -> None:
+    """Rank 0's weights and buffers to all ranks, but where they have them already. Collective."""
+    if not have_equal_weights(network, place):
+        for _, value in state.entries(network):
+            dist.broadcast(value, 0)
+
+
 class Ddp(Single):
     def __init__(
         self,
@@ -72,11 +119,18 @@ class Ddp(Single):
         device: torch.device,
         find_unused_parameters: bool = False,
         static_graph: bool = False,
+        within: Group = None,
+        hook: Compressed | None = None,
     ) -> None:
+        """within: the ranks whose gradients are averaged, which have equal weights; None: all. hook: how it is done."""
+        is_equal = within is not None or have_equal_weights(network, place)
         super().__init__(network, device)
-        self.world_size = place.world_size
+        self.divisor = len(hook.members.ranks) if hook else dist.get_world_size(within)
+        self.hook = hook
         self.ddp = DistributedDataParallel(
             self.network,
+            process_group=within,
+            init_sync=not is_equal,
             device_ids=[device.index] if device.type == "cuda" else None,
             **OWN_BUFFERS,
             gradient_as_bucket_view=True,
@@ -84,6 +138,8 @@ class Ddp(Single):
             static_graph=static_graph,
         )
         self.module = self.ddp
+        if hook:
+            self.ddp.register_comm_hook(hook, compressed)
         time_steps(self.ddp, on_gpu=device.type == "cuda")
         # DDP records a static graph in its first backward, which has to be a synchronised one.
         self.always_synchronise = static_graph
@@ -116,8 +172,8 @@ class Ddp(Single):
         return self.ddp.join(divide_by_initial_world_size=divide_by_initial_world_size)
 
     def scale(self, global_count: int) -> float:
-        # DDP divides the sum of the ranks' gradients by their number.
-        return self.world_size / global_count
+        # DDP divides the sum of the ranks' gradients by their number, a hook by that of the members.
+        return self.divisor / global_count
 
     def warm_up(self, forward: Callable[[], Tensor]) -> None:
         """DDP sorts its buckets again, by the order in which gradients came, after the first backward of a process. On
@@ -133,6 +189,19 @@ class Ddp(Single):
         self.network.train(was_training)
         for parameter in self.network.parameters():
             parameter.grad = None
+
+    def own_state(self) -> dict[str, Any] | None:
+        return self.hook.state() if self.hook else None
+
+    def load_own_state(self, own: dict[str, Any] | None, step: int) -> None:
+        if self.hook and own is not None:
+            self.hook.load(own)
+        elif self.hook:
+            self.hook.begin_at(step)
+
+    def close(self) -> None:
+        if self.hook:
+            self.hook.close()
 
     def comm_share(self) -> float | None:
         """Of the last step that DDP timed (train/start/ddp_times.py says which)."""

@@ -63,6 +63,15 @@ class Single:
     def warm_up(self, forward: Callable[[], Tensor]) -> None:
         pass
 
+    def own_state(self) -> dict[str, Any] | None:
+        return None
+
+    def load_own_state(self, own: dict[str, Any] | None, step: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
     def comm_share(self) -> float | None:
         return None
 

@@ -87,6 +87,17 @@ class Strategy(Protocol):
         or make torch.compile compile for it.
         """
 
+    def own_state(self) -> dict[str, Any] | None:
+        """What only this member's ranks know (error feedback), for a file of its own beside the checkpoint; None where
+        there is nothing, and on ranks that write none."""
+
+    def load_own_state(self, own: dict[str, Any] | None, step: int) -> None:
+        """The reverse, after `warm_up`. own: None where it is lost or of other members; then it begins anew at this
+        step."""
+
+    def close(self) -> None:
+        """After the last step."""
+
     def comm_share(self) -> float | None:
         """Part of the step, 0 to 1, that waits for communication that no computing hides. None if not known."""
 

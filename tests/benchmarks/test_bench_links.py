@@ -1,0 +1,187 @@
+"""Promises of `make bench-links`: what is compared with what, which figure is the worst, and what is not run twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import links
+from benchmarks.links import OPTIONS, WORKS, Case, Record, RunFailed, figures, losses, missing, parse
+from benchmarks.links_project import noise_images
+from train.settings import parse as settings_of
+from train.settings import problems
+
+
+def speed(link: str, model: str, option: str, nodes: int, rate: float) -> Record:
+    return {"link": link, "model": model, "option": option, "nodes": nodes, "rate": rate, "forecast": None}
+
+
+def accuracy(dataset: str, option: str, seed: int, percent: float) -> Record:
+    return {"dataset": dataset, "option": option, "seed": seed, "accuracy": percent}
+
+
+RECORDS = [
+    speed("", "resnet18", "plain", 1, 10.0),
+    speed("", "vgg11", "plain", 1, 2.0),
+    speed("1gbit", "resnet18", "plain", 2, 12.0),
+    speed("1gbit", "resnet18", "bf16", 2, 18.0),
+    speed("1gbit", "resnet18", "sync16", 2, 19.5),
+    speed("1gbit", "vgg11", "plain", 2, 1.6),
+    speed("1gbit", "vgg11", "bf16", 2, 2.0),
+    speed("1gbit", "vgg11", "powersgd", 2, 3.8),
+    speed("1gbit", "vgg11", "sync16", 2, 3.0),
+    speed("1gbit", "resnet18", "sync16", 3, 28.8),
+    *(accuracy("digits", "plain", seed, percent) for seed, percent in enumerate((99.0, 98.0, 97.0))),
+    *(accuracy("digits", "bf16", seed, percent) for seed, percent in enumerate((98.0, 98.0, 98.0))),
+    *(accuracy("made", "plain", seed, percent) for seed, percent in enumerate((90.0, 91.0))),
+    *(accuracy("made", "sync16", seed, percent) for seed, percent in enumerate((89.0, 91.2))),
+]
+
+
+def test_a_figure_is_the_best_option_of_the_worst_model() -> None:
+    assert figures(RECORDS) == {
+        "two_hosts_1gbit_exact": 1.0,  # VGG-11's bf16; ResNet-18's is 1.8
+        "two_hosts_1gbit_approximate": 1.9,  # VGG-11's PowerSGD; ResNet-18's sync16 is 1.95
+        "two_hosts_200mbit_approximate": None,  # not measured
+        "three_hosts_1gbit_approximate": 2.88,  # of the one model that was measured
+        "exact_over_plain": 1.25,  # VGG-11's; ResNet-18's is 1.5
+        "accuracy_loss_points": 0.4,
+    }
+    assert set(figures([]).values()) == {None}
+
+
+def test_a_loss_is_a_mean_over_the_seeds_that_both_have() -> None:
+    lost = {("digits", "bf16"): 0.0, ("made", "sync16"): 0.4}
+    assert losses(one for one in RECORDS if "accuracy" in one) == lost
+    assert losses([accuracy("digits", "bf16", 0, 90.0)]) == {}
+
+
+def test_tables_have_a_row_for_each_result_and_a_column_for_a_forecast() -> None:
+    rows = list(links.speed_rows([*RECORDS, {**speed("200mbit", "vgg11", "bf16", 2, 3.0), "forecast": 3.25}]))
+    assert rows[1].split() == ["-", "resnet18", "plain", "1", "10.0", "1.00"]
+    assert rows[-1].split() == ["200mbit", "vgg11", "bf16", "2", "3.0", "1.50", "3.2"]
+    (row,) = [row for row in links.accuracy_rows(RECORDS) if row.startswith("made     sync16")]
+    assert row.split() == ["made", "sync16", "2", "90.10", "0.40"]
+
+
+# -- rates -------------------------------------------------------------------------------------------------------------
+
+
+def steps_of(seconds: list[float]) -> list[dict[str, Any]]:
+    """Steps of eight images each, which took so long."""
+    return [{"images": 8, "seconds": sum(seconds[:number])} for number in range(1, len(seconds) + 1)]
+
+
+def test_a_rate_is_of_whole_periods_without_the_first_steps() -> None:
+    period = [1.0, 1.0, 1.0, 5.0]  # with its exchange
+    slow = [2.0, 2.0, 2.0, 5.0]
+    assert links.steady_rate(steps_of([*slow, *slow, *period]), 4, 4) == pytest.approx(32 / 8)
+    assert links.steady_rate(steps_of([*slow, *period, *slow]), 4, 4) == pytest.approx(32 / 8)
+    assert links.steady_rate(steps_of([9.0, *period, 0.1, 0.1]), 1, 4) == pytest.approx(32 / 8)  # no half period
+
+
+@pytest.mark.parametrize("work", WORKS, ids=lambda work: work.model)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_run_is_an_epoch_of_whole_periods_that_the_trainer_does_not_refuse(work: links.Work, name: str) -> None:
+    option = OPTIONS[name]
+    for nodes in (2, 3):
+        settings = settings_of(work.arguments(option, nodes))
+        assert problems(settings, nodes) == []
+        dataset = getattr(noise_images, settings.dataset.partition(":")[2])("train", Path())
+        steps, first, period = len(dataset) / settings.batch_size, work.first_steps(option), work.period_of(option)
+        assert settings.batch_size == nodes * work.batch_size
+        assert steps == work.steps(option) and steps - first in (period, 2 * period)
+        assert first > max(2, steps / 10) or settings.sync_every  # before that PowerSGD sends whole gradients
+        assert (settings.sync_every, settings.stream) == (option.sync_every, option.number("--stream"))
+
+
+@pytest.mark.parametrize("name", [name for name, option in OPTIONS.items() if option.piece_every])
+def test_each_piece_leaves_and_takes_effect_once_in_the_period_that_counts(name: str) -> None:
+    """As train.parallel.exchange has it."""
+    option, settings = OPTIONS[name], settings_of(OPTIONS[name].arguments.split())
+    for work in WORKS:
+        first, every = work.first_steps(option), option.piece_every
+        sent = range(every, work.steps(option) + 1, every)
+        effects = [step + every for step in sent if step + every <= work.steps(option)]
+        assert len([step for step in sent if step > first]) == settings.stream
+        assert len([step for step in effects if step > first]) == settings.stream
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_training_for_accuracy_is_not_refused(name: str) -> None:
+    for learning in links.LEARNINGS:
+        assert problems(settings_of(learning.arguments(OPTIONS[name], 0)), 3) == []
+
+
+def test_pictures_of_noise_come_in_any_number() -> None:
+    dataset = noise_images.__getattr__("of_130_16")("train", Path())
+    assert len(dataset) == 130 and dataset[129][0].shape == (3, 16, 16)
+    with pytest.raises(AttributeError, match="of_960_32 is 960 pictures"):
+        noise_images.__getattr__("some")
+
+
+# -- which cases, and which not again ----------------------------------------------------------------------------------
+
+
+def test_one_host_is_measured_once_and_plain_ddp_always() -> None:
+    given = parse(["--parts", "speed", "--models", "resnet18", "--options", "bf16", "--nodes", "2"])
+    found = [tuple(case.about.values()) for case in links.cases_of(given)]
+    assert found == [
+        ("", "resnet18", "plain", 1),
+        *((link, "resnet18", option, 2) for link in ("1gbit", "200mbit") for option in ("plain", "bf16")),
+    ]
+    assert not links.cases_of(parse(["--parts", "accuracy"]))[0].about.keys() & {"link", "nodes"}
+
+
+def test_all_cases_have_keys_of_their_own_which_change_with_their_arguments() -> None:
+    cases = links.cases_of(parse([]))
+    assert len({case.key for case in cases}) == len(cases)
+    case = Case("speed", {"link": "1gbit", "nodes": 2}, ["--model", "vgg11"])
+    assert case.key != Case("speed", case.about, ["--model", "resnet18"]).key
+
+
+def test_what_is_in_the_file_is_not_measured_again(tmp_path: Path) -> None:
+    path = tmp_path / "build" / "results.jsonl"
+    one, two = (
+        Case("accuracy", {"dataset": "digits", "option": "plain", "seed": seed}, [str(seed)]) for seed in (0, 1)
+    )
+    assert links.read_results(path) == {}
+    assert links.measured(one, lambda case: {"accuracy": 98.0}, path)
+    assert links.measured(one, lambda case: {"accuracy": 99.0}, path)  # with --again: the newest counts
+    with path.open("a") as file:
+        file.write('{"case": "accuracy 1", "accu')  # cut off
+    results = links.read_results(path)
+    assert missing([one, two], results) == [two]
+    assert results[one.key]["accuracy"] == 99.0 and results[one.key]["seed"] == 0
+
+
+def test_a_run_that_failed_is_no_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(case: Case) -> Record:
+        raise RunFailed("rank 1: out of memory")
+
+    path = tmp_path / "results.jsonl"
+    assert links.measured(Case("speed", {"link": "", "nodes": 1}, ["--model", "vgg11"]), fail, path) is None
+    assert not path.exists() and "out of memory" in capsys.readouterr().out
+
+
+def test_a_command_that_fails_or_takes_too_long_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RunFailed, match="no memory"):
+        links.output_of(["sh", "-c", "echo no memory; exit 1"], {})
+    monkeypatch.setattr(links, "LIMIT_SECONDS", 0.01)
+    with pytest.raises(RunFailed, match=r"more than 0.01 s"):
+        links.output_of(["sleep", "5"], {"PATH": "/bin:/usr/bin"})
+
+
+@pytest.mark.parametrize("what", ["links", "models", "options", "parts"])
+def test_a_name_that_is_not_known_is_refused_with_those_that_are(what: str) -> None:
+    with pytest.raises(SystemExit, match=rf"--{what} 10gbit: it is none of \w+, "):
+        parse([f"--{what}", "10gbit"])
+    with pytest.raises(SystemExit, match="give some of"):
+        parse([f"--{what}", ","])
+
+
+def test_the_figures_are_json() -> None:
+    assert json.loads(json.dumps(figures(RECORDS)))["exact_over_plain"] == 1.25

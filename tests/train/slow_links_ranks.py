@@ -1,0 +1,106 @@
+"""Run by test_slow_links.py on real ranks: exchanges of a small network, without a training."""
+
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from train.checkpoints import files, own
+from train.parallel import make
+from train.parallel.ddp import have_equal_weights
+from train.parallel.exchange import make_exchange
+from train.parallel.members import find_members
+from train.settings import Settings
+from train.start.group import Place, from_all_ranks
+
+STEPS, SIZE = 60, 700
+BYTES_SENT = 200  # where Linux's struct tcp_info has it
+
+
+def changes_of(rank: int) -> Tensor:
+    """What a rank adds to its weights in each step: of very different sizes."""
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(SIZE, generator=generator) * torch.logspace(-4, 0, SIZE)
+
+
+def exchanged(place: Place, **given: Any) -> tuple[Tensor, Tensor, float]:
+    """(weights after STEPS steps, those without any loss, a step of the code at the largest change)"""
+    network = nn.ParameterDict({"a": torch.zeros(300), "b": torch.zeros(SIZE - 300)})
+    exchange = make_exchange(Settings(**given), network, find_members(place))
+    parts = [rank + 1 for rank in range(place.world_size)]
+    mine = changes_of(place.rank).split([300, SIZE - 300])
+    for step in range(1, STEPS + 1):
+        with torch.no_grad():
+            network["a"].add_(mine[0])
+            network["b"].add_(mine[1])
+        exchange.after_step(step, parts)
+    exchange.settle()
+    exchange.close()
+    weights = torch.cat([network["a"].detach(), network["b"].detach()])
+    terms = torch.stack([part * changes_of(rank) for rank, part in enumerate(parts)])
+    exact = STEPS * terms.sum(0) / sum(parts)
+    largest = max(changes_of(rank).abs().max().item() for rank in range(place.world_size))
+    return weights, exact, given["sync_every"] * largest / 7
+
+
+def feedback(place: Place, out: Path) -> Any:
+    return exchanged(place, sync_every=4, compress="int4")
+
+
+def streamed_feedback(place: Place, out: Path) -> Any:
+    return exchanged(place, sync_every=4, stream=2, compress="int4")
+
+
+def streamed(place: Place, out: Path) -> Any:
+    return exchanged(place, sync_every=6, stream=2)
+
+
+def starts(place: Place, out: Path) -> Any:
+    """(weights equal before; after the start; bytes that it sent) for equal and for unequal weights, each."""
+    equal, after, sent = [], [], []
+    for seed in (0, place.rank):
+        torch.manual_seed(seed)
+        network = nn.Linear(300, 100)
+        equal.append(have_equal_weights(network, place))
+        before = bytes_sent()
+        make(Settings(), network, place, torch.device("cpu"))
+        sent.append(max(from_all_ranks(bytes_sent() - before, place)))
+        after.append(have_equal_weights(network, place))
+    return equal, after, sent
+
+
+def bytes_sent() -> int:
+    """By this process, over its TCP connections of now: gloo's and the rendezvous's."""
+    return sum(sent_through(int(path.name)) for path in Path("/proc/self/fd").iterdir())
+
+
+def sent_through(descriptor: int) -> int:
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as copy:
+            content = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, BYTES_SENT + 8)
+    except OSError:  # no TCP, or gone meanwhile
+        return 0
+    return int.from_bytes(content[BYTES_SENT : BYTES_SENT + 8], sys.byteorder)
+
+
+def mean_of_members(place: Place, out: Path) -> Any:
+    """Two members' files, which all hosts see; member 0 had three quarters of the samples."""
+    path = files.path_of(out, 4)
+    if place.rank == 0:
+        for member, (part, change) in enumerate([(0.75, 1.0), (0.25, 5.0)]):
+            momentum = {"exp_avg": torch.full((2,), change + 1), "step": torch.tensor(7.0)}
+            state = {
+                "part": part,
+                "model": {"w": torch.full((2,), 10 + change)},
+                "optimizer": {"state": {"w": momentum}, "groups": [{"lr": 0.1, "names": ["w"]}]},
+                "scaler": {"scale": 4.0},
+            }
+            files.write(out, 4, state, member=files.Member(member, 2))
+    dist.barrier()
+    read, number, _ = own.read_any(path, 2, place)
+    return *own.mean(read, {"w": torch.full((2,), 10.0)}, place), number

@@ -1,0 +1,317 @@
+"""Promises of --compress and --sync-every: what is averaged, that nothing is lost, and that a run can be broken off."""
+
+import dataclasses
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.train.parallel_ranks import run
+from tests.train.resume_ranks import CRASH, SETTINGS, STEPS, Change, crash_in_step, end_of, in_order, own_host, train
+from tests.train.test_resume import assert_equal, losses, settings_in
+from train.checkpoints.files import load, members_of
+from train.parallel.codecs import BLOCK, FLOATS, SLICE, codec_of
+from train.parallel.exchange import chunks, divided
+from train.settings import EXIT_REFUSED, Settings, compression, problems
+
+PLAIN_SGD = {"optimizer": "sgd", "momentum": 0.0, "lr": 0.05, "schedule": "constant", "warmup": 0.0}
+KINDS: dict[str, dict[str, Any]] = {
+    "sync": {"sync_every": 5},
+    "stream": {"sync_every": 4, "stream": 2, "compress": "int8", "outer_momentum": 0.5, "outer_lr": 0.7},
+    "int4": {"sync_every": 3, "compress": "int4", "optimizer": "sgd", "nesterov": True, "shares": "3,1"},
+    "powersgd": {"compress": "powersgd:2", "lr": 0.002},
+}
+
+
+# -- codes -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 127, 128, 129, SLICE, SLICE + 300])
+@pytest.mark.parametrize("kind", ["none", "bf16", "fp16", "int8", "int4"])
+def test_a_code_loses_at_most_half_a_step(kind: str, count: int) -> None:
+    codec = codec_of(kind)
+    values = torch.randn(count, generator=torch.Generator().manual_seed(count)) * 100
+    code = codec.encode(values)
+    assert len(code) == codec.size(count) and code.dtype == torch.uint8
+    lost = (codec.decode(code)[:count] - values).abs()
+    if kind in FLOATS:
+        bits = {"none": 60, "fp16": 11, "bf16": 8}[kind]
+        assert (lost <= values.abs() * 2.0**-bits).all()
+        return
+    block, bits = BLOCK[int(kind[3:])], int(kind[3:])
+    for first in range(0, count, block):
+        half = values[first : first + block].abs().max() / (2 ** (bits - 1) - 1) / 2
+        assert lost[first : first + block].max() <= half * 1.0001
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_blocks_keep_signs_zeros_and_what_is_not_finite(kind: str) -> None:
+    codec, block = codec_of(kind), BLOCK[int(kind[3:])]
+    ends = torch.tensor([1.0, -1.0]).repeat(block // 2)
+    assert codec.decode(codec.encode(ends)).equal(ends)
+    assert codec.decode(codec.encode(torch.zeros(block))).equal(torch.zeros(block))
+    wrong = torch.cat([ends, ends])
+    wrong[3] = torch.nan
+    decoded = codec.decode(codec.encode(wrong))
+    assert decoded[:block].isnan().any() and decoded[block:].equal(ends)
+
+
+def test_chunks_are_whole_blocks_and_pieces_are_about_equal() -> None:
+    assert chunks(1000, 3, 256) == [0, 256, 512, 1000]
+    assert chunks(100, 3, 256) == [0, 0, 0, 100]
+    assert divided([5, 1, 1, 1, 5], 2, int) == [[5, 1, 1], [1, 5]]
+    assert divided([9, 1], 3, int) == [[9], [1]]
+
+
+# -- what goes together ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"compress": "zip"}, "one of none, bf16"),
+        ({"compress": "powersgd:0"}, "a rank, 1 to 32"),
+        ({"compress": "int8"}, "give --sync-every 16"),
+        ({"compress": "powersgd", "sync_every": 4}, "--compress int8"),
+        ({"compress": "bf16", "parallel": "fsdp"}, "goes with --parallel ddp, not with fsdp"),
+        ({"sync_every": 4, "parallel": "horovod"}, "goes with --parallel ddp, not with horovod"),
+        ({"stream": 2}, "--stream 2: goes with --sync-every"),
+        ({"outer_lr": 0.7}, "--outer-lr 0.7: goes with --sync-every"),
+        ({"sync_every": 2, "stream": 3}, "at most one piece in each of --sync-every's 2 steps"),
+        ({"sync_every": 4, "ema": 0.9}, "--ema"),
+        ({"sync_every": 4, "sync_bn": True}, "--sync-bn"),
+        ({"sync_every": 4, "bad_samples": "skip"}, "--bad-samples skip"),
+        ({"sync_every": -1}, "0 or more"),
+        ({"sync_every": 4, "outer_momentum": 1.0}, "below 1"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_with_the_reason(given: dict[str, Any], said: str) -> None:
+    (problem,) = problems(Settings(**given), 2)
+    assert said in problem
+
+
+def test_what_goes_together_is_not_refused() -> None:
+    for kind in KINDS.values():
+        assert problems(Settings(**{**kind, "shares": ""}), 2) == []
+    assert compression("powersgd").rank == 4 and compression("powersgd:2").rank == 2
+
+
+# -- whole trainings ---------------------------------------------------------------------------------------------------
+
+
+def two_hosts_of(*sizes: int) -> dict[int, Change]:
+    """Changes by rank: hosts with so many ranks each, which share a folder."""
+
+    def placed(local: int, size: int) -> Change:
+        return lambda: os.environ.update(LOCAL_RANK=str(local), LOCAL_WORLD_SIZE=str(size))
+
+    places = [(local, size) for size in sizes for local in range(size)]
+    return {rank: placed(*place) for rank, place in enumerate(places)}
+
+
+def assert_close(ours: dict[str, Any], theirs: dict[str, Any], tolerance: float) -> None:
+    for name, value in theirs["model"].items():
+        torch.testing.assert_close(ours["model"][name], value, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "tolerance"),
+    [
+        ({"sync_every": 1}, 1e-5),
+        ({"sync_every": 1, "shares": "1,3,2"}, 1e-5),
+        ({"sync_every": 1, "compress": "int8"}, 3e-3),
+        ({"compress": "fp16"}, 3e-4),
+        ({"compress": "bf16", "shares": "1,3,2"}, 3e-3),
+        ({"compress": "powersgd:32", "epochs": 3}, 3e-2),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("hosts", [(3,), (2, 1)], ids=["members", "hosts"])
+def test_in_every_step_it_is_data_parallelism_but_for_rounding(
+    changes: dict[str, Any], tolerance: float, hosts: tuple[int, ...], tmp_path: Path
+) -> None:
+    """For plain SGD, and any shares; also where a host has two ranks, which are one member."""
+    settings = settings_in(tmp_path / "ddp", **{**PLAIN_SGD, "keep": 9})
+    assert train(3, settings, normalised=False) == [0] * 3
+    ours = settings_in(tmp_path / "ours", **{**PLAIN_SGD, "keep": 9, **changes})
+    assert train(3, ours, normalised=False, changes=two_hosts_of(*hosts)) == [0] * 3
+    assert_close(end_of(tmp_path / "ours"), end_of(tmp_path / "ddp"), tolerance)
+    assert losses(tmp_path / "ours") == pytest.approx(losses(tmp_path / "ddp"), rel=10 * tolerance)
+
+
+@pytest.mark.slow
+def test_hosts_have_the_same_weights_and_statistics_after_an_exchange_and_others_between(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path, sync_every=5, keep=9)
+    assert train(2, settings) == [0, 0]
+    for step, alike in ((2, False), (4, True), (5, True), (6, False), (12, True)):  # epochs end at 4, 8 and 12
+        if step == 5:
+            continue  # no checkpoint
+        one, other = (load(tmp_path / "checkpoints", step, member=member) for member in (0, 1))
+        common, rows = (load(tmp_path / "checkpoints", step)[part] for part in ("model", "rank_buffers"))
+        name = "0.weight"
+        assert one["model"][name].equal(other["model"][name]) == alike, step
+        assert one["model"][name].equal(common[name]) == alike, step
+        assert rows[0].equal(rows[1]) == alike, step
+
+
+def break_and_resume(folder: Path, step: int, **changes: Any) -> list[Path]:
+    """Two hosts with a folder each, killed in this step and started again."""
+    folders = [folder / name for name in ("a", "b")]
+    settings = settings_in(folder, **changes)
+    assert train(2, settings, changes=hosts(folders, crash_in_step(step))) == [CRASH] * 2
+    assert train(2, settings, changes=hosts(folders)) == [0, 0]
+    return folders
+
+
+def hosts(folders: list[Path], change: Change = lambda: None) -> dict[int, Change]:
+    """By rank: each on a host of its own, with its folder there."""
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+    return {rank: in_order(own_host(each), change) for rank, each in enumerate(folders)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_killed_in_any_step_ends_with_the_same_bits(kind: str, tmp_path: Path) -> None:
+    """Also what each host alone knows: its error feedback, its optimizer. A second checkpoint has begun in each case, so
+    that a first one is whole on both hosts."""
+    whole = [tmp_path / "whole" / name for name in ("a", "b")]
+    assert train(2, settings_in(tmp_path / "whole", **KINDS[kind]), changes=hosts(whole)) == [0, 0]
+    assert (whole[0] / "checkpoints/step-12.pt").read_bytes() == (whole[1] / "checkpoints/step-12.pt").read_bytes()
+    for step in (5, 7, 12):
+        broken = break_and_resume(tmp_path / f"broken-{step}", step, **KINDS[kind])
+        for member, (ours, theirs) in enumerate(zip(broken, whole, strict=True)):
+            for part in ("model", "rank_buffers", "optimizer", "exchange"):
+                assert_equal(end_of(ours)[part], end_of(theirs)[part], f"killed in step {step}: {part}")
+            mine, unbroken = (load(folder / "checkpoints", STEPS, member=member) for folder in (ours, theirs))
+            assert_equal(mine, unbroken, f"killed in step {step}: of member {member}")
+
+
+@pytest.mark.slow
+def test_powersgd_keeps_what_it_left_out(tmp_path: Path) -> None:
+    """Else the test above would show nothing of it: there is such an error, and another one on each host."""
+    assert train(2, settings_in(tmp_path, **KINDS["powersgd"])) == [0, 0]
+    errors = [load(tmp_path / "checkpoints", STEPS, member=member)["strategy"]["error_dict"][0] for member in (0, 1)]
+    assert errors[0].abs().max() > 0 and not errors[0].equal(errors[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("other", "changes", "said"),
+    [
+        (1, {}, "weights and optimizer are the mean of what 2 of 2 hosts had learned alone"),
+        (3, {}, "weights and optimizer are the mean of what 2 of 2 hosts had learned alone"),
+        (2, {"sync_every": 0}, "sync_every 5 -> 0"),
+        (2, {"stream": 2}, "stream 0 -> 2"),
+    ],
+    ids=["one", "three", "off", "stream"],
+)
+def test_another_number_of_hosts_goes_on_from_the_mean(
+    other: int, changes: dict[str, Any], said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = settings_in(tmp_path, sync_every=5, blocking_checkpoints=True)
+    train(2, settings, changes=dict.fromkeys(range(2), crash_in_step(8)))  # the checkpoint of step 6 is behind
+    capfd.readouterr()
+    own = [load(tmp_path / "checkpoints", 6, member=member) for member in (0, 1)]
+    later = settings_in(tmp_path, **{"sync_every": 5, "checkpoint_every": "7", "keep": 9, **changes})
+    assert train(other, later) == [0] * other
+    text = capfd.readouterr().out
+    assert said in text and "mean of what 2 of 2 hosts" in text and len(losses(tmp_path)) == STEPS
+    assert not own[0]["model"]["0.weight"].equal(own[1]["model"]["0.weight"])
+
+
+@pytest.mark.slow
+def test_the_mean_is_weighted_and_the_same_on_all_ranks(tmp_path: Path) -> None:
+    for found in run("slow_links_ranks", "mean_of_members", tmp_path, 1, 3).values():
+        weights, optimizer, scaler, number = found
+        assert number == 2 and scaler == {"scale": 4.0}
+        assert weights["w"].tolist() == [10 + (3 * 1 + 1 * 5) / 4] * 2
+        assert optimizer["state"]["w"]["exp_avg"].tolist() == [(3 * 2 + 1 * 6) / 4] * 2
+        assert optimizer["state"]["w"]["step"].item() == 7 and optimizer["groups"] == [{"lr": 0.1, "names": ["w"]}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lost", "said"), [("b", "1 of 2 hosts had"), ("ab", "2 hosts' own files of --sync-every none")]
+)
+def test_a_host_that_lost_its_own_file_is_said(
+    lost: str, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folders = [tmp_path / name for name in ("a", "b")]
+    settings = settings_in(tmp_path, sync_every=5, blocking_checkpoints=True)
+    train(2, settings, changes=hosts(folders, crash_in_step(8)))
+    for member, name in enumerate("ab"):
+        path = tmp_path / name / f"checkpoints/member-{member}-step-6.pt"
+        assert path.is_file()
+        if name in lost:
+            path.write_bytes(path.read_bytes()[:-1])
+    assert train(2, settings, changes=hosts(folders)) == [0, 0]
+    assert said in capfd.readouterr().out
+    assert_equal(end_of(folders[0])["model"], end_of(folders[1])["model"])
+
+
+@pytest.mark.slow
+def test_a_step_that_a_host_could_not_finish_gives_way_to_the_one_before(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its own file comes first: without it the others' checkpoint of that step would lose what it had learned."""
+    kept: dict[str, Any] = {"sync_every": 5, "blocking_checkpoints": True}
+    assert train(2, settings_in(tmp_path / "whole", **kept)) == [0, 0]
+    folders = [tmp_path / name for name in ("a", "b")]
+    settings = settings_in(tmp_path, **kept)
+    train(2, settings, changes=hosts(folders, crash_in_step(8)))
+    for path in (folders[1] / "checkpoints").glob("*step-6.*"):
+        path.unlink()
+    assert train(2, settings, changes=hosts(folders)) == [0, 0]
+    text = capfd.readouterr().out
+    assert "(rank 1): no own file of step 6, which is passed over" in text and "going on from step-4.pt" in text
+    assert_equal(end_of(folders[1])["model"], end_of(tmp_path / "whole")["model"])
+    assert (folders[0] / "checkpoints/left-step-6.pt").is_file()
+
+
+@pytest.mark.slow
+def test_members_files_are_removed_with_their_checkpoints(tmp_path: Path) -> None:
+    settings = dataclasses.replace(SETTINGS, run_dir=tmp_path, sync_every=3, keep=1, eval_every=9)
+    assert train(2, settings) == [0, 0]
+    folder = tmp_path / "checkpoints"
+    assert {int(n) for path in folder.glob("member-*") for n in re.findall(r"step-(\d+)", path.name)} == {STEPS}
+    assert members_of(folder, STEPS, 2) == [0, 1]
+
+
+@pytest.mark.slow
+def test_a_host_that_dies_ends_the_others_within_the_timeout(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path, sync_every=3)
+    statuses = train(2, settings, changes={1: crash_in_step(6)})
+    assert statuses[1] == CRASH and statuses[0] not in (0, EXIT_REFUSED)
+
+
+# -- the exchange itself -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", ["feedback", "streamed_feedback"])
+def test_what_few_bits_lose_comes_with_the_next_exchange(scenario: str, tmp_path: Path) -> None:
+    """Changes of which some are far below a step of the code arrive in the end, on all ranks alike."""
+    found = run("slow_links_ranks", scenario, tmp_path, 2, 3)
+    for (size, rank), (weights, exact, step_of_code) in found.items():
+        assert weights.equal(found[size, 0][0])
+        assert (weights - exact).abs().max() <= 3 * step_of_code, (size, rank)
+        small = exact.abs() < 3 * step_of_code
+        assert not small.all() and exact.abs().max() > 20 * step_of_code
+
+
+@pytest.mark.slow
+def test_what_a_host_learns_while_a_piece_is_under_way_is_counted_once(tmp_path: Path) -> None:
+    for weights, exact, _ in run("slow_links_ranks", "streamed", tmp_path, 3).values():
+        torch.testing.assert_close(weights, exact, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_equal_weights_are_not_sent_at_the_start_and_others_are(tmp_path: Path) -> None:
+    for equal, after, sent in run("slow_links_ranks", "starts", tmp_path, 2).values():
+        assert equal == [True, False] and after == [True, True]
+        assert sent[0] < 20_000 < sent[1]

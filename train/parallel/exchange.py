@@ -1,0 +1,335 @@
+"""Weights averaged now and then (`--sync-every`) instead of gradients in every step.
+
+Each member (train.parallel.members: a host) trains alone, from common weights, its anchor. In an exchange the members'
+changes since then are averaged, each weighted by the samples that it learned from, and the common weights follow that
+mean: by exactly it (post-local SGD, Lin et al. 2020, arXiv 1808.07217), or by an outer step with Nesterov momentum
+(DiLoCo, Douillard et al. 2023, arXiv 2311.08105). After it all members have the common weights. With --sync-every 1,
+plain SGD and no outer momentum that is data parallelism, but for rounding.
+
+With --stream (Douillard et al. 2025, arXiv 2501.18512) the model goes in pieces, one after the other within the period,
+while training goes on: a piece leaves, and the mean takes effect when the next piece leaves. What a member learned
+meanwhile is kept: it is added to the new common weights, and is part of its next change.
+
+Changes may be sent in fewer bits (train.parallel.codecs). What a member's change lost in that is added to its next
+(error feedback, Karimireddy et al. 2019, arXiv 1901.09847).
+
+When what is sent and when it takes effect follows from the number of the step alone, never from the clock or the
+network, so that equal runs are equal to the bit. Frozen parameters do not take part. Batch statistics take part, as
+they are, with the first piece.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from train.model.plain_names import plain
+from train.model.running_statistics import buffers_of, flat, put, unflat
+from train.parallel.codecs import Codec, codec_of
+from train.parallel.members import Members
+from train.settings import Settings, compression
+
+T = TypeVar("T")
+MESSAGE_BYTES = 4 << 20  # each has the process group's timeout to arrive
+Mean = tuple[Tensor, Tensor]  # of the members: a piece's change, float32 [n]; the floating-point buffers of all ranks
+
+
+@dataclass
+class Piece:
+    """Some of the parameters, on this rank. All tensors are flat, float32, on the CPU."""
+
+    names: list[str]
+    parameters: list[nn.Parameter]
+    anchor: Tensor  # the common weights
+    error: Tensor | None  # what this member's changes have lost so far; of leaders, where the code loses anything
+    outer: torch.optim.SGD  # of the anchor
+    counts: list[int]  # samples that each member has learned from since the piece left last
+    due: int = 0  # the step after which a mean that is under way takes effect
+    started: Tensor | None = None  # this member's weights when the piece left
+    started_buffers: Tensor | None = None
+    mean: "Future[Mean] | None" = None  # under way
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the members' weights may differ from the common ones."""
+        return any(self.counts)
+
+    def weights(self) -> Tensor:
+        return torch.cat([p.detach().reshape(-1).to("cpu", torch.float32) for p in self.parameters])
+
+    def parts(self, values: Tensor) -> list[Tensor]:
+        """values, [n], as views of the parameters' shapes."""
+        pieces = values.split([p.numel() for p in self.parameters])
+        return [piece.view(p.shape) for piece, p in zip(pieces, self.parameters, strict=True)]
+
+
+@dataclass
+class Exchange:
+    """The exchanges of a run. Methods marked "collective" are called by all ranks, after the same steps."""
+
+    network: nn.Module
+    members: Members
+    every: int
+    stream: int
+    codec: Codec
+    pieces: list[Piece]
+    group: Any  # gloo's, of all ranks: between the hosts go tensors of the CPU
+    waited: float = 0.0  # seconds that training has waited here
+    background: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "exchange"))
+
+    # -- when ----------------------------------------------------------------------------------------------------------
+
+    def after_step(self, step: int, counts: Sequence[int]) -> None:
+        """After the optimizer step of this number, counted from 1 over the whole run. counts: samples of each member
+        in it. Collective."""
+        for piece in self.pieces:
+            piece.counts = [before + now for before, now in zip(piece.counts, counts, strict=True)]
+        if not self.stream:
+            if step % self.every == 0:
+                self.settle()
+            return
+        for piece in self.pieces:
+            if piece.mean is not None and step >= piece.due:
+                self.take(piece)
+        for number, piece in enumerate(self.pieces):
+            if step % self.every == (number + 1) * self.every // self.stream % self.every:
+                self.send(piece)
+                piece.due = step + max(1, self.every // self.stream)
+
+    def settle(self) -> None:
+        """All members have the common weights when this returns; no-op where they have them already. Collective."""
+        for piece in self.pieces:
+            if piece.mean is not None:
+                self.take(piece)
+        behind = [piece for piece in self.pieces if piece.is_behind]
+        for piece in behind:
+            self.send(piece)
+        for piece in behind:
+            self.take(piece)
+
+    def send(self, piece: Piece) -> None:
+        parts = torch.tensor(piece.counts, dtype=torch.float64)
+        parts /= parts.sum()
+        piece.counts = [0] * len(piece.counts)
+        piece.started = piece.weights()
+        piece.started_buffers = self.buffers() if piece is self.pieces[0] else torch.zeros(0)
+        piece.mean = self.background.submit(self.averaged, piece, parts.tolist())
+
+    @torch.no_grad()
+    def take(self, piece: Piece) -> None:
+        """The common weights follow the mean, when it is there; so do this rank's."""
+        change, buffers = self.result(piece)
+        assert piece.started is not None
+        assert piece.started_buffers is not None
+        piece.anchor.grad = change.neg()
+        piece.outer.step()
+        piece.anchor.grad = None
+        new = piece.anchor if not piece.is_behind else piece.anchor - piece.started
+        for parameter, value in zip(piece.parameters, piece.parts(new), strict=True):
+            parameter.add_(value.to(parameter.device)) if piece.is_behind else parameter.copy_(value)
+        if len(buffers):
+            self.put_buffers(self.buffers() + buffers - piece.started_buffers if piece.is_behind else buffers)
+        piece.mean = piece.started = piece.started_buffers = None
+
+    def result(self, piece: Piece) -> Mean:
+        assert piece.mean is not None
+        begun = time.monotonic()
+        found = piece.mean.result()  # each message of it has the process group's timeout
+        self.waited += time.monotonic() - begun
+        return found
+
+    def buffers(self) -> Tensor:
+        """float64 [n], on the CPU: those that are no counts."""
+        return flat(self._floats()).cpu()
+
+    def put_buffers(self, row: Tensor) -> None:
+        put(self.network, {**buffers_of(self.network), **unflat(self._floats(), row)})
+
+    def _floats(self) -> dict[str, Tensor]:
+        return {name: each for name, each in buffers_of(self.network).items() if each.is_floating_point()}
+
+    # -- what goes over the network, in the background -----------------------------------------------------------------
+
+    @torch.no_grad()
+    def averaged(self, piece: Piece, parts: list[float]) -> Mean:
+        """The members' mean change. parts: of each member in it.
+
+        Each member adds up one chunk of the piece, for which the others send it theirs, and hands the sum out: all get
+        the same bytes, and each sends about twice the piece, however many there are.
+        """
+        members, codec = self.members, self.codec
+        edges = chunks(len(piece.anchor), len(members.ranks), codec.block)
+        sizes = [codec.size(end - start) for start, end in pairwise(edges)]
+        codes = [torch.empty(size, dtype=torch.uint8) for size in sizes]
+        if members.leads:
+            self.reduce_scatter(piece, parts, edges, codes)
+            others = [number for number in range(len(sizes)) if number != members.mine]
+            mine = codes[members.mine]
+            self.swap(
+                [(mine, members.leaders[number]) for number in others],
+                [(codes[number], members.leaders[number]) for number in others],
+            )
+            self.swap([(code, rank) for code in codes for rank in members.here[1:]], [])
+        else:
+            self.swap([], [(code, members.here.start) for code in codes])
+        counts = [end - start for start, end in pairwise(edges)]
+        change = torch.cat([codec.decode(code)[:count] for code, count in zip(codes, counts, strict=True)])
+        assert piece.started_buffers is not None
+        buffers = piece.started_buffers.clone()
+        if len(buffers):
+            dist.all_reduce(buffers, group=self.group)
+            buffers /= dist.get_world_size(self.group)
+        return change, buffers
+
+    def reduce_scatter(self, piece: Piece, parts: list[float], edges: list[int], codes: list[Tensor]) -> None:
+        """Puts the members' mean of this member's chunk, as it is handed out, into its place of `codes`."""
+        assert piece.started is not None
+        members, codec, error = self.members, self.codec, piece.error
+        change = piece.started - piece.anchor
+        if error is not None:
+            change += error
+        ranges = [slice(start, end) for start, end in pairwise(edges)]
+        mine = ranges[members.mine]
+        others = [number for number in range(len(ranges)) if number != members.mine]
+        sent = {number: codec.encode(change[ranges[number]]) for number in others}
+        received = {number: torch.empty_like(codes[members.mine]) for number in others}
+        self.swap(
+            [(sent[number], members.leaders[number]) for number in others],
+            [(received[number], members.leaders[number]) for number in others],
+        )
+        total = torch.zeros(mine.stop - mine.start)
+        for number, part in enumerate(parts):
+            theirs = change[mine] if number == members.mine else codec.decode(received[number])[: len(total)]
+            total.add_(theirs, alpha=part)
+        codes[members.mine] = codec.encode(total)
+        if error is None:
+            return
+        for number in others:
+            code = sent[number]
+            error[ranges[number]] = change[ranges[number]] - codec.decode(code)[: len(change[ranges[number]])]
+        lost = total - codec.decode(codes[members.mine])[: len(total)]
+        error[mine] = lost.div_(parts[members.mine]) if parts[members.mine] > 0 else 0
+
+    def swap(self, sent: list[tuple[Tensor, int]], received: list[tuple[Tensor, int]]) -> None:
+        """uint8 tensors to ranks, and from ranks, all at once."""
+        works = [dist.irecv(part, rank, group=self.group) for code, rank in received for part in messages(code)]
+        works += [dist.isend(part, rank, group=self.group) for code, rank in sent for part in messages(code)]
+        for work in works:
+            if work is not None:
+                work.wait()
+
+    # -- what a checkpoint holds ---------------------------------------------------------------------------------------
+
+    def agreed(self) -> dict[str, Tensor]:
+        """The common weights by their plain names, in the parameters' shapes; the live ones."""
+        return {
+            name: value
+            for piece in self.pieces
+            for name, value in zip(piece.names, piece.parts(piece.anchor), strict=True)
+        }
+
+    def layout(self) -> list[int]:
+        """Values of each piece: what another run must have alike to go on to the bit."""
+        return [len(piece.anchor) for piece in self.pieces]
+
+    def state(self) -> dict[str, Any]:
+        """Of all ranks alike, without the common weights themselves. Waits for what is under way."""
+        return {
+            "layout": self.layout(),
+            "names": [name for piece in self.pieces for name in piece.names],
+            "counts": [list(piece.counts) for piece in self.pieces],
+            "due": [piece.due for piece in self.pieces],
+            "means": [self.result(piece) if piece.mean is not None else None for piece in self.pieces],
+            "momentum": [piece.outer.state[piece.anchor].get("momentum_buffer") for piece in self.pieces],
+        }
+
+    def own_state(self) -> dict[str, Any]:
+        """Of this member, beside its weights. After `state`."""
+        return {
+            "errors": [piece.error for piece in self.pieces],
+            "started": [piece.started for piece in self.pieces],
+            "started_buffers": [piece.started_buffers for piece in self.pieces],
+        }
+
+    @torch.no_grad()
+    def load(self, state: dict[str, Any], own: dict[str, Any], weights: dict[str, Tensor]) -> None:
+        """The reverse of the two, of the same layout, when the network has the common weights. weights: the member's
+        own, by name, which it gets."""
+        self.begin()
+        for number, piece in enumerate(self.pieces):
+            piece.counts, piece.due = list(state["counts"][number]), state["due"][number]
+            if state["means"][number] is not None:
+                piece.mean = Future()
+                piece.mean.set_result(state["means"][number])
+            self.load_momentum(piece, state["momentum"][number])
+            if piece.error is not None and own["errors"][number] is not None:
+                piece.error.copy_(own["errors"][number])
+            piece.started, piece.started_buffers = own["started"][number], own["started_buffers"][number]
+            for name, parameter in zip(piece.names, piece.parameters, strict=True):
+                parameter.copy_(weights[name])
+
+    def load_momentum(self, piece: Piece, value: Tensor | None) -> None:
+        if value is not None and piece.outer.param_groups[0]["momentum"]:
+            piece.outer.state[piece.anchor]["momentum_buffer"] = value.clone()
+
+    @torch.no_grad()
+    def begin(self, state: dict[str, Any] | None = None) -> None:
+        """The common weights are those of the network, which all ranks have alike. state: of an exchange with other
+        members or pieces: its outer momentum goes on."""
+        momentum = state["momentum"] if state else []
+        known = torch.cat(momentum) if momentum and all(each is not None for each in momentum) else None
+        first = 0
+        for piece in self.pieces:
+            piece.anchor.copy_(piece.weights())
+            piece.counts = [0] * len(piece.counts)
+            if known is not None and len(known) == sum(len(each.anchor) for each in self.pieces):
+                self.load_momentum(piece, known[first : first + len(piece.anchor)])
+            first += len(piece.anchor)
+
+    def close(self) -> None:
+        self.background.shutdown()
+
+
+def make_exchange(settings: Settings, network: nn.Module, members: Members) -> Exchange:
+    """All ranks have equal weights now (collective)."""
+    codec = codec_of(compression(settings.compress).kind)
+    named = [(plain(name), p) for name, p in network.named_parameters() if p.requires_grad]
+    momentum = settings.outer_momentum
+    made = []
+    for part in divided(named, max(1, settings.stream), lambda pair: pair[1].numel()):
+        anchor = torch.zeros(sum(p.numel() for _, p in part))
+        error = torch.zeros_like(anchor) if members.leads and not codec.is_exact else None
+        outer = torch.optim.SGD([anchor], settings.outer_lr, momentum, nesterov=momentum > 0)
+        counts = [0] * len(members.ranks)
+        made.append(Piece([name for name, _ in part], [p for _, p in part], anchor, error, outer, counts))
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=settings.timeout))
+    exchange = Exchange(network, members, settings.sync_every, settings.stream, codec, made, group)
+    exchange.begin()
+    return exchange
+
+
+def divided(items: list[T], parts: int, size: Callable[[T], int]) -> list[list[T]]:
+    """The items, in their order, in at most so many parts of about equal size; none is empty."""
+    total, before = sum(map(size, items)), 0
+    found: list[list[T]] = [[] for _ in range(parts)]
+    for item in items:
+        found[min(parts - 1, (before + size(item) // 2) * parts // max(1, total))].append(item)
+        before += size(item)
+    return [part for part in found if part]
+
+
+def chunks(count: int, parts: int, block: int) -> list[int]:
+    """Places where the parts of `count` values begin, and the end: whole blocks, the last one excepted."""
+    blocks = -(-count // block)
+    return [min(count, part * blocks // parts * block) for part in range(parts + 1)]
+
+
+def messages(code: Tensor) -> Sequence[Tensor]:
+    return code.split(MESSAGE_BYTES) if len(code) else ()
