@@ -201,6 +201,9 @@ def build(settings: Settings, place: Place, device: torch.device, dataset: Datas
     knows_alone = settings.sync_every > 0 or compression(settings.compress).kind == "powersgd"
     members = find_members(place) if knows_alone and place.world_size > 1 else None
     weights = share_weights(settings, place, dataset, strategy, precision, loader, loss)
+    exchange = None
+    if members and settings.sync_every:
+        exchange = make_exchange(settings, strategy.network, members, settings.epochs * per_epoch)
     return Session(
         settings=settings,
         place=place,
@@ -214,7 +217,7 @@ def build(settings: Settings, place: Place, device: torch.device, dataset: Datas
         loader=loader,
         ema=Ema(strategy.network, settings.ema) if settings.ema else None,
         members=members,
-        exchange=make_exchange(settings, strategy.network, members) if members and settings.sync_every else None,
+        exchange=exchange,
         weights=weights,
         position=Position(),
     )

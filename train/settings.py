@@ -151,6 +151,9 @@ class Settings:
         0, "each host trains alone for so many steps, then their weights are averaged (0: gradients, in every step)",
         metavar="STEPS",
     )  # fmt: skip
+    sync_warmup: float = links(
+        0.1, "with --sync-every: average the weights in every step at first, for this part of all steps", metavar="PART"
+    )  # fmt: skip
     stream: int = links(
         0, "with --sync-every: average the model in so many pieces, in turn, while training goes on (0: all at once, "
         "and wait for it)", metavar="PIECES",
@@ -343,7 +346,7 @@ NOT_NEGATIVE = (
     *("sync_every", "stream"),
 )
 NOT_NEGATIVE_NUMBERS = ("weight_decay", "mixup", "cutmix", "clip", "head_lr")
-PARTS = ("momentum", "warmup", "label_smoothing", "ema", "outer_momentum")
+PARTS = ("momentum", "warmup", "label_smoothing", "ema", "outer_momentum", "sync_warmup")
 
 
 def ranges(settings: Settings) -> Iterator[str]:
@@ -449,7 +452,7 @@ def slow_links(settings: Settings) -> Iterator[str]:
     if kind == "powersgd" and not every_step:
         yield f"{given}: it is for gradients; with --sync-every, which sends none: --compress int8"
     if every_step:
-        for name in ("stream", "outer_lr", "outer_momentum"):
+        for name in ("sync_warmup", "stream", "outer_lr", "outer_momentum"):
             if getattr(settings, name) != getattr(Settings, name):
                 yield f"{flag(name)} {getattr(settings, name)}: goes with --sync-every"
         return

@@ -4,7 +4,9 @@ Each member (train.parallel.members: a host) trains alone, from common weights, 
 changes since then are averaged, each weighted by the samples that it learned from, and the common weights follow that
 mean: by exactly it (post-local SGD, Lin et al. 2020, arXiv 1808.07217), or by an outer step with Nesterov momentum
 (DiLoCo, Douillard et al. 2023, arXiv 2311.08105). After it all members have the common weights. With --sync-every 1,
-plain SGD and no outer momentum that is data parallelism, but for rounding.
+plain SGD and no outer momentum that is data parallelism, but for rounding. So begins every run (--sync-warmup): weights
+that are still far from any good ones have little to do with each other after some steps alone, nor their average with
+them; this is the "post" of post-local SGD.
 
 With --stream (Douillard et al. 2025, arXiv 2501.18512) the model goes in pieces, one after the other within the period,
 while training goes on: a piece leaves, and the mean takes effect when the next piece leaves. What a member learned
@@ -77,6 +79,7 @@ class Exchange:
     network: nn.Module
     members: Members
     every: int
+    warmup: int  # steps at the beginning of the run, each with an exchange of all pieces
     stream: int
     codec: Codec
     pieces: list[Piece]
@@ -91,6 +94,9 @@ class Exchange:
         in it. Collective."""
         for piece in self.pieces:
             piece.counts = [before + now for before, now in zip(piece.counts, counts, strict=True)]
+        if step <= self.warmup:
+            self.settle(with_outer=False)
+            return
         if not self.stream:
             if step % self.every == 0:
                 self.settle()
@@ -103,8 +109,11 @@ class Exchange:
                 self.send(piece)
                 piece.due = step + max(1, self.every // self.stream)
 
-    def settle(self) -> None:
-        """All members have the common weights when this returns; no-op where they have them already. Collective."""
+    def settle(self, with_outer: bool = True) -> None:
+        """All members have the common weights when this returns; no-op where they have them already. Collective.
+
+        with_outer: as the outer optimizer has it, which is for changes of many steps; else they are the mean.
+        """
         for piece in self.pieces:
             if piece.mean is not None:
                 self.take(piece)
@@ -112,7 +121,7 @@ class Exchange:
         for piece in behind:
             self.send(piece)
         for piece in behind:
-            self.take(piece)
+            self.take(piece, with_outer)
 
     def send(self, piece: Piece) -> None:
         parts = torch.tensor(piece.counts, dtype=torch.float64)
@@ -123,14 +132,17 @@ class Exchange:
         piece.mean = self.background.submit(self.averaged, piece, parts.tolist())
 
     @torch.no_grad()
-    def take(self, piece: Piece) -> None:
+    def take(self, piece: Piece, with_outer: bool = True) -> None:
         """The common weights follow the mean, when it is there; so do this rank's."""
         change, buffers = self.result(piece)
         assert piece.started is not None
         assert piece.started_buffers is not None
-        piece.anchor.grad = change.neg()
-        piece.outer.step()
-        piece.anchor.grad = None
+        if with_outer:
+            piece.anchor.grad = change.neg()
+            piece.outer.step()
+            piece.anchor.grad = None
+        else:
+            piece.anchor.add_(change)
         new = piece.anchor if not piece.is_behind else piece.anchor - piece.started
         for parameter, value in zip(piece.parameters, piece.parts(new), strict=True):
             parameter.add_(value.to(parameter.device)) if piece.is_behind else parameter.copy_(value)
@@ -297,8 +309,8 @@ class Exchange:
         self.background.shutdown()
 
 
-def make_exchange(settings: Settings, network: nn.Module, members: Members) -> Exchange:
-    """All ranks have equal weights now (collective)."""
+def make_exchange(settings: Settings, network: nn.Module, members: Members, steps: int = 0) -> Exchange:
+    """All ranks have equal weights now (collective). steps: of the whole run."""
     codec = codec_of(compression(settings.compress).kind)
     named = [(plain(name), p) for name, p in network.named_parameters() if p.requires_grad]
     momentum = settings.outer_momentum
@@ -310,7 +322,8 @@ def make_exchange(settings: Settings, network: nn.Module, members: Members) -> E
         counts = [0] * len(members.ranks)
         made.append(Piece([name for name, _ in part], [p for _, p in part], anchor, error, outer, counts))
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=settings.timeout))
-    exchange = Exchange(network, members, settings.sync_every, settings.stream, codec, made, group)
+    warmup = round(settings.sync_warmup * steps)
+    exchange = Exchange(network, members, settings.sync_every, warmup, settings.stream, codec, made, group)
     exchange.begin()
     return exchange
 
