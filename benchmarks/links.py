@@ -15,7 +15,8 @@ time, never a median step. Where gradients go in every step, a period is some st
 not count: memory is new then, DDP sorts its buckets, and PowerSGD still sends whole gradients. The faster one of the
 next two is taken, since a shared machine is slowed down for seconds at a time. A period of at least LONG steps is
 measured once, after the first steps (with --stream: when the first piece has left), so its exchange is the first one.
-Exchanges in every step at first (--sync-warmup) are left out. Checkpoints and evaluations come after the last step. `forecast` is empty until there is a forecast of an option.
+Exchanges in every step at first (--sync-warmup) are left out. Checkpoints and evaluations come after the last step.
+`forecast` is empty until there is a forecast of an option.
 
 Accuracy: `python -m train --spawn 3` on this machine, where each rank trains as a host of its own would: the digits,
 and the pictures of links_project/made_images.py, where a plain training ends between 70 and 95 %. A loss is the mean
