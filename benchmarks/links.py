@@ -94,7 +94,7 @@ class Option:
 OPTIONS = {
     "plain": Option(PLAIN),
     "bf16": Option(EXACT, "--compress bf16"),
-    "powersgd": Option(APPROXIMATE, "--compress powersgd:2"),
+    "powersgd": Option(APPROXIMATE, "--compress powersgd:4"),
     "sync16": Option(APPROXIMATE, "--sync-every 16 --compress int8"),
     "stream32": Option(APPROXIMATE, "--sync-every 32 --stream 4 --compress int8"),
     "stream64": Option(APPROXIMATE, "--sync-every 64 --stream 4 --compress int8"),

@@ -81,7 +81,8 @@ def prepare(settings: Settings, complaint: str, place: Place, device: torch.devi
     settings = dataclasses.replace(settings, image_size=settings.image_size or dataset.image_size)
     proof.prove(settings, data)
     made = session.build(settings, place, device, dataset, network)
-    notes += [made.strategy.note, *session.fine_tuning(made), *session.begin(made)]
+    notes += [made.strategy.note, *session.fine_tuning(made), *session.slow_links(made)]
+    notes += session.begin(made)
     if settings.shares == "auto":
         notes.append(f"--shares auto: {', '.join(f'{weight / sum(made.weights):.1%}' for weight in made.weights)}")
     if settings.amp == "fp16" and device.type == "cpu":

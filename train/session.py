@@ -254,6 +254,23 @@ def fine_tuning(session: Session) -> list[str]:
     return frozen + ([f"--head-lr {settings.head_lr}: for {head_of(network)[0]}"] if settings.head_lr else [])
 
 
+def slow_links(session: Session) -> list[str]:
+    """How hosts talk, where it is not by whole gradients: for the user."""
+    settings, exchange = session.settings, session.exchange
+    if not settings.sync_every and settings.compress == "none":
+        return []
+    if session.place.world_size == 1:
+        return ["--sync-every and --compress: there is nobody to send anything to"]
+    number = f"{len(find_members(session.place).ranks)} hosts, or ranks of one host,"
+    if exchange is None:
+        return [f"--compress {settings.compress}: between {number}"]
+    pieces = f" in {len(exchange.pieces)} pieces" if settings.stream else ""
+    return [
+        f"--sync-every {settings.sync_every}: {number} train alone and average their weights{pieces} that often, "
+        f"in each of the first {exchange.warmup} steps, and before evaluations"
+    ]
+
+
 def say_when_compiling() -> None:
     """A step or an evaluation in which torch compiles, also for another batch size, may take very long."""
     from torch._dynamo.callback import callback_handler
@@ -376,8 +393,8 @@ def restore(session: Session, state: State, path: Path) -> list[str]:
     if same_ranks:  # else its sums come in another order anyway
         warm_up(session)
     session.strategy.load_own_state(mine["strategy"] if mine else None, session.position.step)
-    if state.get("members") and not mine and not state.get("exchange"):
-        notes.append("what --compress kept of gradients for later steps is of other hosts: it begins anew")
+    if session.members and not session.exchange and not mine and state.get("members") and not state.get("exchange"):
+        notes.append("what --compress had kept of gradients for later steps is not here of all hosts: it begins anew")
     return notes
 
 

@@ -36,7 +36,7 @@ GROUPS = {
     "how to train": "what decides the result",
     "speed": "what changes the speed, and results by rounding at most",
     "ranks": "how the work is spread over processes",
-    "slow links": "what hosts send each other; for networks that plain data parallelism waits for: docs/slow-links.md",
+    "slow links": "what hosts send each other, for networks that hold up training: docs/slow-links.md",
     "checkpoints": "what is kept, and from where training continues",
     "the run": "",
 }
@@ -144,7 +144,7 @@ class Settings:
     static_graph: bool = ranks(False, "ddp: the same parameters get gradients in every step")
 
     compress: str = links(
-        "none", "gradients in fewer bits: bf16, fp16, or powersgd[:RANK], which keeps a part of them (ranks 1 to 32, "
+        "none", "gradients in fewer bits: bf16, fp16, or powersgd[:RANK], which keeps a part of them (ranks 3 to 32, "
         "default 4); with --sync-every, changes of weights: bf16, fp16, int8, int4", metavar="HOW",
     )  # fmt: skip
     sync_every: int = links(
@@ -152,14 +152,18 @@ class Settings:
         metavar="STEPS",
     )  # fmt: skip
     sync_warmup: float = links(
-        0.1, "with --sync-every: average the weights in every step at first, for this part of all steps", metavar="PART"
+        0.1, "with --sync-every: average in every step at first; 0.1: in the first tenth of the run", metavar="PART"
     )  # fmt: skip
     stream: int = links(
         0, "with --sync-every: average the model in so many pieces, in turn, while training goes on (0: all at once, "
         "and wait for it)", metavar="PIECES",
     )  # fmt: skip
-    outer_lr: float = links(1.0, "with --sync-every: how far the common weights follow the average change")
-    outer_momentum: float = links(0.0, "with --sync-every: Nesterov momentum of the common weights (DiLoCo: 0.9)")
+    outer_lr: float = links(
+        1.0, "with --sync-every: how far the common weights follow the average change", metavar="LR"
+    )  # fmt: skip
+    outer_momentum: float = links(
+        0.0, "with --sync-every: Nesterov momentum of the common weights (DiLoCo: 0.9)", metavar="PART"
+    )  # fmt: skip
 
     resume: str = keeps(
         "auto", "auto: the run folder's newest; none: afresh; or a checkpoint or run folder", metavar="PATH"
@@ -421,7 +425,7 @@ class Compression:
     rank: int = 0
 
 
-LARGEST_RANK = 32
+RANKS = range(3, 33)  # of powersgd: train.parallel.compress says why
 
 
 def compression(text: str) -> Compression:
@@ -429,7 +433,7 @@ def compression(text: str) -> Compression:
     kind, colon, rank = text.partition(":")
     if kind == "powersgd":
         chosen = int(rank) if colon else 4
-        if 1 <= chosen <= LARGEST_RANK:
+        if chosen in RANKS:
             return Compression(kind, chosen)
     elif kind in COMPRESSIONS and not colon:
         return Compression(kind)
@@ -442,7 +446,10 @@ def slow_links(settings: Settings) -> Iterator[str]:
     try:
         kind = compression(settings.compress).kind
     except ValueError:
-        yield f"{given}: one of {', '.join(COMPRESSIONS)}; powersgd may have a rank, 1 to {LARGEST_RANK}: powersgd:2"
+        yield (
+            f"--compress {settings.compress!r}: none, bf16, fp16 or powersgd, which may have a rank, "
+            f"{RANKS[0]} to {RANKS[-1]}: powersgd:4; with --sync-every none, bf16, fp16, int8 or int4"
+        )
         return
     every_step = settings.sync_every <= 0
     if kind != "none" and settings.parallel != "ddp":
@@ -454,7 +461,7 @@ def slow_links(settings: Settings) -> Iterator[str]:
     if every_step:
         for name in ("sync_warmup", "stream", "outer_lr", "outer_momentum"):
             if getattr(settings, name) != getattr(Settings, name):
-                yield f"{flag(name)} {getattr(settings, name)}: goes with --sync-every"
+                yield f"{flag(name)} {getattr(settings, name)}: goes with --sync-every: give --sync-every 16"
         return
     given = f"--sync-every {settings.sync_every}"
     if settings.stream > settings.sync_every:

@@ -74,6 +74,21 @@ def starts(place: Place, out: Path) -> Any:
     return equal, after, sent
 
 
+def low_rank(place: Place, out: Path) -> Any:
+    """(the gradient that PowerSGD of rank 3 gives after one that was 0, the mean of the ranks'): it has rank 1."""
+    torch.manual_seed(0)
+    network = nn.Linear(64, 64, bias=False)
+    inputs = torch.randn(1, 64)
+    strategy = make(Settings(compress="powersgd:3"), network, place, torch.device("cpu"), 10)
+    for step in range(5):
+        network.weight.grad = None
+        with strategy.passes(last=True):
+            (strategy.module(inputs) * (step != 3)).sum().backward()
+    strategy.close()
+    assert network.weight.grad is not None
+    return network.weight.grad, torch.ones(64, 1) @ inputs
+
+
 def bytes_sent() -> int:
     """By this process, over its TCP connections of now: gloo's and the rendezvous's."""
     return sum(sent_through(int(path.name)) for path in Path("/proc/self/fd").iterdir())
@@ -100,7 +115,7 @@ def mean_of_members(place: Place, out: Path) -> Any:
                 "optimizer": {"state": {"w": momentum}, "groups": [{"lr": 0.1, "names": ["w"]}]},
                 "scaler": {"scale": 4.0},
             }
-            files.write(out, 4, state, member=files.Member(member, 2))
+            files.write(out, 4, state, member=member, members=2)
     dist.barrier()
     read, number, _ = own.read_any(path, 2, place)
     return *own.mean(read, {"w": torch.full((2,), 10.0)}, place), number

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ import torch
 from tests.train.parallel_ranks import run
 from tests.train.resume_ranks import CRASH, SETTINGS, STEPS, Change, crash_in_step, end_of, in_order, own_host, train
 from tests.train.test_resume import assert_equal, losses, settings_in
+from train.checkpoints import CheckpointError, files, load_weights
+from train.checkpoints.agree import meant
 from train.checkpoints.files import load, members_of
+from train.inference.weights import read
 from train.parallel.codecs import BLOCK, FLOATS, SLICE, codec_of
 from train.parallel.exchange import chunks, divided
 from train.settings import EXIT_REFUSED, Settings, compression, problems
@@ -22,7 +26,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "sync": {"sync_every": 5},
     "stream": {"sync_every": 4, "stream": 2, "compress": "int8", "outer_momentum": 0.5, "outer_lr": 0.7},
     "int4": {"sync_every": 3, "compress": "int4", "optimizer": "sgd", "nesterov": True, "shares": "3,1"},
-    "powersgd": {"compress": "powersgd:2", "lr": 0.002},
+    "powersgd": {"compress": "powersgd:3", "lr": 0.002},
 }
 
 
@@ -72,8 +76,8 @@ def test_chunks_are_whole_blocks_and_pieces_are_about_equal() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"compress": "zip"}, "one of none, bf16"),
-        ({"compress": "powersgd:0"}, "a rank, 1 to 32"),
+        ({"compress": "zip"}, "--compress 'zip': none, bf16"),
+        ({"compress": "powersgd:2"}, "a rank, 3 to 32"),
         ({"compress": "int8"}, "give --sync-every 16"),
         ({"compress": "powersgd", "sync_every": 4}, "--compress int8"),
         ({"compress": "bf16", "parallel": "fsdp"}, "goes with --parallel ddp, not with fsdp"),
@@ -97,7 +101,7 @@ def test_what_does_not_go_together_is_refused_with_the_reason(given: dict[str, A
 def test_what_goes_together_is_not_refused() -> None:
     for kind in KINDS.values():
         assert problems(Settings(**{**kind, "shares": ""}), 2) == []
-    assert compression("powersgd").rank == 4 and compression("powersgd:2").rank == 2
+    assert compression("powersgd").rank == 4 and compression("powersgd:3").rank == 3
 
 
 # -- whole trainings ---------------------------------------------------------------------------------------------------
@@ -238,25 +242,38 @@ def test_the_mean_is_weighted_and_the_same_on_all_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lost", "said"), [("b", "1 of 2 hosts had"), ("ab", "2 hosts' own files of --sync-every none")]
 )
-def test_a_host_that_lost_its_own_file_is_said(
+def test_a_host_that_lost_all_its_own_files_is_said(
     lost: str, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folders = [tmp_path / name for name in ("a", "b")]
     settings = settings_in(tmp_path, sync_every=5, blocking_checkpoints=True)
     train(2, settings, changes=hosts(folders, crash_in_step(8)))
-    for member, name in enumerate("ab"):
-        path = tmp_path / name / f"checkpoints/member-{member}-step-6.pt"
-        assert path.is_file()
-        if name in lost:
-            path.write_bytes(path.read_bytes()[:-1])
+    for name in lost:
+        for path in list((tmp_path / name / "checkpoints").glob("member-*")):
+            path.unlink()
     assert train(2, settings, changes=hosts(folders)) == [0, 0]
-    assert said in capfd.readouterr().out
+    text = capfd.readouterr().out
+    assert said in text and "going on from step-6.pt" in text
     assert_equal(end_of(folders[0])["model"], end_of(folders[1])["model"])
 
 
+def without_step_6(folder: Path) -> None:
+    for path in list(folder.glob("*step-6.*")):
+        path.unlink()
+
+
+def with_torn_step_6(folder: Path) -> None:
+    path = folder / "member-1-step-6.pt"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [(without_step_6, "(rank 1): no own file of step 6, which is passed over"), (with_torn_step_6, "is torn")],
+)
 def test_a_step_that_a_host_could_not_finish_gives_way_to_the_one_before(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    spoil: Callable[[Path], None], said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Its own file comes first: without it the others' checkpoint of that step would lose what it had learned."""
     kept: dict[str, Any] = {"sync_every": 5, "blocking_checkpoints": True}
@@ -264,11 +281,10 @@ def test_a_step_that_a_host_could_not_finish_gives_way_to_the_one_before(
     folders = [tmp_path / name for name in ("a", "b")]
     settings = settings_in(tmp_path, **kept)
     train(2, settings, changes=hosts(folders, crash_in_step(8)))
-    for path in (folders[1] / "checkpoints").glob("*step-6.*"):
-        path.unlink()
+    spoil(folders[1] / "checkpoints")
     assert train(2, settings, changes=hosts(folders)) == [0, 0]
     text = capfd.readouterr().out
-    assert "(rank 1): no own file of step 6, which is passed over" in text and "going on from step-4.pt" in text
+    assert said in text and "going on from step-4.pt" in text
     assert_equal(end_of(folders[1])["model"], end_of(tmp_path / "whole")["model"])
     assert (folders[0] / "checkpoints/left-step-6.pt").is_file()
 
@@ -287,6 +303,21 @@ def test_a_host_that_dies_ends_the_others_within_the_timeout(tmp_path: Path) -> 
     settings = settings_in(tmp_path, sync_every=3)
     statuses = train(2, settings, changes={1: crash_in_step(6)})
     assert statuses[1] == CRASH and statuses[0] not in (0, EXIT_REFUSED)
+
+
+def test_a_member_s_own_file_is_no_checkpoint(tmp_path: Path) -> None:
+    path = files.write(tmp_path, 4, {"model": {}}, member=1, members=2)
+    for use in (files.load_path, meant, load_weights, read):
+        with pytest.raises(CheckpointError, match=r"one host alone knew.*give .*/step-4\.pt"):
+            use(path)
+
+
+@pytest.mark.slow
+def test_powersgd_takes_gradients_of_a_lower_rank_than_its_own(tmp_path: Path) -> None:
+    """Such as those of a small layer, or of one sample."""
+    for found, exact in run("slow_links_ranks", "low_rank", tmp_path, 2).values():
+        assert found.isfinite().all()
+        torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-6)
 
 
 # -- the exchange itself -----------------------------------------------------------------------------------------------

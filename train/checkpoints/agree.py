@@ -87,6 +87,7 @@ def resolve(resume: str, folder: Path, place: Place, member: Member | None = Non
 def meant(path: Path) -> tuple[Path, int | None]:
     """(folder of checkpoints, the one step asked for or None) for a path on the command line."""
     if path.suffix in (".pt", ".json"):
+        files.refuse_member(path)
         step = files.step_of(path)
         if step is None:
             raise CheckpointError(
@@ -130,18 +131,25 @@ def choose(
             takers = [rank for rank, copy in enumerate(copies) if copy and good and copy.sha256 != good.sha256]
             choice = Choice(step, copies, intact[0], takers)
             newest = newest or choice
-            lacking = without_own(folder, step, place, member) if member else []
+            is_shared = good and good.manifest and member and good.manifest.get("members") == member.of
+            lacking = without_own(folder, step, place, member) if member and is_shared else []
             if not lacking:
                 return choice, notes + passed
-            passed.append(f"{', '.join(lacking)}: no own file of step {step}, which is passed over")
+            passed += lacking
     return newest, notes
 
 
 def without_own(folder: Path, step: int, place: Place, member: Member) -> list[str]:
-    """Hosts that lack a member's file of this step, which other members of as many have."""
-    has = member.number in files.members_of(folder, step, member.of)
-    found = from_all_ranks((has, f"{socket.gethostname()} (rank {place.rank})"), place)
-    return [host for has, host in found if not has] if any(has for has, _ in found) else []
+    """Complaints of the hosts that lack their own file of this step; all members of then take part now."""
+    complaint, host = "", f"{socket.gethostname()} (rank {place.rank})"
+    if member.number not in files.members_of(folder, step, member.of):
+        complaint = f"{host}: no own file of step {step}, which is passed over"
+    else:
+        try:
+            files.verify(folder, step, member.number)
+        except CheckpointError as error:
+            complaint = f"{host}: {error}, passed over"
+    return [text for text in from_all_ranks(complaint, place) if text]
 
 
 def inspect(folder: Path, step: int, place: Place) -> Copy:

@@ -6,8 +6,9 @@ without a manifest does not exist; one that does not match its manifest is never
 torch.load(weights_only=True): no pickled code runs. The .pt file is torch.save's, without its own check sums.
 
 Where hosts have what the others do not know (--sync-every, --compress powersgd), each has two more files of the step,
-member-<k>-step-<n>.pt and its manifest, which says of how many, written before the checkpoint's, which is the same on
-all hosts. They are no checkpoints: one that lacks them can be read, and a run that goes on from it says what it lost.
+member-<k>-step-<n>.pt and its manifest, written before the checkpoint's, which is the same on all hosts. Each manifest
+of such a step has "members", how many they are. They are no checkpoints: a step that lacks them can be read, and a run
+that goes on from it says what it lost.
 """
 
 import errno
@@ -87,19 +88,26 @@ def saved_steps(folder: Path) -> list[int]:
     return sorted(step for step in steps if step is not None and path_of(folder, step).is_file())
 
 
-def write(folder: Path, step: int, state: State, metric: float | None = None, member: Member | None = None) -> Path:
+def write(
+    folder: Path,
+    step: int,
+    state: State,
+    metric: float | None = None,
+    member: int | None = None,
+    members: int | None = None,
+) -> Path:
     """Writes the checkpoint of this optimizer step, or a member's own file, on the disk when it returns. Returns the
-    .pt file.
+    .pt file. members: how many have own files of this step.
 
     `state` holds tensors and plain values only. Raises CheckpointError, with no half file left.
     """
-    path = path_of(folder, step, member.number if member else None)
+    path = path_of(folder, step, member)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with Draft(path) as draft:
             with without_crc32():
                 torch.save(state, cast(IO[bytes], draft))  # torch needs write() and flush()
-            commit(draft, step, metric, more={"members": member.of} if member else None)
+            commit(draft, step, metric, {"members": members} if members else None)
     except OSError as error:
         raise cannot_write(path, error) from error
     return path
@@ -210,11 +218,11 @@ def manifest(folder: Path, step: int, member: int | None = None) -> Manifest:
     return content
 
 
-def verify(folder: Path, step: int) -> Manifest:
+def verify(folder: Path, step: int, member: int | None = None) -> Manifest:
     """Compares the file with its manifest, which it returns. Raises CheckpointError if missing, torn or altered."""
-    content = manifest(folder, step)
-    with opened(folder, step) as file:
-        compare(file, content, folder, step)
+    content = manifest(folder, step, member)
+    with opened(folder, step, member) as file:
+        compare(file, content, folder, step, member)
     return content
 
 
@@ -240,6 +248,13 @@ def load(folder: Path, step: int, device: torch.device | str = "cpu", member: in
     return state
 
 
+def refuse_member(path: Path) -> None:
+    """Raises CheckpointError for a member's own file, where a checkpoint is wanted."""
+    if match := OF_MEMBER.fullmatch(path.with_suffix(".pt").name):
+        whole = path_of(path.parent, int(match[2]))
+        raise CheckpointError(f"{path} is what one host alone knew beside a checkpoint: give {whole}")
+
+
 def reason_of(error: Exception) -> str:
     """What torch.load could not read, without its advice to read it all the same."""
     lines = [line.rpartition("WeightsUnpickler error:")[2].strip() for line in str(error).splitlines()]
@@ -249,6 +264,7 @@ def reason_of(error: Exception) -> str:
 
 def load_path(path: Path, device: torch.device | str = "cpu") -> State:
     """`load` for a file named on the command line. Raises CheckpointError, also for a file of another program."""
+    refuse_member(path)
     step = step_of(path)
     if step is None or path.suffix != ".pt":
         raise CheckpointError(f"{path} is not named step-<n>.pt: it is none of this trainer's checkpoints")

@@ -22,6 +22,7 @@ def load_weights(path: Path) -> dict[str, Tensor]:
 
     Raises CheckpointError where it is missing, altered, holds code or no weights.
     """
+    files.refuse_member(path)
     if path.suffix == ".safetensors":
         return stripped(read_safetensors(path))
     if files.step_of(path) is not None and files.manifest_of(path).is_file():

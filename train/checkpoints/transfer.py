@@ -81,8 +81,8 @@ def receive(path: Path, manifest: Manifest, line: list[int]) -> str:
         if draft.sha256() != manifest["sha256"] and draft.error is None:
             return f"{path} arrived altered from rank {line[0]}; try again"
         try:
-            found = {"evaluation": manifest["evaluation"]} if manifest.get("evaluation") else None
-            files.commit(draft, manifest["step"], manifest.get("metric"), found)
+            more = {key: manifest[key] for key in ("evaluation", "members") if manifest.get(key)}
+            files.commit(draft, manifest["step"], manifest.get("metric"), more)
         except OSError as error:
             return str(files.cannot_write(path, error))
     return ""

@@ -155,10 +155,11 @@ class Writer:
             if copied is not None:
                 copied.result()
             with short_turns():
+                members = own.member.of if own else None
                 if own is not None:
-                    files.write(self.folder, step, own.state, member=own.member)
+                    files.write(self.folder, step, own.state, member=own.member.number, members=members)
                 if state is not None:
-                    files.write(self.folder, step, state, metric)
+                    files.write(self.folder, step, state, metric, members=members)
             if state is not None:
                 prune(self.folder, self.keep, step)
             elif max(files.saved_steps(self.folder), default=step) > step:

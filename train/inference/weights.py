@@ -36,6 +36,7 @@ def read(path: Path, ema: bool = False, say: Callable[[str], None] = lambda text
     Raises CheckpointError.
     """
     try:
+        files.refuse_member(path)
         if path.is_dir():
             return newest(path, ema, say)
         if not path.exists():

@@ -4,6 +4,9 @@ Within a host gradients are summed whole, the host's first rank exchanges the su
 hook, bf16, fp16 or PowerSGD (Vogels et al. 2019, arXiv 1905.13727), and hands the result out. So one rank of a host
 sends, and error feedback is the host's.
 
+PowerSGD's ranks begin at 3: for 1 and 2 torch orthogonalises by Gram-Schmidt, which gives 0 / 0 for a gradient of a
+lower rank, such as that of a small layer; with an epsilon, columns that were 0 once stay so. From 3 on it takes QR.
+
 PowerSGD's hook makes three all-reduces in a row for each bucket, the later ones from callbacks. With gloo those of two
 buckets would go out in another order on each host; so on CPUs a thread of its own takes one bucket after the other,
 with a process group of its own, while backward goes on. On GPUs a stream does.
