@@ -261,13 +261,15 @@ def slow_links(session: Session) -> list[str]:
         return []
     if session.place.world_size == 1:
         return ["--sync-every and --compress: there is nobody to send anything to"]
-    number = f"{len(find_members(session.place).ranks)} hosts, or ranks of one host,"
+    hosts = from_all_ranks(session.place.local_rank, session.place).count(0)
+    who = f"{hosts} hosts" if hosts > 1 else f"{session.place.world_size} ranks of one host, each as if a host,"
     if exchange is None:
-        return [f"--compress {settings.compress}: between {number}"]
+        return [f"--compress {settings.compress}: {who} average gradients so"]
     pieces = f" in {len(exchange.pieces)} pieces" if settings.stream else ""
+    first = f", in each of the first {exchange.warmup} steps" if exchange.warmup else ""
     return [
-        f"--sync-every {settings.sync_every}: {number} train alone and average their weights{pieces} that often, "
-        f"in each of the first {exchange.warmup} steps, and before evaluations"
+        f"--sync-every {settings.sync_every}: {who} train alone, and average their weights{pieces} every "
+        f"{settings.sync_every} steps{first}, and before evaluations"
     ]
 
 

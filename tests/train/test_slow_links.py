@@ -149,9 +149,12 @@ def test_in_every_step_it_is_data_parallelism_but_for_rounding(
 
 
 @pytest.mark.slow
-def test_hosts_have_the_same_weights_and_statistics_after_an_exchange_and_others_between(tmp_path: Path) -> None:
+def test_hosts_have_the_same_weights_and_statistics_after_an_exchange_and_others_between(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     settings = settings_in(tmp_path, sync_every=7, keep=9, sync_warmup=2 / STEPS)
     assert train(2, settings) == [0, 0]
+    assert "average their weights every 7 steps, in each of the first 2 steps, and before" in capfd.readouterr().out
     # Together until step 2, and in step 7; epochs, with evaluations, end at 4, 8 and 12.
     for step, alike in ((2, True), (4, True), (6, False), (8, True), (10, False), (12, True)):
         one, other = (load(tmp_path / "checkpoints", step, member=member) for member in (0, 1))
