@@ -83,9 +83,9 @@ def stops(place: Place) -> int:
             os.kill(os.getpid(), signal.SIGTERM)
         return made(*arguments)
 
-    def write(*arguments: Any) -> Any:
+    def write(*arguments: Any, **named: Any) -> Any:
         time.sleep(4)
-        return written(*arguments)
+        return written(*arguments, **named)
 
     with mock.patch.object(trainer, "optimizer_step", step), mock.patch.object(files, "write", write):
         out = Path(os.environ["OUT"])

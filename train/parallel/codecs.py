@@ -4,16 +4,17 @@ int8 and int4 cut the values into blocks, each with one float32 scale: its large
 of the code, to which the others are rounded. So a block's error is at most half a scale for each value, wherever its
 values lie, and what a value lost goes into the next exchange (train.parallel.exchange: error feedback).
 
-A pass works on SLICE values at a time: they stay in a core's cache, and torch starts no threads for so few, which the
-training beside it has.
+All works on slices of SLICE values, each coded by itself: they stay in a core's cache, and torch starts no threads for so
+few, which the training beside it has.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-SLICE = 32768
+SLICE = 32768  # a multiple of each BLOCK
 BLOCK = {8: 256, 4: 128}  # values with one scale, by the bits of a value
 FLOATS = {"none": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -23,7 +24,6 @@ class Floats:
     """Values in another floating-point type; float32 loses nothing."""
 
     dtype: torch.dtype
-    block: int = 1
 
     @property
     def is_exact(self) -> bool:
@@ -33,19 +33,17 @@ class Floats:
         """Bytes of so many values."""
         return count * self.dtype.itemsize
 
-    def encode(self, values: Tensor) -> Tensor:
-        """values: float32 [n]. Returns uint8 [size(n)]."""
-        return values.to(self.dtype).view(torch.uint8)
+    def encode_slice(self, values: Tensor, code: Tensor) -> None:
+        code.view(self.dtype).copy_(values)
 
-    def decode(self, code: Tensor) -> Tensor:
-        """The reverse, float32 [n]; may be the same memory where nothing is lost."""
-        return code.view(self.dtype).float()
+    def decode_slice(self, code: Tensor, values: Tensor) -> None:
+        values.copy_(code.view(self.dtype))
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Values of `bits` bits, 8 or 4, in blocks. `encode` and `decode` take multiples of `block` values, and at the end
-    of a tensor any number, which is filled up with zeros."""
+    """Values of `bits` bits, 8 or 4, in blocks; the last one is filled up with zeros. The code of a slice is the scales
+    of its blocks, then their values. What is not finite makes its block so."""
 
     bits: int
     is_exact: bool = False
@@ -64,49 +62,37 @@ class Blocks:
         return (1 << (self.bits - 1)) - 1
 
     def size(self, count: int) -> int:
-        """Bytes of so many values: the scales, then the values."""
-        blocks = -(-count // self.block)
-        return blocks * (4 + self.row)
+        """Bytes of so many values."""
+        return -(-count // self.block) * (4 + self.row)
 
-    def encode(self, values: Tensor) -> Tensor:
-        """values: float32 [n]; those that are not finite make their block so. Returns uint8 [size(n)]."""
-        count = len(values)
-        blocks = -(-count // self.block)
-        code = torch.empty(self.size(count), dtype=torch.uint8)
-        scales, numbers = code[: blocks * 4].view(torch.float32), code[blocks * 4 :].view(blocks, self.row)
-        step = SLICE // self.block
-        for first in range(0, blocks, step):
-            rows = filled(values[first * self.block : (first + step) * self.block], self.block)
-            scale = torch.linalg.vector_norm(rows, torch.inf, dim=1).div_(self.largest)
-            scales[first : first + step] = scale
-            scale = scale.masked_fill_(scale == 0, 1)
-            numbers[first : first + step] = self.packed(rows.div(scale[:, None]).round_().to(torch.int8))
-        return code
-
-    def decode(self, code: Tensor) -> Tensor:
-        """The reverse, float32, as many values as whole blocks have."""
+    def parts(self, code: Tensor) -> tuple[Tensor, Tensor]:
+        """Views of a slice's code: scales, float32 [blocks]; values, int8 [blocks, row]."""
         blocks = len(code) // (4 + self.row)
-        scales, numbers = code[: blocks * 4].view(torch.float32), code[blocks * 4 :].view(blocks, self.row)
-        values = torch.empty(blocks, self.block)
-        step = SLICE // self.block
-        for first in range(0, blocks, step):
-            part = slice(first, first + step)
-            torch.mul(self.unpacked(numbers[part]), scales[part, None], out=values[part])
-        return values.view(-1)
+        return code[: blocks * 4].view(torch.float32), code[blocks * 4 :].view(torch.int8).view(blocks, self.row)
+
+    def encode_slice(self, values: Tensor, code: Tensor) -> None:
+        rows, (scales, numbers) = filled(values, self.block), self.parts(code)
+        scale = rows.abs().amax(1).div_(self.largest)
+        scales.copy_(scale)
+        rounded = rows.div(scale.masked_fill_(scale == 0, 1)[:, None]).round_()
+        numbers.copy_(rounded if self.bits == 8 else self.packed(rounded.to(torch.int8)))
+
+    def decode_slice(self, code: Tensor, values: Tensor) -> None:
+        scales, numbers = self.parts(code)
+        numbers = numbers if self.bits == 8 else self.unpacked(numbers)
+        if len(values) == numbers.numel():
+            values.view(numbers.shape).copy_(numbers).mul_(scales[:, None])
+        else:
+            values.copy_((numbers * scales[:, None]).view(-1)[: len(values)])
 
     def packed(self, numbers: Tensor) -> Tensor:
-        """int8 [blocks, block] -> uint8 [blocks, block * bits / 8]"""
-        if self.bits == 8:
-            return numbers.view(torch.uint8)
+        """Pairs of 4 bits: int8 [blocks, block] -> int8 [blocks, block / 2]"""
         half = self.block // 2
-        return (numbers[:, :half] & 15 | numbers[:, half:] << 4).view(torch.uint8)
+        return numbers[:, :half] & 15 | numbers[:, half:] << 4
 
     def unpacked(self, packed: Tensor) -> Tensor:
-        """The reverse, int8."""
-        numbers = packed.view(torch.int8)
-        if self.bits == 8:
-            return numbers
-        return torch.cat([numbers << 4 >> 4, numbers >> 4], dim=1)  # shifts to the right keep the sign
+        """The reverse."""
+        return torch.cat([packed << 4 >> 4, packed >> 4], dim=1)  # shifts to the right keep the sign
 
 
 Codec = Floats | Blocks
@@ -115,6 +101,29 @@ Codec = Floats | Blocks
 def codec_of(kind: str) -> Codec:
     """kind: of train.settings.Compression."""
     return Floats(FLOATS[kind]) if kind in FLOATS else Blocks({"int8": 8, "int4": 4}[kind])
+
+
+def slices(codec: Codec, start: int, end: int) -> Iterator[tuple[slice, slice]]:
+    """(values, bytes of their code) of each slice of the values from start, which is a multiple of SLICE, to end."""
+    for first in range(start, end, SLICE):
+        last = min(first + SLICE, end)
+        yield slice(first, last), slice(codec.size(first), codec.size(last))
+
+
+def encode(codec: Codec, values: Tensor) -> Tensor:
+    """values: float32 [n]. Returns uint8 [codec.size(n)]."""
+    code = torch.empty(codec.size(len(values)), dtype=torch.uint8)
+    for part, place in slices(codec, 0, len(values)):
+        codec.encode_slice(values[part], code[place])
+    return code
+
+
+def decode(codec: Codec, code: Tensor, count: int) -> Tensor:
+    """The reverse, float32 [count]."""
+    values = torch.empty(count)
+    for part, place in slices(codec, 0, count):
+        codec.decode_slice(code[place], values[part])
+    return values
 
 
 def filled(values: Tensor, block: int) -> Tensor:

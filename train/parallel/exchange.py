@@ -34,13 +34,23 @@ from torch import Tensor, nn
 
 from train.model.plain_names import plain
 from train.model.running_statistics import buffers_of, flat, put, unflat
-from train.parallel.codecs import Codec, codec_of
+from train.parallel.codecs import SLICE, Codec, codec_of, decode, encode, slices
 from train.parallel.members import Members
 from train.settings import Settings, compression
 
 T = TypeVar("T")
+WHOLE = codec_of("none")
 MESSAGE_BYTES = 4 << 20  # each has the process group's timeout to arrive
-Mean = tuple[Tensor, Tensor]  # of the members: a piece's change, float32 [n]; the floating-point buffers of all ranks
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Of the members: of a piece, how far they went since the last exchange (`Piece.gradient`), in a code, uint8 [n];
+    of all ranks the floating-point buffers, float64 [n]."""
+
+    codec: Codec
+    code: Tensor
+    buffers: Tensor
 
 
 @dataclass
@@ -65,6 +75,13 @@ class Piece:
 
     def weights(self) -> Tensor:
         return torch.cat([p.detach().reshape(-1).to("cpu", torch.float32) for p in self.parameters])
+
+    def gradient(self, part: slice) -> Tensor:
+        """What this member has to say of these values: from its weights to the anchor, as a gradient points, and what
+        it could not say before. When the piece has left."""
+        assert self.started is not None
+        found = self.anchor[part] - self.started[part]
+        return found if self.error is None else found.add_(self.error[part])
 
     def parts(self, values: Tensor) -> list[Tensor]:
         """values, [n], as views of the parameters' shapes."""
@@ -134,17 +151,21 @@ class Exchange:
     @torch.no_grad()
     def take(self, piece: Piece, with_outer: bool = True) -> None:
         """The common weights follow the mean, when it is there; so do this rank's."""
-        change, buffers = self.result(piece)
+        mean = self.result(piece)
         assert piece.started is not None
         assert piece.started_buffers is not None
+        gradient, buffers = decode(mean.codec, mean.code, len(piece.anchor)), mean.buffers
         if with_outer:
-            piece.anchor.grad = change.neg()
+            piece.anchor.grad = gradient
             piece.outer.step()
             piece.anchor.grad = None
         else:
-            piece.anchor.add_(change)
-        new = piece.anchor if not piece.is_behind else piece.anchor - piece.started
-        for parameter, value in zip(piece.parameters, piece.parts(new), strict=True):
+            piece.anchor.sub_(gradient)
+        if piece.is_behind:
+            torch.sub(piece.anchor, piece.started, out=gradient)
+        for parameter, value in zip(
+            piece.parameters, piece.parts(gradient if piece.is_behind else piece.anchor), strict=True
+        ):
             parameter.add_(value.to(parameter.device)) if piece.is_behind else parameter.copy_(value)
         if len(buffers):
             self.put_buffers(self.buffers() + buffers - piece.started_buffers if piece.is_behind else buffers)
@@ -171,63 +192,77 @@ class Exchange:
 
     @torch.no_grad()
     def averaged(self, piece: Piece, parts: list[float]) -> Mean:
-        """The members' mean change. parts: of each member in it.
+        """The members' mean. parts: of each member in it.
 
         Each member adds up one chunk of the piece, for which the others send it theirs, and hands the sum out: all get
         the same bytes, and each sends about twice the piece, however many there are.
         """
-        members, codec = self.members, self.codec
-        edges = chunks(len(piece.anchor), len(members.ranks), codec.block)
-        sizes = [codec.size(end - start) for start, end in pairwise(edges)]
-        codes = [torch.empty(size, dtype=torch.uint8) for size in sizes]
+        members, size = self.members, self.codec.size
+        edges = chunks(len(piece.anchor), len(members.ranks), SLICE)
+        code = torch.empty(size(len(piece.anchor)), dtype=torch.uint8)
+        codes = [code[size(start) : size(end)] for start, end in pairwise(edges)]
         if members.leads:
             self.reduce_scatter(piece, parts, edges, codes)
-            others = [number for number in range(len(sizes)) if number != members.mine]
+            others = [number for number in range(len(codes)) if number != members.mine]
             mine = codes[members.mine]
             self.swap(
                 [(mine, members.leaders[number]) for number in others],
                 [(codes[number], members.leaders[number]) for number in others],
             )
-            self.swap([(code, rank) for code in codes for rank in members.here[1:]], [])
+            self.swap([(code, rank) for rank in members.here[1:]], [])
         else:
-            self.swap([], [(code, members.here.start) for code in codes])
-        counts = [end - start for start, end in pairwise(edges)]
-        change = torch.cat([codec.decode(code)[:count] for code, count in zip(codes, counts, strict=True)])
+            self.swap([], [(code, members.here.start)])
         assert piece.started_buffers is not None
         buffers = piece.started_buffers.clone()
         if len(buffers):
             dist.all_reduce(buffers, group=self.group)
             buffers /= dist.get_world_size(self.group)
-        return change, buffers
+        return Mean(self.codec, code, buffers)
 
     def reduce_scatter(self, piece: Piece, parts: list[float], edges: list[int], codes: list[Tensor]) -> None:
-        """Puts the members' mean of this member's chunk, as it is handed out, into its place of `codes`."""
-        assert piece.started is not None
-        members, codec, error = self.members, self.codec, piece.error
-        change = piece.started - piece.anchor
-        if error is not None:
-            change += error
-        ranges = [slice(start, end) for start, end in pairwise(edges)]
-        mine = ranges[members.mine]
-        others = [number for number in range(len(ranges)) if number != members.mine]
-        sent = {number: codec.encode(change[ranges[number]]) for number in others}
-        received = {number: torch.empty_like(codes[members.mine]) for number in others}
+        """Puts the members' mean of this member's chunk, as it is handed out, into its place of `codes`. In the others'
+        places is what this member sent them."""
+        members, mine = self.members, self.members.mine
+        others = [number for number in range(len(codes)) if number != mine]
+        for number in others:
+            self.encode_own(piece, edges[number], edges[number + 1], codes[number])
+        received = {number: torch.empty_like(codes[mine]) for number in others}
         self.swap(
-            [(sent[number], members.leaders[number]) for number in others],
+            [(codes[number], members.leaders[number]) for number in others],
             [(received[number], members.leaders[number]) for number in others],
         )
-        total = torch.zeros(mine.stop - mine.start)
-        for number, part in enumerate(parts):
-            theirs = change[mine] if number == members.mine else codec.decode(received[number])[: len(total)]
-            total.add_(theirs, alpha=part)
-        codes[members.mine] = codec.encode(total)
-        if error is None:
-            return
-        for number in others:
-            code = sent[number]
-            error[ranges[number]] = change[ranges[number]] - codec.decode(code)[: len(change[ranges[number]])]
-        lost = total - codec.decode(codes[members.mine])[: len(total)]
-        error[mine] = lost.div_(parts[members.mine]) if parts[members.mine] > 0 else 0
+        self.encode_mean(piece, parts, edges[mine], edges[mine + 1], codes[mine], received)
+
+    def encode_own(self, piece: Piece, start: int, end: int, code: Tensor) -> None:
+        """What this member sends of these values; what the code lost of them is its new error."""
+        before = self.codec.size(start)
+        for part, place in slices(self.codec, start, end):
+            gradient, there = piece.gradient(part), code[place.start - before : place.stop - before]
+            self.codec.encode_slice(gradient, there)
+            if piece.error is not None:
+                self.codec.decode_slice(there, piece.error[part])
+                torch.sub(gradient, piece.error[part], out=piece.error[part])
+
+    def encode_mean(
+        self, piece: Piece, parts: list[float], start: int, end: int, code: Tensor, received: dict[int, Tensor]
+    ) -> None:
+        """The mean of the members' values from start to end; what the code lost of it becomes this member's error."""
+        codec, mine, before = self.codec, self.members.mine, self.codec.size(start)
+        theirs = torch.empty(SLICE)
+        for part, place in slices(codec, start, end):
+            there = slice(place.start - before, place.stop - before)
+            total, values = torch.zeros(part.stop - part.start), theirs[: part.stop - part.start]
+            for number, weight in enumerate(parts):
+                if number == mine:
+                    total.add_(piece.gradient(part), alpha=weight)
+                else:
+                    codec.decode_slice(received[number][there], values)
+                    total.add_(values, alpha=weight)
+            codec.encode_slice(total, code[there])
+            if piece.error is not None:
+                codec.decode_slice(code[there], values)
+                lost = total.sub_(values).div_(parts[mine]) if parts[mine] > 0 else torch.zeros(len(total))
+                piece.error[part] = lost
 
     def swap(self, sent: list[tuple[Tensor, int]], received: list[tuple[Tensor, int]]) -> None:
         """uint8 tensors to ranks, and from ranks, all at once."""
@@ -258,9 +293,16 @@ class Exchange:
             "names": [name for piece in self.pieces for name in piece.names],
             "counts": [list(piece.counts) for piece in self.pieces],
             "due": [piece.due for piece in self.pieces],
-            "means": [self.result(piece) if piece.mean is not None else None for piece in self.pieces],
+            "means": [self.under_way(piece) for piece in self.pieces],
             "momentum": [piece.outer.state[piece.anchor].get("momentum_buffer") for piece in self.pieces],
         }
+
+    def under_way(self, piece: Piece) -> tuple[Tensor, Tensor] | None:
+        """A mean without its code, which another run may not have; None: there is none."""
+        if piece.mean is None:
+            return None
+        mean = self.result(piece)
+        return decode(mean.codec, mean.code, len(piece.anchor)), mean.buffers
 
     def own_state(self) -> dict[str, Any]:
         """Of this member, beside its weights. After `state`."""
@@ -278,8 +320,9 @@ class Exchange:
         for number, piece in enumerate(self.pieces):
             piece.counts, piece.due = list(state["counts"][number]), state["due"][number]
             if state["means"][number] is not None:
+                gradient, buffers = state["means"][number]
                 piece.mean = Future()
-                piece.mean.set_result(state["means"][number])
+                piece.mean.set_result(Mean(WHOLE, encode(WHOLE, gradient), buffers))
             self.load_momentum(piece, state["momentum"][number])
             if piece.error is not None and own["errors"][number] is not None:
                 piece.error.copy_(own["errors"][number])
@@ -338,10 +381,10 @@ def divided(items: list[T], parts: int, size: Callable[[T], int]) -> list[list[T
     return [part for part in found if part]
 
 
-def chunks(count: int, parts: int, block: int) -> list[int]:
-    """Places where the parts of `count` values begin, and the end: whole blocks, the last one excepted."""
-    blocks = -(-count // block)
-    return [min(count, part * blocks // parts * block) for part in range(parts + 1)]
+def chunks(count: int, parts: int, unit: int) -> list[int]:
+    """Places where the parts of `count` values begin, and the end: multiples of `unit`, but for the end."""
+    units = -(-count // unit)
+    return [min(count, part * units // parts * unit) for part in range(parts + 1)]
 
 
 def messages(code: Tensor) -> Sequence[Tensor]:
