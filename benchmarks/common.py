@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -47,6 +48,15 @@ def lab(name: str, hosts: int) -> Iterator[str]:
         if subprocess.run([FAB, "lab-down"], env=environment(name), check=False).returncode != 0:
             print(f"benchmark: the lab is still there; `make lab-down LAB={name}` removes it")  # the figures count
         shutil.rmtree(Path("build") / name, ignore_errors=True)
+
+
+def take_data_network(name: str) -> None:
+    """Make the deploy choose the network that LINK limits. `make lab` rewrites hosts.yml, but not this file."""
+    folder = Path("inventory") / name
+    address = re.search(r"ansible_host: 10\.77\.(\d+)\.", (folder / "hosts.yml").read_text())
+    assert address is not None
+    (folder / "group_vars").mkdir()
+    (folder / "group_vars" / "all.yml").write_text(f"train_network: 10.78.{address[1]}.0/24\n")
 
 
 def whole_number(name: str, text: str, least: int) -> int:

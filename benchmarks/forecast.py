@@ -3,7 +3,8 @@
 For each speed of the links (the same lab with another rate limit) and each model, all hosts are probed once and a
 forecast is made from that, as `make check` does. Then `make train` runs with NODES=1, 2 and 3 and the same ARGS. The
 error of a case is |forecast - measured| / measured, of images/s. One model has large gradients (45 MB, and 0.4 s of
-computing in each step), the other has small ones (1.4 MB). The dataset is a real one, digits.
+computing in each step), the other has small ones (1.4 MB). The dataset is a real one, digits. Each option for slow
+links has one case: two hosts, 1 Gbit/s, a training of `make bench-links`, whose rates they are.
 
 Both figures are of the steady state. Measured is the median step, without the first one, of the fastest epoch after the
 first. By then every page of memory has been used once and DDP has sorted its buckets. It is the fastest epoch because a
@@ -36,7 +37,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import FAB, close, environment, fab, lab
+from benchmarks import links
+from benchmarks.common import FAB, close, environment, fab, lab, take_data_network
 from launch.health import forecast, run_probe
 from launch.hosts import clustermap
 from launch.hosts.connection import machines
@@ -66,15 +68,6 @@ class Work:
 
 MODELS = (Work("resnet18", 160, 4), Work("shufflenet_v2_x0_5", 240, 8))
 LINKS = ("", "1gbit", "200mbit")  # "": unshaped
-
-
-def take_data_network(name: str) -> None:
-    """Make the deploy choose the network that LINK limits. `make lab` rewrites hosts.yml, but not this file."""
-    folder = Path("inventory") / name
-    address = re.search(r"ansible_host: 10\.77\.(\d+)\.", (folder / "hosts.yml").read_text())
-    assert address is not None
-    (folder / "group_vars").mkdir()
-    (folder / "group_vars" / "all.yml").write_text(f"train_network: 10.78.{address[1]}.0/24\n")
 
 
 def forecast_rates(name: str, work: Work) -> dict[int, float]:
@@ -124,6 +117,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--models", default=",".join(work.model for work in MODELS), help="which models, separated by commas"
     )
+    parser.add_argument("--parts", default="models,options", help="which parts, separated by commas")
     parser.add_argument("--nodes", type=int, default=HOSTS, help="the largest number of hosts")
     parser.add_argument("--there", action="store_true", help=f"use an existing lab {NAME}, and keep it")
     return parser.parse_args()
@@ -146,6 +140,19 @@ def cases(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     return found
 
 
+def option_cases(name: str) -> list[dict[str, Any]]:
+    """One for each option for slow links."""
+    fab(name, "lab", HOSTS=HOSTS, CPUS=CPUS, LINK="1gbit")
+    about, work = {"link": "1gbit", "model": links.WORKS[0].model, "nodes": 2}, links.WORKS[0]
+    forecast_of_all = links.Case("forecast", about, work.arguments(links.OPTIONS["plain"], 2))
+    expected, found = links.measure_forecast(name, forecast_of_all)["rates"], []
+    for option in (option for option, each in links.OPTIONS.items() if each.kind != links.PLAIN):
+        measured = links.measure_speed(name, links.speed_case("1gbit", work, option, 2))["rate"]
+        found.append(about | {"option": option} | compared(expected[option], measured))
+        print(json.dumps(found[-1]), flush=True)
+    return found
+
+
 def compared(expected: float, measured: float) -> dict[str, float]:
     error, load = abs(expected - measured) / measured, os.getloadavg()[0]
     return {
@@ -156,17 +163,22 @@ def compared(expected: float, measured: float) -> dict[str, float]:
     }
 
 
+def all_cases(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    made = {"models": lambda: cases(name, options), "options": lambda: option_cases(name)}
+    return [case for part in options.parts.split(",") for case in made[part]()]
+
+
 def main() -> None:
     """Measure all cases and print them."""
     options = parse()
     begun = time.monotonic()
     if options.there:
-        found = cases(NAME, options)
+        found = all_cases(NAME, options)
     else:
         with lab(NAME, HOSTS) as name:
             take_data_network(name)
             fab(name, "deploy")
-            found = cases(name, options)
+            found = all_cases(name, options)
     errors = [case["error"] for case in found]
     close(
         {

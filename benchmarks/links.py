@@ -15,8 +15,9 @@ time, never a median step. Where gradients go in every step, a period is some st
 not count: memory is new then, DDP sorts its buckets, and PowerSGD still sends whole gradients. The faster one of the
 next two is taken, since a shared machine is slowed down for seconds at a time. A period of at least LONG steps is
 measured once, after the first steps (with --stream: when the first piece has left), so its exchange is the first one.
+The first steps are enough for the first ten seconds: what starts a run shares a host's quota of CPUS with it.
 Exchanges in every step at first (--sync-warmup) are left out. Checkpoints and evaluations come after the last step.
-`forecast` is empty until there is a forecast of an option.
+`forecast` is that of `make check`, of the same training on the same hosts; its error: |forecast - measured| / measured.
 
 Accuracy: `python -m train --spawn 3` on this machine, where each rank trains as a host of its own would: the digits,
 and the pictures of links_project/made_images.py, where a plain training ends between 70 and 95 %. A loss is the mean
@@ -45,12 +46,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import FAB, close, environment, fab, lab
-from benchmarks.forecast import take_data_network
+from benchmarks.common import FAB, close, environment, fab, lab, take_data_network
+from launch.health import ways
 
 NAME = "bench-links"
 PROJECT = Path("benchmarks/links_project")
@@ -97,7 +99,6 @@ OPTIONS = {
     "powersgd": Option(APPROXIMATE, "--compress powersgd:4"),
     "sync16": Option(APPROXIMATE, "--sync-every 16 --compress int8"),
     "stream32": Option(APPROXIMATE, "--sync-every 32 --stream 4 --compress int8"),
-    "stream64": Option(APPROXIMATE, "--sync-every 64 --stream 4 --compress int8"),
 }
 
 
@@ -137,9 +138,9 @@ class Work:
 
 
 WORKS = (
-    Work("resnet18", 32, 32, period=8),
-    Work("resnet50", 32, 16, period=8),
-    Work("vgg11", 32, 16, period=3, classes=1000),
+    Work("resnet18", 32, 32, period=24),
+    Work("resnet50", 32, 16, period=16),
+    Work("vgg11", 32, 32, period=6, classes=1000),
 )
 
 
@@ -188,12 +189,15 @@ class RunFailed(Exception):
 
 
 def speed_cases(links: Sequence[str], works: Sequence[Work], options: Sequence[str], nodes: int) -> Iterator[Case]:
-    """One host alone first, whose link does not matter; then link by link, as the lab has one at a time."""
+    """One host alone first, whose link does not matter; then link by link, as the lab has one at a time. Each forecast
+    is made before the runs that it is of."""
     for work in works:
         yield speed_case("", work, "plain", 1)
     for link in links:
         for work in works:
             for count in range(2, nodes + 1):
+                about = {"link": link, "model": work.model, "nodes": count}
+                yield Case("forecast", about, work.arguments(OPTIONS["plain"], count))
                 yield from (speed_case(link, work, option, count) for option in options)
 
 
@@ -225,7 +229,23 @@ def measure_speed(name: str, case: Case) -> Record:
     folder = Path("runs") / said[1]
     rate = steady_rate(events_of(folder, "step"), work.first_steps(option), work.period_of(option))
     shutil.rmtree(folder)
-    return {"rate": round(rate, 2), "forecast": None, "load": round(os.getloadavg()[0], 1)}
+    return {"rate": round(rate, 2), "load": round(os.getloadavg()[0], 1)}
+
+
+def measure_forecast(name: str, case: Case) -> Record:
+    """The images/s of each option that `make check` expects. Raises RunFailed."""
+    variables = {"NODES": case.about["nodes"], "ARGS": shlex.join(case.arguments), "PROJECT": PROJECT, "JSON": 1}
+    printed = output_of([str(FAB), "check"], environment(name, **variables))
+    document = json.loads(next(line for line in printed.splitlines() if line.startswith('{"schema"')))
+    named = {option.arguments or str(ways.PLAIN): name for name, option in OPTIONS.items()}
+    rates = {
+        named[way]: round(row["images_per_second"], 2)
+        for row in document["forecast"]["rows"]
+        if row["nodes"] == case.about["nodes"] and (way := row["option"].removesuffix(" *")) in named
+    }
+    if not rates:
+        raise RunFailed(printed)
+    return {"rates": rates, "load": round(os.getloadavg()[0], 1)}
 
 
 def steady_rate(steps: Sequence[Record], first: int, period: int) -> float:
@@ -342,6 +362,22 @@ def losses(records: Iterable[Record]) -> dict[tuple[str, str], float]:
     return {key: round(statistics.fmean(points), 3) for key, points in lost.items()}
 
 
+def forecasts(records: Iterable[Record]) -> dict[tuple[str, str, str, int], float]:
+    """Images/s by link, model, option and hosts."""
+    return {
+        (one["link"], one["model"], option, one["nodes"]): rate
+        for one in records
+        if "rates" in one
+        for option, rate in one["rates"].items()
+    }
+
+
+def errors(records: Sequence[Record]) -> list[float]:
+    """Of the forecasts whose runs were measured."""
+    expected, measured = forecasts(records), Speeds.of(one for one in records if "rate" in one).rates
+    return [round(abs(expected[key] - measured[key]) / measured[key], 3) for key in expected if key in measured]
+
+
 def figures(records: Sequence[Record]) -> dict[str, float | None]:
     """The benchmark's figures; None where nothing was measured."""
     speeds = Speeds.of(one for one in records if "rate" in one)
@@ -352,6 +388,7 @@ def figures(records: Sequence[Record]) -> dict[str, float | None]:
         "three_hosts_1gbit_approximate": speeds.over_one_host("1gbit", 3, APPROXIMATE),
         "exact_over_plain": speeds.over_plain("1gbit", 2, EXACT),
         "accuracy_loss_points": max(losses(one for one in records if "accuracy" in one).values(), default=None),
+        "worst_forecast_error": max(errors(records), default=None),
     }
 
 
@@ -359,10 +396,12 @@ def speed_rows(records: Sequence[Record]) -> Iterator[str]:
     """A table: images/s, in times of one host's, forecast."""
     found = [one for one in records if "rate" in one]
     alone = {one["model"]: one["rate"] for one in found if one["nodes"] == 1}
+    expected = forecasts(records)
     yield f"{'link':8} {'model':9} {'option':9} hosts  images/s  of one  forecast"
     for one in found:
         times = f"{one['rate'] / alone[one['model']]:.2f}" if one["model"] in alone else ""
-        forecast = "" if one["forecast"] is None else f"{one['forecast']:.1f}"
+        key = (one["link"], one["model"], one["option"], one["nodes"])
+        forecast = f"{expected[key]:.1f}" if key in expected else ""
         yield (
             f"{one['link'] or '-':8} {one['model']:9} {one['option']:9} {one['nodes']:5}  {one['rate']:8.1f}  "
             f"{times:>6}  {forecast:>8}"
@@ -428,7 +467,8 @@ def run_speed(cases: Sequence[Case], there: bool, path: Path) -> Iterator[Record
             if case.about["link"] != link:
                 link = case.about["link"]
                 fab(name, "lab", HOSTS=HOSTS, CPUS=CPUS, LINK=link)
-            yield measured(case, lambda case: measure_speed(name, case), path)
+            measure = measure_speed if case.part == "speed" else measure_forecast
+            yield measured(case, partial(measure, name), path)
 
 
 def main() -> None:
@@ -436,8 +476,9 @@ def main() -> None:
     given = parse()
     begun, cases, results = time.monotonic(), cases_of(given), read_results(RESULTS)
     to_do = missing(cases, {} if given.again else results)
-    speed, accuracy = ([case for case in to_do if case.part == part] for part in PARTS)
-    found = list(run_speed(speed, given.there, RESULTS)) if speed else []
+    accuracy = [case for case in to_do if case.part == "accuracy"]
+    on_hosts = [case for case in to_do if case.part != "accuracy"]
+    found = list(run_speed(on_hosts, given.there, RESULTS)) if on_hosts else []
     found += [measured(case, measure_accuracy, RESULTS) for case in accuracy]
     results = read_results(RESULTS)
     records = [results[case.key] for case in cases if case.key in results]

@@ -6,6 +6,7 @@ with --profile also profile/.
 Also: python -m train export, python -m train predict, python -m train verify-data.
 """
 
+import json
 import os
 import signal
 import sys
@@ -18,7 +19,7 @@ INTERRUPTED = "train: interrupted before the first step: nothing was trained"
 
 # Only what reads the command line is imported here; torch, which takes a second, after that.
 from train import own_parts  # noqa: E402
-from train.settings import EXIT_REFUSED, Settings, SettingsError, parse, problems, refuse  # noqa: E402
+from train.settings import EXIT_REFUSED, Settings, SettingsError, as_document, parse, problems, refuse  # noqa: E402
 
 
 def main() -> int:
@@ -46,6 +47,7 @@ def main() -> int:
     if complaint and (only_check or world_size == 1):
         return refuse(complaint)
     if only_check:
+        print(json.dumps(as_document(settings)))
         return 0
     interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if interruptible:

@@ -28,6 +28,10 @@ from train.trial import trial
 
 SAVE_SECONDS = 600.0  # in which the last checkpoint of a run that stops has to be on the disk
 Wrong = (SettingsError, DataError, CheckpointError, proof.ProofError)
+NOT_CHOSEN = (
+    "--communication auto: `make train` chooses from measurements of the hosts; started by hand there are none: give "
+    "--compress or --sync-every (docs/slow-links.md), or leave it out"
+)
 
 
 def run(settings: Settings, complaint: str = "", started: float | None = None) -> int:
@@ -69,6 +73,8 @@ def prepare(settings: Settings, complaint: str, place: Place, device: torch.devi
     Raises one of Wrong, on all ranks alike.
     """
     materials, notes = None, list[str]()
+    if settings.communication == "auto" and place.world_size > place.local_world_size:
+        complaint = complaint or NOT_CHOSEN
     if not complaint:
         try:
             materials = gather(settings, place, notes)

@@ -143,9 +143,18 @@ class Settings:
     find_unused_parameters: bool = ranks(False, "ddp: some parameters get no gradient in some steps")
     static_graph: bool = ranks(False, "ddp: the same parameters get gradients in every step")
 
+    communication: str = links(
+        "as-given", "auto: `make train` chooses --compress from a forecast for these hosts, with --allow-approximate "
+        "--sync-every too", ("as-given", "auto"),
+    )  # fmt: skip
+    allow_approximate: bool = links(False, "with --communication auto: also what may cost accuracy")
     compress: str = links(
         "none", "gradients in fewer bits: bf16, fp16, or powersgd[:RANK], which keeps a part of them (ranks 3 to 32, "
         "default 4); with --sync-every, changes of weights: bf16, fp16, int8, int4", metavar="HOW",
+    )  # fmt: skip
+    bucket_mb: int = links(
+        25, "ddp: gradients that are sent together, in MiB; fewer begin earlier and end sooner after backward, "
+        "and cost more messages", metavar="MIB",
     )  # fmt: skip
     sync_every: int = links(
         0, "each host trains alone for so many steps, then their weights are averaged (0: gradients, in every step)",
@@ -343,7 +352,7 @@ def problems(settings: Settings, world_size: int) -> list[str]:
     ]
 
 
-POSITIVE = ("epochs", "keep", "step_every", "eval_every")
+POSITIVE = ("epochs", "keep", "step_every", "eval_every", "bucket_mb")
 POSITIVE_NUMBERS = ("lr", "timeout", "step_gamma", "outer_lr")
 NOT_NEGATIVE = (
     *("seed", "image_size", "scale_lr", "micro_batch", "spawn", "gpu0_batch", "classes", "early_stop", "profile"),
@@ -440,6 +449,10 @@ def compression(text: str) -> Compression:
     raise ValueError(text)
 
 
+OF_EXCHANGES = ("sync_warmup", "stream", "outer_lr", "outer_momentum")
+LINKS_OFF = {name: getattr(Settings, name) for name in ("compress", "sync_every", *OF_EXCHANGES)}
+
+
 def slow_links(settings: Settings) -> Iterator[str]:
     """What is wrong with the settings of that group."""
     given = f"--compress {settings.compress}"
@@ -451,6 +464,7 @@ def slow_links(settings: Settings) -> Iterator[str]:
             f"{RANKS[0]} to {RANKS[-1]}: powersgd:4; with --sync-every none, bf16, fp16, int8 or int4"
         )
         return
+    yield from automatic(settings)
     every_step = settings.sync_every <= 0
     if kind != "none" and settings.parallel != "ddp":
         yield f"{given}: goes with --parallel ddp, not with {settings.parallel}"
@@ -459,7 +473,7 @@ def slow_links(settings: Settings) -> Iterator[str]:
     if kind == "powersgd" and not every_step:
         yield f"{given}: it is for gradients; with --sync-every, which sends none: --compress int8"
     if every_step:
-        for name in ("sync_warmup", "stream", "outer_lr", "outer_momentum"):
+        for name in OF_EXCHANGES:
             if getattr(settings, name) != getattr(Settings, name):
                 yield f"{flag(name)} {getattr(settings, name)}: goes with --sync-every: give --sync-every 16"
         return
@@ -474,6 +488,19 @@ def slow_links(settings: Settings) -> Iterator[str]:
         yield f"{given}: --sync-bn makes hosts wait for each other in every layer: leave one out"
     if settings.bad_samples == "skip":
         yield f"{given}: --bad-samples skip counts the good samples of all hosts in every step: leave one out"
+
+
+def automatic(settings: Settings) -> Iterator[str]:
+    """What is wrong with --communication auto."""
+    if settings.communication != "auto":
+        if settings.allow_approximate:
+            yield "--allow-approximate: goes with --communication auto"
+        return
+    chosen = [flag(name) for name in ("compress", "sync_every") if getattr(settings, name) != getattr(Settings, name)]
+    if chosen:
+        yield f"--communication auto: it chooses {' and '.join(chosen)} itself: leave one of the two out"
+    if settings.parallel != "ddp":
+        yield f"--communication auto: goes with --parallel ddp, not with {settings.parallel}"
 
 
 def strangers(settings: Settings) -> Iterator[str]:

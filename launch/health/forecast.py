@@ -5,7 +5,8 @@ train/forecast/step_times.py): how long the steps of a host take, when its gradi
 of these sizes take. A step is simulated bucket by bucket, as DDP does it: forward and backward continue while a bucket
 is summed; a bucket's all-reduce begins when its gradients are ready on all ranks and the all-reduce before it has
 ended; the optimizer waits for the last one. On hosts without GPUs, an all-reduce needs the same cores as the backward
-pass; see `ddp_step_seconds`.
+pass; see `ddp_step_seconds`. With an exchange now and then (--sync-every), a period is simulated; see
+`period_seconds`.
 
 Not in the forecast: evaluation, checkpoints, the time to start, and the first epoch's reading of files from disk.
 """
@@ -17,12 +18,16 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+from launch.health import ways
+from launch.health.ways import Way
+
 Document = Mapping[str, Any]
 
 WORTH = 1.05  # one host more, or another option, must bring at least this many times the images/s
 WORTH_UNVERIFIED = 1.2  # the same for an option whose forecast no benchmark verifies
 LEAST_SPEED = 0.1  # the part of its speed that a backward pass keeps at least beside communication
 LARGER = 4  # times the batch that is recommended where communication takes too long
+REDUCED = ("seconds", "busy_seconds", "cpu_seconds", "training_seconds")
 FSDP_VOLUME = 1.5  # all-reduces: parameters are gathered twice and gradients scattered once, each half of one
 
 
@@ -43,11 +48,12 @@ class Compute:
 
 @dataclass(frozen=True)
 class Reduce:
-    """One bucket's all-reduce by itself."""
+    """One bucket's all-reduce by itself, or the exchange of a piece of the weights."""
 
     seconds: float  # while no rank computes anything else
     busy_seconds: float  # while a rank does
     cpu_seconds: float  # computing time that each rank spends on it
+    training_seconds: float = 0.0  # of exchanges of weights: for which training waits in any case
 
 
 @dataclass(frozen=True)
@@ -55,58 +61,54 @@ class Outlook:
     """What a run on the first `nodes` hosts is expected to be like."""
 
     nodes: int
-    option: str  # as arguments of the trainer
+    way: Way
     counts: tuple[int, ...]  # samples of each rank in a step
     step_seconds: float
     images_per_second: float  # in training, as in the trainer's result.json
     speed_up: float  # times the first host alone
     efficiency: float  # part of the sum of what the hosts do alone
     waiting: float  # part of the step in which the slowest rank waits for communication
-    verified: bool  # `make bench-forecast` compares forecasts of this option with real runs
+    verified: bool  # `make bench-forecast` compares forecasts of this way with real runs
+
+    @property
+    def option(self) -> str:
+        """As arguments of the trainer."""
+        return str(self.way)
 
 
 def outlooks(document: Document) -> list[Outlook]:
-    """For each number of hosts from 1, each communication option, the one that was asked for first."""
+    """For each number of hosts from 1, each way to communicate, the one that was asked for first."""
     made: list[Outlook] = []
     for share in document["shares"]:
-        for option in options(document, share):
-            made.append(outlook(document, share, option, made[0] if made else None))
+        for way in ways.compared(document, share):
+            made.append(outlook(document, share, way, made[0] if made else None))
     return made
 
 
-def options(document: Document, share: Mapping[str, Any]) -> list[str]:
-    """The options that make sense for this number of hosts; `--shares auto` only where the shares would differ."""
-    shares = document["settings"]["shares"]
-    ways = [f"--parallel {document['settings']['parallel']}" + (f" --shares {shares}" if shares else "")]
-    if share["world_size"] == 1:
-        return ways
-    if shares in ("", "auto"):  # else `equal` holds the shares that were asked for
-        ways.append("--parallel ddp")
-    if share["auto"] != share["equal"]:
-        ways.append("--parallel ddp --shares auto")
-    return list(dict.fromkeys([*ways, "--parallel fsdp"]))
-
-
-def outlook(
-    document: Document, share: Mapping[str, Any], option: str, alone: Outlook | None, times: int = 1
-) -> Outlook:
+def outlook(document: Document, share: Mapping[str, Any], way: Way, alone: Outlook | None, times: int = 1) -> Outlook:
     """`alone`: the outlook of the first host alone; None where this is it. `times`: factor by which the batch grows."""
-    counts = [count * times for count in (share["auto"] if "--shares auto" in option else share["equal"])]
+    counts = [count * times for count in (share["auto"] if way.shares == "auto" else share["equal"])]
     ranks = [compute(document, rank, count) for rank, count in enumerate(counts)]
-    sums = reduces(document, share["nodes"], share["world_size"])
-    step = fsdp_step_seconds(ranks, sums) if "fsdp" in option and sums else ddp_step_seconds(ranks, sums)
+    sums = reduces(document, share["nodes"], share["world_size"], way)
+    if way.sync_every:
+        within = reduces(document, 1, document["shares"][0]["world_size"])
+        if not within:  # a host of one rank has nothing to average
+            ranks = [without_ddp(one, part) for one, part in zip(ranks, document["without_ddp"], strict=False)]
+        step = period_seconds(ranks, within, sums, way.sync_every, way.stream) / way.sync_every
+    else:
+        step = fsdp_step_seconds(ranks, sums) if way.parallel == "fsdp" and sums else ddp_step_seconds(ranks, sums)
     speed = sum(counts) / step
     speed_up = speed / alone.images_per_second if alone else 1.0
     return Outlook(
         nodes=share["nodes"],
-        option=option,
+        way=way,
         counts=tuple(counts),
         step_seconds=step,
         images_per_second=speed,
         speed_up=speed_up,
         efficiency=speed_up / relative_power(document, share["world_size"]),
         waiting=max(0.0, 1 - max(rank.seconds for rank in ranks) / step),
-        verified=option in ("--parallel ddp", "--parallel none") or not sums,
+        verified=way.is_verified or not sums,
     )
 
 
@@ -145,6 +147,12 @@ def compute(document: Document, rank: int, samples: float) -> Compute:
     return Compute(tuple(min(one, ends) for one in ready), ends, update, cores, capacity)
 
 
+def without_ddp(rank: Compute, part: float) -> Compute:
+    """The rank between exchanges of weights; part: of its time that is left then."""
+    ends = max(0.0, rank.seconds * part - rank.update)
+    return replace(rank, backward_ends=ends, ready=tuple(min(one, ends) for one in rank.ready))
+
+
 def line(xs: Iterable[float], ys: Iterable[float], x: float) -> float:
     """The value at x on straight lines through the points, continued at both ends, never below 0."""
     known = sorted(dict(zip(xs, ys, strict=True)).items())
@@ -154,17 +162,18 @@ def line(xs: Iterable[float], ys: Iterable[float], x: float) -> float:
     return max(0.0, y0 + (y1 - y0) * (x - x0) / (x1 - x0))
 
 
-def reduces(document: Document, nodes: int, world: int) -> list[Reduce]:
-    """Each bucket's all-reduce on `nodes` hosts with `world` ranks; interpolated where that number was not measured."""
-    measured = document["communication"]
-    if world == 1 or not measured:
+def reduces(document: Document, nodes: int, world: int, way: Way = ways.PLAIN) -> list[Reduce]:
+    """What a step's all-reduces, or a period's exchanges, take on `nodes` hosts with `world` ranks; interpolated where
+    that number was not measured."""
+    known = [(entry, found) for entry in document["communication"] if (found := ways.measured(way, entry))]
+    if world == 1 or not known or (nodes == 1 and known[0][0]["nodes"] > 1):
         return []
-    exact = [entry for entry in measured if entry["nodes"] == nodes][:1] or measured
-    worlds = [entry["world_size"] for entry in exact]
-    names = ("seconds", "busy_seconds", "cpu_seconds")
+    exact = [each for each in known if each[0]["nodes"] == nodes][:1] or known
+    worlds = [entry["world_size"] for entry, _ in exact]
+    names = [name for name in REDUCED if name in exact[0][1]]
     return [
-        Reduce(*(line(worlds, [entry[name][index] for entry in exact], world) for name in names))
-        for index in range(len(document["buckets"]))
+        Reduce(**{name: line(worlds, [found[name][index] for _, found in exact], world) for name in names})
+        for index in range(len(exact[0][1]["seconds"]))
     ]
 
 
@@ -218,6 +227,26 @@ def fsdp_step_seconds(ranks: Sequence[Compute], sums: Sequence[Reduce]) -> float
     return waiting + ddp_step_seconds(divided, sums)
 
 
+def period_seconds(
+    ranks: Sequence[Compute], within: Sequence[Reduce], pieces: Sequence[Reduce], every: int, stream: int
+) -> float:
+    """Seconds of `every` steps and the exchange that belongs to them (--sync-every); the slowest rank decides.
+
+    within: all-reduces of the ranks of a host. pieces: of the weights. Without stream training waits for all of them.
+    With it a piece has the time until the next one leaves, and takes computing time from the steps meanwhile.
+    """
+    step = ddp_step_seconds(ranks, within)
+    training = sum(piece.training_seconds for piece in pieces)
+    if not stream:
+        return every * step + training + sum(piece.seconds for piece in pieces)
+    until_next = step * max(1, every // stream)
+    taken = max(
+        sum(p.busy_seconds * (1 - backward_speed(rank, p.cpu_seconds / p.busy_seconds)) for p in pieces)
+        for rank in ranks
+    )
+    return every * step + training + taken + sum(max(0.0, p.busy_seconds - until_next) for p in pieces)
+
+
 # -- for a person ------------------------------------------------------------------------------------------------------
 
 #: What is said below every forecast.
@@ -225,24 +254,44 @@ MEANING = (
     "This is the speed in the steady state, without starting, first steps, evaluation, checkpoints and event files: a "
     "run, above all one with short epochs, is slower. Efficiency: this speed as a part of all hosts' speeds alone."
 )
+#: And this where there are approximate ways.
+APPROXIMATE = (
+    " --sync-every and powersgd change what is learned (docs/slow-links.md); in the first tenth of a run they do not "
+    "save anything yet."
+)
 
 
 def recommended(outlooks: Sequence[Outlook]) -> Outlook:
-    """The outlook with the fewest hosts, and a verified option if possible, that is nearly as fast as the fastest."""
-    chosen = outlooks[0]
-    for one in sorted(outlooks, key=lambda one: (not one.verified, one.nodes)):
+    """The outlook with the fewest hosts, and a verified way if possible, that is nearly as fast as the fastest.
+
+    None is approximate, unless it was asked for.
+    """
+    chosen, asked = outlooks[0], outlooks[0].way
+    may = [one for one in outlooks if one.way == asked or not one.way.is_approximate]
+    for one in sorted(may, key=lambda one: (not one.verified, one.nodes)):
         if one.images_per_second > chosen.images_per_second * (WORTH if one.verified else WORTH_UNVERIFIED):
             chosen = one
     return chosen
 
 
 def recommend(document: Document, link: str = "link") -> str:
-    """One sentence or two: how fast the hosts are together over this `link` ("1 Gbit/s link"), and what to do."""
+    """A few sentences: how fast the hosts are together over this `link` ("1 Gbit/s link"), and what to do."""
     made = outlooks(document)
+    said, chosen = advice(document, made, link), recommended(made)
+    most = max(one.nodes for one in made)
+    rough = [one for one in made if one.nodes == most and one.way.is_approximate and one.way != made[0].way]
+    best = max(rough, key=lambda one: one.images_per_second, default=chosen)
+    if best.images_per_second > chosen.images_per_second * WORTH:
+        said += f" At some cost in accuracy: {times(best.speed_up)} with {best.option} (docs/slow-links.md)."
+    return said
+
+
+def advice(document: Document, made: Sequence[Outlook], link: str) -> str:
+    """What to do without approximation."""
     alone, most = made[0], max(one.nodes for one in made)
     if most == 1:
         return f"1 host: {alone.images_per_second:.0f} images/s."
-    asked = next(one for one in made if one.nodes == most)
+    asked = next(one for one in made if one.nodes == most)  # the way that was asked for comes first
     chosen = recommended(made)
     waiting = f"{asked.waiting:.0%} of the step is waiting for it"
     said = f"{most} hosts over this {link}: {times(asked.speed_up)} the speed of one host ({waiting})."
@@ -252,8 +301,8 @@ def recommend(document: Document, link: str = "link") -> str:
         other = "" if chosen.option == asked.option else f" with {chosen.option}"
         return f"{said} Use NODES={chosen.nodes}{other}: {times(chosen.speed_up)}."
     # All hosts and the first one alone, both with the larger batch; the steps are extrapolated.
-    first = outlook(document, document["shares"][0], asked.option, None, LARGER)
-    larger = outlook(document, document["shares"][-1], asked.option, first, LARGER)
+    first = outlook(document, document["shares"][0], asked.way, None, LARGER)
+    larger = outlook(document, document["shares"][-1], asked.way, first, LARGER)
     if larger.speed_up > WORTH:
         size = document["settings"]["batch_size"] * LARGER
         said += f" Use --batch-size {size} ({times(larger.speed_up)} the speed of one host with that batch;"

@@ -128,6 +128,8 @@ def make_forecast(
     slowest = choose.slowest(links)
     advice = forecast.recommend(measured, f"{rate(slowest)} link" if slowest else "link")
     note = forecast.MEANING
+    if any(one.way.is_approximate for one in outlooks):
+        note += forecast.APPROXIMATE
     if not all(one.verified for one in outlooks):
         note += " * Calculated only: forecasts of this option have not been compared with real runs."
     report = {"rows": rows, "recommendation": advice, "note": note}

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from launch.cli import exits, signals
+from launch.cli.output import say
 from launch.cli.refusal import Problem, Refusal
 from launch.cli.signals import undisturbed
 from launch.hosts import door, ssh
@@ -37,14 +38,15 @@ def run(
     machines: Sequence[Machine],
     arguments: Sequence[str] = (),
     ports: Ports | None = None,
+    wait: bool = False,
 ) -> dict[str, Any]:
     """The document of a probe with `arguments` on `hosts`; `machines` are their connections, in the same order.
 
-    `ports`: free ones; None: the hosts are asked for them first. Whatever happens, all of the probe is removed on every
-    host that answers.
+    `ports`: free ones; None: the hosts are asked for them first. `wait`: for runs in progress on them. Whatever
+    happens, all of the probe is removed on every host that answers.
 
     Raises:
-        Refusal: with the root cause and its host; also when a run is in progress on one of them.
+        Refusal: with the root cause and its host; also when a run is in progress on one of them, unless `wait`.
     """
     options = Options(len(hosts), tuple(arguments), module="train.forecast.probe", direct=True)
     name, owner = plans.new_run_id(), ssh.local_user()
@@ -52,7 +54,7 @@ def run(
     some = replace(cluster, hosts=list(hosts))
     document: dict[str, Any] = {}
     ends: list[HostEnd] = []
-    with turn(machines, name, owner, False, lambda text: None):
+    with turn(machines, name, owner, wait, say if wait else lambda text: None):
         found = ports or readiness.check(machines, hosts, cluster.image.id)
         plan = plans.make_plan(some, options, name, found, owner, created)
         with undisturbed():  # a container that is still being created cannot be removed

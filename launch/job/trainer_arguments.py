@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -33,8 +34,9 @@ def split(text: str) -> list[str]:
         raise refuse("ARGS", f"ARGS={text}: {error}", "close the quotation") from None
 
 
-def check(args: Sequence[str], world_size: int, own: Path | None = None) -> None:
-    """Let the trainer itself check its arguments, as `inline` returns them; it needs no torch for that.
+def check(args: Sequence[str], world_size: int, own: Path | None = None) -> dict[str, Any]:
+    """Let the trainer itself check its arguments, as `inline` returns them; it needs no torch for that. Returns what
+    they mean, by the names of train/settings.py; {} where that is not known.
 
     own: the folder of a project, here, for which the names of own parts are checked too.
     What only a rank can know (data, memory) is not checked here, and nothing is if only the hosts have the config file.
@@ -42,7 +44,7 @@ def check(args: Sequence[str], world_size: int, own: Path | None = None) -> None
     """
     configs = (Path(word) for flag, word in itertools.pairwise(args) if flag == "--config")
     if any(config.is_absolute() and not config.is_file() for config in configs):
-        return
+        return {}
     search = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     words = [sys.executable, "-P", "-m", "train", "--check-settings", *args]
     words += ["--project", str(own.resolve())] if own else []
@@ -55,6 +57,13 @@ def check(args: Sequence[str], world_size: int, own: Path | None = None) -> None
         said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
         fix = "run `.venv/bin/python -m train --check-settings` with them here, and fix what it shows"
         raise refuse("ARGS", f"the check of the settings ended with {done.returncode}: {said}", fix, exits.FAILED)
+    settings: dict[str, Any] = json.loads(done.stdout)
+    return settings
+
+
+def may_leave_communication_open(args: Sequence[str]) -> bool:
+    """Whether --communication auto may be meant, so that it is worth asking the trainer."""
+    return any("communication" in word for word in args)
 
 
 def inline(args: Sequence[str]) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from launch.hosts.clustermap import ClusterMap, MapHost
 from launch.hosts.connection import Machine
 from launch.hosts.door import Door
 from launch.job import plan as plans
-from launch.job import queue, readiness, trainer_arguments
+from launch.job import project, queue, readiness, trainer_arguments
 from launch.job import resume as resuming
 from launch.job.plan import Plan, Ports, document
 from launch.job.start import doors_of, start
@@ -75,6 +75,8 @@ def begin(
                 started.append(plan)
 
     try:
+        if trainer_arguments.may_leave_communication_open(asked.options.args):
+            asked, built = _with_way(asked, machines, built, console), None
         if built is None:
             once(asked)
         elif asked.wait or not _begun_with(built.result(), asked, once):
@@ -98,6 +100,26 @@ def _begun_with(image: Image | None, asked: Asked, once: Callable[[Asked], None]
 def _with_image(asked: Asked, image: Image) -> Asked:
     """The same with this image, not the deployed one."""
     return replace(asked, options=replace(asked.options, image=image.id))
+
+
+def _with_way(asked: Asked, machines: Sequence[Machine], built: Future[Image | None] | None, console: Console) -> Asked:
+    """The same with its --communication auto settled, on an image that the hosts have. Raises Refusal."""
+    if built is not None:
+        asked = _with_image(asked, _ship_workload(asked, machines, built.result(), console))
+    settings = check_settings(asked.options, asked.cluster, asked.workload)
+    if settings.get("communication") != "auto":
+        return asked
+    names = {host.name for host in plans.chosen_hosts(asked.cluster, asked.options.nodes)}
+    pairs = [pair for pair in zip(asked.hosts, machines, strict=True) if pair[0].name in names]
+    hosts, members = [host for host, _ in pairs], [machine for _, machine in pairs]
+    cluster, options = asked.cluster, asked.options
+    if options.image:
+        cluster = replace(cluster, image=replace(cluster.image, id=options.image))
+    own = project.IN_CONTAINER if options.project else ()
+    from launch.health import communication  # here: starting must be fast without it
+
+    args = communication.settled(settings, (*own, *options.args), cluster, hosts, members, say, asked.wait)
+    return replace(asked, options=replace(options, args=args[len(own) :]))
 
 
 def _doors(asked: Asked, machines: Sequence[Machine]) -> AbstractContextManager[Sequence[Future[Door]]]:
@@ -163,14 +185,15 @@ def quick_check(asked: Asked, machines: Sequence[Machine]) -> None:
         say(f"check: {line}")
 
 
-def check_settings(options: plans.Options, cluster: ClusterMap, workload: str) -> None:
-    """Let our own trainer check its arguments; a user's script has none that we know.
+def check_settings(options: plans.Options, cluster: ClusterMap, workload: str) -> dict[str, Any]:
+    """Let our own trainer check its arguments, and say what they mean; a user's script has none that we know: {}.
 
     Those of a project whose folder is not here name parts of an image that has run with them: they are not checked.
     """
     if options.script is None and (workload or not options.project):
         world_size = sum(host.nproc_per_node for host in plans.chosen_hosts(cluster, options.nodes))
-        trainer_arguments.check(options.args, world_size, Path(workload) if options.project else None)
+        return trainer_arguments.check(options.args, world_size, Path(workload) if options.project else None)
+    return {}
 
 
 def _ship_workload(asked: Asked, machines: Sequence[Machine], image: Image | None, console: Console) -> Image:

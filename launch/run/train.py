@@ -86,6 +86,8 @@ def train(request: Request, console: Console) -> int:
         print(plans.describe(plans.make_plan(cluster, options, run, some, owner, created)))
         chosen = "from {} to {} on {}, and from {} to {} on each host".format(*first, hosts[0].name, *reach)
         print(f"\nDry run: nothing was started. The start picks free ports {chosen}.")
+        if trainer_arguments.may_leave_communication_open(options.args):
+            print("It measures the hosts first, where --communication auto is to choose.")
         return exits.SUCCEEDED
     begun_from = Origin(commit_here(), stored(Path(workload)) if workload else "", sorted(secrets))
     asked = Asked(

@@ -11,12 +11,13 @@ import pytest
 from benchmarks import links
 from benchmarks.links import OPTIONS, WORKS, Case, Record, RunFailed, figures, losses, missing, parse
 from benchmarks.links_project import noise_images
+from launch.health import ways
 from train.settings import parse as settings_of
 from train.settings import problems
 
 
 def speed(link: str, model: str, option: str, nodes: int, rate: float) -> Record:
-    return {"link": link, "model": model, "option": option, "nodes": nodes, "rate": rate, "forecast": None}
+    return {"link": link, "model": model, "option": option, "nodes": nodes, "rate": rate}
 
 
 def accuracy(dataset: str, option: str, seed: int, percent: float) -> Record:
@@ -49,6 +50,7 @@ def test_a_figure_is_the_best_option_of_the_worst_model() -> None:
         "three_hosts_1gbit_approximate": 2.88,  # of the one model that was measured
         "exact_over_plain": 1.25,  # VGG-11's; ResNet-18's is 1.5
         "accuracy_loss_points": 0.4,
+        "worst_forecast_error": None,
     }
     assert set(figures([]).values()) == {None}
 
@@ -60,7 +62,10 @@ def test_a_loss_is_a_mean_over_the_seeds_that_both_have() -> None:
 
 
 def test_tables_have_a_row_for_each_result_and_a_column_for_a_forecast() -> None:
-    rows = list(links.speed_rows([*RECORDS, {**speed("200mbit", "vgg11", "bf16", 2, 3.0), "forecast": 3.25}]))
+    expected = {"link": "200mbit", "model": "vgg11", "nodes": 2, "rates": {"bf16": 3.25, "sync16": 9.0}}
+    records = [*RECORDS, expected, speed("200mbit", "vgg11", "bf16", 2, 3.0)]
+    assert figures(records)["worst_forecast_error"] == 0.083
+    rows = list(links.speed_rows(records))
     assert rows[1].split() == ["-", "resnet18", "plain", "1", "10.0", "1.00"]
     assert rows[-1].split() == ["200mbit", "vgg11", "bf16", "2", "3.0", "1.50", "3.2"]
     (row,) = [row for row in links.accuracy_rows(RECORDS) if row.startswith("made     sync16")]
@@ -110,6 +115,23 @@ def test_each_piece_leaves_and_takes_effect_once_in_the_period_that_counts(name:
         assert len([step for step in effects if step > first]) == settings.stream
 
 
+def test_a_forecast_is_read_from_what_make_check_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    ways = ["--parallel ddp", "--compress bf16", "--sync-every 32 --stream 4 --compress int8 *", "--parallel fsdp *"]
+    rows = [{"nodes": nodes, "option": way, "images_per_second": 10.0 * nodes} for nodes in (1, 2) for way in ways]
+    document = json.dumps({"schema": "muster.check/2", "forecast": {"rows": rows}})
+    monkeypatch.setattr(links, "output_of", lambda command, variables: f"==> Surveying\n{document}\n")
+    case = Case("forecast", {"link": "1gbit", "model": "resnet18", "nodes": 2}, [])
+    found = links.measure_forecast("lab", case)["rates"]
+    assert found == {"plain": 20.0, "bf16": 20.0, "stream32": 20.0}
+
+
+def test_every_option_is_one_that_a_forecast_compares() -> None:
+    assert {option.arguments for option in OPTIONS.values()} == {"", *(way.links for way in ways.FOR_SLOW_LINKS)}
+    for option in OPTIONS.values():
+        (way,) = [way for way in (ways.PLAIN, *ways.FOR_SLOW_LINKS) if way.links == option.arguments]
+        assert way.is_approximate == (option.kind == links.APPROXIMATE)
+
+
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_training_for_accuracy_is_not_refused(name: str) -> None:
     for learning in links.LEARNINGS:
@@ -131,7 +153,11 @@ def test_one_host_is_measured_once_and_plain_ddp_always() -> None:
     found = [tuple(case.about.values()) for case in links.cases_of(given)]
     assert found == [
         ("", "resnet18", "plain", 1),
-        *((link, "resnet18", option, 2) for link in ("1gbit", "200mbit") for option in ("plain", "bf16")),
+        *(
+            about
+            for link in ("1gbit", "200mbit")
+            for about in ((link, "resnet18", 2), *((link, "resnet18", option, 2) for option in ("plain", "bf16")))
+        ),
     ]
     assert not links.cases_of(parse(["--parts", "accuracy"]))[0].about.keys() & {"link", "nodes"}
 

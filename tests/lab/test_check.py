@@ -14,7 +14,7 @@ from launch.health import check
 from launch.health.verdicts import ERROR, HEALTHY, Verdict
 from launch.hosts import clustermap
 from launch.hosts.connection import machines
-from tests.lab.conftest import HOSTS, Lab
+from tests.lab.conftest import HOSTS, Lab, summary_of
 
 pytestmark = pytest.mark.lab
 
@@ -113,3 +113,15 @@ def test_what_a_dead_run_has_left_is_reported_with_its_owner(lab: Lab) -> None:
 def test_bad_arguments_of_a_check_are_one_message(lab: Lab) -> None:
     done = lab.fab("check", NODES=9)
     assert done.returncode == 2 and "NODES=9" in done.stdout and "Traceback" not in done.stdout
+
+
+def test_the_way_to_communicate_is_chosen_from_measurements_before_the_start(lab: Lab, shaped: None) -> None:
+    trained = "--epochs 1 --communication auto --allow-approximate"
+    done = lab.fab("train", NODES=2, ARGS=trained)
+    assert done.returncode == 0, done.stdout
+    measuring, chosen = [line for line in done.stdout.splitlines() if line.startswith("muster | communication: ")]
+    assert "measuring steps and exchanges on 2 hosts" in measuring
+    plan = json.loads((summary_of(done.stdout)[0] / "plan.json").read_text())
+    assert "--communication" not in plan["args"] and "--allow-approximate" not in plan["args"]
+    links = " ".join(plan["args"][2:])  # after --epochs 1
+    assert f"communication: {links or 'nothing is changed'}: " in chosen

@@ -13,22 +13,24 @@ import torch.distributed as dist
 
 from tests.train.parallel_ranks import ROOT, environment
 from tests.train.test_group import free_port
-from train.forecast import probe, step_times
+from train.forecast import communication, link_options, probe, step_times
 from train.model.build import build
-from train.settings import EXIT_REFUSED, SettingsError
+from train.settings import EXIT_REFUSED, Settings, SettingsError
 from train.start.group import Place
 
 CPU = torch.device("cpu")
+FIGURES = ("seconds", "cpu_seconds", "busy_seconds")
 
 
-def two_ranks(folder: Path, *arguments: str) -> tuple[list[int], str, dict[str, Any]]:
-    """Two ranks of one host: their exit statuses, what they said, and the document that they leave."""
-    place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+def two_ranks(folder: Path, *arguments: str, hosts: int = 1) -> tuple[list[int], str, dict[str, Any]]:
+    """Two ranks on one host or two: their exit statuses, what they said, and the document that they leave."""
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    place["LOCAL_WORLD_SIZE"] = str(2 // hosts)
     env = environment() | place | {"GLOO_SOCKET_IFNAME": "lo", "MUSTER_RUN_DIR": str(folder), "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(
             [sys.executable, "-m", "train.forecast.probe", *arguments], cwd=ROOT, text=True, stderr=subprocess.PIPE,
-            env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank // hosts), "MUSTER_HOST": f"h{rank * hosts // 2}"},
         ) for rank in range(2)
     ]  # fmt: skip
     try:
@@ -148,7 +150,46 @@ def test_a_forecast_gets_all_that_it_needs(tmp_path: Path) -> None:
             assert step["ready"] == sorted(step["ready"])
     (sums,) = found["communication"]
     assert sums["world_size"] == 2
-    assert all(len(sums[name]) == len(found["buckets"]) for name in step_times.REDUCED)
+    assert all(len(sums[name]) == len(found["buckets"]) for name in FIGURES)
+    assert "compress" not in sums and "exchange" not in sums  # one host has no slow link
+
+
+@pytest.mark.slow
+def test_a_forecast_gets_what_each_option_for_slow_links_takes(tmp_path: Path) -> None:
+    asked = ("--sync-every", "8", "--stream", "2", "--compress", "int4")
+    arguments = ("--forecast", "--", "--model", "resnet18", "--batch-size", "4", *asked)
+    statuses, said, document = two_ranks(tmp_path, *arguments, hosts=2)
+    assert statuses == [0, 0], said
+    (sums,) = document["forecast"]["communication"]
+    assert set(sums["compress"]) == {"bf16", "powersgd:4"} and set(sums["exchange"]) == {"int8", "int4"}
+    for name in FIGURES:
+        assert all(len(one[name]) == len(document["forecast"]["buckets"]) for one in sums["compress"].values())
+        assert all(len(one[name]) == 2 and min(one[name]) > 0 for one in sums["exchange"].values())
+
+
+@pytest.mark.parametrize(
+    ("settings", "kinds"),
+    [
+        ({}, (["bf16", "powersgd:4"], ["int8"])),
+        ({"compress": "fp16"}, (["bf16", "powersgd:4", "fp16"], ["int8"])),
+        ({"sync_every": 4}, (["bf16", "powersgd:4"], ["int8", "none"])),
+        ({"ema": 0.9}, (["bf16", "powersgd:4"], [])),
+        ({"parallel": "fsdp"}, ([], [])),
+    ],
+)
+def test_options_are_measured_where_the_link_holds_up_training(settings: dict[str, Any], kinds: Any) -> None:
+    given = Settings(**settings)
+    assert link_options.kinds_of(given, 0.06, 1.0) == kinds
+    asked = [kind for kind in (given.compress,) if kind != "none" or given.sync_every]
+    assert [kind for kinds in link_options.kinds_of(given, 0.04, 1.0) for kind in kinds] == (
+        asked if given.parallel == "ddp" else []
+    )
+
+
+def test_members_of_a_round_are_its_hosts() -> None:
+    members = link_options.members_of([2, 3, 6], 2, 1)
+    assert members.ranks == (range(2), range(2, 3)) and members.here == range(2)
+    assert 4 not in link_options.members_of([2, 3, 6], 2, 4).here
 
 
 def test_every_number_of_hosts_is_measured_up_to_four_then_doubled_ones() -> None:
@@ -168,10 +209,10 @@ def test_a_steps_figures_are_the_medians() -> None:
 
 def test_figures_of_a_round_are_those_of_its_slowest_rank() -> None:
     def entry(world: int, seconds: float) -> dict[str, Any]:
-        return {"nodes": world, "world_size": world, **{name: [seconds] for name in step_times.REDUCED}}
+        return {"nodes": world, "world_size": world, **{name: [seconds] for name in FIGURES}}
 
     every = [[entry(2, 1.0), entry(3, 5.0)], [entry(2, 2.0), entry(3, 4.0)], [entry(3, 9.0)]]
-    assert [one["seconds"] for one in step_times.merged(every)] == [[2.0], [9.0]]
+    assert [one["seconds"] for one in communication.merged(every)] == [[2.0], [9.0]]
 
 
 @pytest.mark.parametrize("between", [[], ["--"]])

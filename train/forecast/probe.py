@@ -29,6 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from train import own_parts
+from train.forecast.communication import wait_for
 from train.model import torchvision_cpu
 from train.settings import Settings, SettingsError, problems, refuse
 from train.settings import parse as parse_settings
@@ -62,12 +63,6 @@ def pattern(size: int, device: torch.device) -> Tensor:
     """
     count = size // 4
     return torch.arange(PERIOD, dtype=torch.float32, device=device).repeat(-(-count // PERIOD))[:count]
-
-
-def wait_for(device: torch.device) -> None:
-    """Waits until the device has finished its work; returns at once on the CPU."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def sum_once(values: Tensor, given: Tensor, place: Place) -> float:

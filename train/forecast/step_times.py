@@ -13,18 +13,19 @@ hosts sum up buffers of the very sizes of DDP's buckets. The document (all times
     steps: for each rank [{"samples", "seconds": a whole step, "backward": from its begin to the last backward's,
         "update": from the last backward's end to the step's, "ready": of each bucket, to be sent off, from the last
         backward's begin, "cores": computing time per second}]
+    without_ddp: [part of its step's time that a rank takes without DDP, as it trains between exchanges of weights; 1.0
+        where none was measured]
     shares: [{"nodes", "world_size", "equal": samples of each rank, "auto": the same with --shares auto}] for all
         numbers of hosts from 1
     communication: [{"nodes", "world_size", "seconds": of each bucket's all-reduce alone, "cpu_seconds": the most that a
         rank computes for it, "busy_seconds": of each bucket's all-reduce while the cores compute something else, on
-        GPUs the same as alone}] for the rounds with two ranks or more
+        GPUs the same as alone}] for the rounds with two ranks or more; of the options for slow links what
+        train/forecast/link_options.py says
 """
 
 import dataclasses
-import hashlib
 import os
 import statistics
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -34,35 +35,32 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 from train import order, own_parts, session
 from train.datasets import FETCH_SECONDS, DataError, load
+from train.forecast import link_options
+from train.forecast.communication import all_reduces, merged, spin, time_all
 from train.model.build import build as build_model
 from train.model.precision import Precision
 from train.parallel import shares
 from train.parallel.single import Single
 from train.reporting.step_stats import StepStats
 from train.session import Session
-from train.settings import Settings, SettingsError
+from train.settings import LINKS_OFF, Settings, SettingsError
 from train.start import group
 from train.start.group import Place, from_all_ranks
 from train.step import optimizer_step
 from train.torch_versions import OWN_BUFFERS
 from train.trial import trial
 
-Figures = dict[str, list[float]]
 Wrong = (SettingsError, DataError)
 SWEEPS = 3  # over all rounds
 WARM_UP_STEPS, LEAST_STEPS, MOST_STEPS = 2, 2, 20  # of a round: not timed; timed, at least and at most
 STEPS_SECONDS = 0.8  # of timed steps in a round, unless LEAST_STEPS take longer
-MOST_REPEATS = 5  # of a round's all-reduces, at most
-REDUCE_SECONDS = 3.0  # of all-reduces in a round, alone and busy each, unless one of each bucket takes longer
 REST_SECONDS = 0.25  # at most, between two repeats
-SPIN_SECONDS = 0.5  # five periods of the kernel's usual quota
-REDUCED = ("seconds", "cpu_seconds", "busy_seconds")
 EVERY_UP_TO = 4  # hosts: rounds of all numbers of hosts up to here, then of doubled ones
 
 
@@ -88,15 +86,24 @@ def measure(settings: Settings, arguments: list[str], place: Place, device: torc
         among = {nodes: worlds[nodes - 1] for nodes in rounds(len(worlds))}
         every = from_all_ranks(own_steps(made, ddp, place, batch, list(among.values()), settings), place)
         sizes = from_all_ranks(ddp.bytes, place)[0]
-        communication = []
+        rest = min(REST_SECONDS, min(step["seconds"] for step in every[place.rank]))
+        communication = list[dict[str, Any]]()
         for nodes, world in among.items():
-            members = dist.new_group(list(range(world)))
+            group_of = dist.new_group(list(range(world)))
             dist.barrier()
             if place.rank < world and world > 1:
-                rest = min(REST_SECONDS, min(step["seconds"] for step in every[place.rank]))
-                figures = reduce(sizes, members, place, world, device, rest)
+                figures = time_all(all_reduces(sizes, group_of, device), group_of, place, device, rest)
                 communication.append({"nodes": nodes, "world_size": world, **figures})
         dist.barrier()
+        communication = merged(from_all_ranks(communication, place))
+        alone = 1.0
+        if len(worlds) > 1:
+            step = max(step["seconds"] for step in every[0])
+            kinds = link_options.kinds_of(settings, sum(communication[-1]["seconds"]), step)
+            options = link_options.Options(settings, kinds, ddp.shapes, ddp.network, place, device, rest)
+            communication = options.added_to(communication, worlds)
+            if kinds[1]:
+                alone = without_ddp(made, ddp, equal(settings, batch, place.world_size)[place.rank])
         speeds = [speed(steps, batch / place.world_size) for steps in every]
         return {
             "arguments": arguments,
@@ -106,14 +113,18 @@ def measure(settings: Settings, arguments: list[str], place: Place, device: torc
             "buckets": sizes,
             "capacity": from_all_ranks(capacity, place),
             "steps": every,
+            "without_ddp": from_all_ranks(alone, place),
             "shares": [cuts(settings, batch, nodes, world, speeds) for nodes, world in enumerate(worlds, 1)],
-            "communication": merged(from_all_ranks(communication, place)),
+            "communication": communication,
         }
     finally:
         made.close()
 
 
-KEPT_SETTINGS = ("model", "dataset", "batch_size", "parallel", "shares", "amp", "micro_batch")
+KEPT_SETTINGS = (
+    *("model", "dataset", "batch_size", "parallel", "shares", "amp", "micro_batch"),
+    *("compress", "sync_every", "stream", "outer_lr", "outer_momentum"),
+)
 
 
 def build(settings: Settings, place: Place, device: torch.device) -> tuple[Session, "TimedDdp"]:
@@ -123,7 +134,7 @@ def build(settings: Settings, place: Place, device: torch.device) -> tuple[Sessi
         own_parts.use(settings.project)
         dataset = load(settings, place, lambda done: group.wait_for_all(done, "fetching", FETCH_SECONDS, place))
         size = settings.image_size or dataset.image_size
-        settings = dataclasses.replace(settings, image_size=size, parallel="none", shares="")
+        settings = dataclasses.replace(settings, image_size=size, parallel="none", shares="", **LINKS_OFF)
         found = dataset, build_model(settings.model, dataset.classes, size, settings.seed)
         trial(settings, *found)
     except Wrong as error:
@@ -192,6 +203,15 @@ def own_steps(
     return [found[count] for count in sorted(found)]
 
 
+def without_ddp(made: Session, ddp: "TimedDdp", count: int) -> float:
+    """Time of this rank's steps of `count` samples without DDP's work on gradients, as a part of that with it."""
+    found = dict[bool, list[float]]({False: [], True: []})
+    for ddp.quiet in (False, True) * SWEEPS:
+        found[ddp.quiet].append(ddp.measure(made, count, first=False)["seconds"])
+    ddp.quiet = False
+    return min(1.0, min(found[True]) / min(found[False]))
+
+
 class Clock:
     """Points in time of the device: CUDA's own events, or the processor's clock."""
 
@@ -235,8 +255,8 @@ class TimedDdp(Single):
 
     def __init__(self, settings: Settings, network: nn.Module, place: Place, device: torch.device) -> None:
         super().__init__(network, device)
-        self.clock = Clock(device)
-        self.bytes, self.ready = list[int](), list[Any]()
+        self.clock, self.quiet = Clock(device), False  # quiet: gradients are left where they are
+        self.bytes, self.ready, self.shapes = list[int](), list[Any](), list[list[Size]]()
         self.ddp = DistributedDataParallel(
             self.network,
             device_ids=[device.index] if device.type == "cuda" else None,
@@ -244,12 +264,14 @@ class TimedDdp(Single):
             **OWN_BUFFERS,
             gradient_as_bucket_view=True,
             find_unused_parameters=settings.find_unused_parameters or settings.static_graph,
+            bucket_cap_mb=settings.bucket_mb,
         )
         self.ddp.register_comm_hook(place.world_size, self.note_bucket)
         self.module = self.ddp
 
     def note_bucket(self, world: int, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         self.bytes.append(bucket.buffer().nbytes)
+        self.shapes.append([gradient.shape for gradient in bucket.gradients()])
         buffer = bucket.buffer().div_(world)  # as DDP does without a hook
         self.ready.append(self.clock.now())
         done: torch.futures.Future[Tensor] = torch.futures.Future()
@@ -258,7 +280,7 @@ class TimedDdp(Single):
 
     @contextmanager
     def passes(self, last: bool) -> Iterator[None]:
-        with nullcontext() if last else self.ddp.no_sync():
+        with nullcontext() if last and not self.quiet else self.ddp.no_sync():
             yield
 
     def measure(self, made: Session, count: int, first: bool) -> dict[str, Any]:
@@ -273,7 +295,7 @@ class TimedDdp(Single):
 
         def once() -> dict[str, Any]:
             """As train.trainer does it."""
-            self.bytes, self.ready = [], []
+            self.bytes, self.ready, self.shapes = [], [], []
             begun, cpu = self.clock.now(), time.process_time()
             made.schedule.set(made.optimizer, 0)
             torch.manual_seed(order.word(made.settings.seed, 0, 0))
@@ -314,83 +336,3 @@ def medians(entries: list[dict[str, Any]]) -> dict[str, Any]:
         return statistics.median(values)
 
     return {name: middle([entry[name] for entry in entries]) for name in entries[0]}
-
-
-def spin(place: Place) -> float:
-    """Cores' worth of computing time that this rank can use while all ranks compute (collective)."""
-    dist.barrier()
-    begun, cpu = time.perf_counter(), time.process_time()
-    with busy_cores(place):
-        time.sleep(SPIN_SECONDS)
-    return (time.process_time() - cpu) / (time.perf_counter() - begun)
-
-
-@contextmanager
-def busy_cores(place: Place) -> Iterator[None]:
-    """Threads that compute on all cores of this rank, inside the context."""
-    done, data = threading.Event(), bytes(1 << 16)
-
-    def work() -> None:
-        while not done.is_set():
-            hashlib.sha256(data)  # which lets go of the interpreter's lock
-
-    threads = max(1, len(os.sched_getaffinity(0)) // place.local_world_size)
-    workers = [threading.Thread(target=work) for _ in range(threads)]
-    for worker in workers:
-        worker.start()
-    try:
-        yield
-    finally:
-        done.set()
-        for worker in workers:
-            worker.join()
-
-
-# -- communication -----------------------------------------------------------------------------------------------------
-
-
-def reduce(sizes: list[int], members: Any, place: Place, world: int, device: torch.device, rest: float) -> Figures:
-    """All-reduces of buffers of these sizes, one after the other (collective in `members`).
-
-    Before each repeat the link has `rest` seconds without traffic, as in a step: a switch, or a limiter of a virtual
-    machine's rate, lets some data pass at once after a pause.
-    """
-    buffers = [torch.ones(size // 4, device=device) for size in sizes]
-
-    def once(buffer: Tensor) -> tuple[float, float]:
-        begun, cpu = time.perf_counter(), time.process_time()
-        dist.all_reduce(buffer, group=members)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter() - begun, time.process_time() - cpu
-
-    def repeat() -> list[list[float]]:
-        """[seconds of each bucket, computing time of each bucket]"""
-        done, begun = list[list[tuple[float, float]]](), time.perf_counter()
-        spent = torch.zeros(1, device=device)
-        while len(done) < MOST_REPEATS and spent.item() < REDUCE_SECONDS:
-            time.sleep(rest)
-            dist.barrier(members)
-            done.append([once(buffer) for buffer in buffers])
-            spent[0] = time.perf_counter() - begun
-            dist.broadcast(spent, 0, group=members)
-        return [[statistics.median(row[at][part] for row in done) for at in range(len(buffers))] for part in (0, 1)]
-
-    for buffer in buffers:  # connections are made
-        once(buffer)
-    seconds, cpu = repeat()
-    busy = seconds
-    if device.type == "cpu":
-        with busy_cores(place):
-            busy, _ = repeat()
-    return {"seconds": seconds, "cpu_seconds": cpu, "busy_seconds": busy}
-
-
-def merged(every: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Each round's figures over its ranks: the longest."""
-    found = []
-    for index, entry in enumerate(every[0]):
-        same = [mine[index - len(every[0])] for mine in every[: entry["world_size"]]]  # later hosts lack first rounds
-        longest = {name: list(map(max, *(one[name] for one in same))) for name in REDUCED}
-        found.append(entry | longest)
-    return found

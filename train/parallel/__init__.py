@@ -68,8 +68,8 @@ def make_ddp(settings: Settings, network: nn.Module, place: Place, device: torch
         within = group_within(members, device, settings.timeout)
         if len(members.here) == 1:
             return OneRankOfMany(network, device, unused or static)
-        return Ddp(network, place, device, unused, static, within)
+        return Ddp(network, place, device, unused, static, within, bucket_mb=settings.bucket_mb)
     hook = None
     if how.kind != "none":
         hook = Compressed(how, find_members(place), device, settings.timeout, steps)
-    return Ddp(network, place, device, unused, static, hook=hook)
+    return Ddp(network, place, device, unused, static, hook=hook, bucket_mb=settings.bucket_mb)

@@ -4,8 +4,8 @@ int8 and int4 cut the values into blocks, each with one float32 scale: its large
 of the code, to which the others are rounded. So a block's error is at most half a scale for each value, wherever its
 values lie, and what a value lost goes into the next exchange (train.parallel.exchange: error feedback).
 
-All works on slices of SLICE values, each coded by itself: they stay in a core's cache, and torch starts no threads for so
-few, which the training beside it has.
+All works on slices of SLICE values, each coded by itself: they stay in a core's cache, and torch starts no threads for
+so few, which the training beside it has.
 """
 
 from collections.abc import Iterator
@@ -118,10 +118,9 @@ def encode(codec: Codec, values: Tensor) -> Tensor:
     return code
 
 
-def decode(codec: Codec, code: Tensor, count: int) -> Tensor:
-    """The reverse, float32 [count]."""
-    values = torch.empty(count)
-    for part, place in slices(codec, 0, count):
+def decode(codec: Codec, code: Tensor, values: Tensor) -> Tensor:
+    """The reverse, into values, float32 [n]."""
+    for part, place in slices(codec, 0, len(values)):
         codec.decode_slice(code[place], values[part])
     return values
 

@@ -38,6 +38,7 @@ from train.parallel import state
 from train.parallel.compress import Compressed, compressed
 from train.parallel.members import Group
 from train.parallel.single import Single
+from train.settings import Settings
 from train.start.ddp_times import computed, time_steps
 from train.start.group import Place, from_all_ranks
 from train.torch_versions import OWN_BUFFERS
@@ -121,8 +122,10 @@ class Ddp(Single):
         static_graph: bool = False,
         within: Group = None,
         hook: Compressed | None = None,
+        bucket_mb: int = Settings.bucket_mb,
     ) -> None:
-        """within: the ranks whose gradients are averaged, which have equal weights; None: all. hook: how it is done."""
+        """within: the ranks whose gradients are averaged, which have equal weights; None: all. hook: how it is done.
+        bucket_mb: MiB of gradients that are sent together."""
         is_equal = within is not None or have_equal_weights(network, place)
         super().__init__(network, device)
         self.divisor = len(hook.members.ranks) if hook else dist.get_world_size(within)
@@ -136,6 +139,7 @@ class Ddp(Single):
             gradient_as_bucket_view=True,
             find_unused_parameters=find_unused_parameters,
             static_graph=static_graph,
+            bucket_cap_mb=bucket_mb,
         )
         self.module = self.ddp
         if hook:

@@ -73,8 +73,11 @@ class Piece:
         """Whether the members' weights may differ from the common ones."""
         return any(self.counts)
 
-    def weights(self) -> Tensor:
-        return torch.cat([p.detach().reshape(-1).to("cpu", torch.float32) for p in self.parameters])
+    def weights(self, out: Tensor) -> Tensor:
+        """This member's, in `out`."""
+        for parameter, part in zip(self.parameters, self.parts(out), strict=True):
+            part.copy_(parameter.detach())
+        return out
 
     def gradient(self, part: slice) -> Tensor:
         """What this member has to say of these values: from its weights to the anchor, as a gradient points, and what
@@ -100,8 +103,9 @@ class Exchange:
     stream: int
     codec: Codec
     pieces: list[Piece]
-    group: Any  # gloo's, of all ranks: between the hosts go tensors of the CPU
+    group: Any  # gloo's, of all members' ranks: between the hosts go tensors of the CPU
     waited: float = 0.0  # seconds that training has waited here
+    spare: list[Tensor] = field(default_factory=list)  # see `room`
     background: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "exchange"))
 
     # -- when ----------------------------------------------------------------------------------------------------------
@@ -144,7 +148,7 @@ class Exchange:
         parts = torch.tensor(piece.counts, dtype=torch.float64)
         parts /= parts.sum()
         piece.counts = [0] * len(piece.counts)
-        piece.started = piece.weights()
+        piece.started = piece.weights(self.room(len(piece.anchor)))
         piece.started_buffers = self.buffers() if piece is self.pieces[0] else torch.zeros(0)
         piece.mean = self.background.submit(self.averaged, piece, parts.tolist())
 
@@ -154,7 +158,8 @@ class Exchange:
         mean = self.result(piece)
         assert piece.started is not None
         assert piece.started_buffers is not None
-        gradient, buffers = decode(mean.codec, mean.code, len(piece.anchor)), mean.buffers
+        gradient, buffers = self.room(len(piece.anchor)), mean.buffers
+        decode(mean.codec, mean.code, gradient)
         if with_outer:
             piece.anchor.grad = gradient
             piece.outer.step()
@@ -169,7 +174,14 @@ class Exchange:
             parameter.add_(value.to(parameter.device)) if piece.is_behind else parameter.copy_(value)
         if len(buffers):
             self.put_buffers(self.buffers() + buffers - piece.started_buffers if piece.is_behind else buffers)
+        self.spare += [gradient, piece.started]
         piece.mean = piece.started = piece.started_buffers = None
+
+    def room(self, count: int) -> Tensor:
+        """float32 [count], of any values, in memory that is used again: the system takes longer for fresh memory than a
+        pass over it does."""
+        whole = self.spare.pop() if self.spare else torch.empty(max(len(piece.anchor) for piece in self.pieces))
+        return whole.as_strided((count,), (1,))
 
     def result(self, piece: Piece) -> Mean:
         assert piece.mean is not None
@@ -302,7 +314,7 @@ class Exchange:
         if piece.mean is None:
             return None
         mean = self.result(piece)
-        return decode(mean.codec, mean.code, len(piece.anchor)), mean.buffers
+        return decode(mean.codec, mean.code, torch.empty(len(piece.anchor))), mean.buffers
 
     def own_state(self) -> dict[str, Any]:
         """Of this member, beside its weights. After `state`."""
@@ -326,7 +338,8 @@ class Exchange:
             self.load_momentum(piece, state["momentum"][number])
             if piece.error is not None and own["errors"][number] is not None:
                 piece.error.copy_(own["errors"][number])
-            piece.started, piece.started_buffers = own["started"][number], own["started_buffers"][number]
+            started, piece.started_buffers = own["started"][number], own["started_buffers"][number]
+            piece.started = None if started is None else self.room(len(started)).copy_(started)
             for name, parameter in zip(piece.names, piece.parameters, strict=True):
                 parameter.copy_(weights[name])
 
@@ -342,7 +355,7 @@ class Exchange:
         known = torch.cat(momentum) if momentum and all(each is not None for each in momentum) else None
         first = 0
         for piece in self.pieces:
-            piece.anchor.copy_(piece.weights())
+            piece.weights(piece.anchor)
             piece.counts = [0] * len(piece.counts)
             if known is not None and len(known) == sum(len(each.anchor) for each in self.pieces):
                 self.load_momentum(piece, known[first : first + len(piece.anchor)])
@@ -364,7 +377,8 @@ def make_exchange(settings: Settings, network: nn.Module, members: Members, step
         outer = torch.optim.SGD([anchor], settings.outer_lr, momentum, nesterov=momentum > 0)
         counts = [0] * len(members.ranks)
         made.append(Piece([name for name, _ in part], [p for _, p in part], anchor, error, outer, counts))
-    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=settings.timeout))
+    ranks = [rank for member in members.ranks for rank in member]
+    group = dist.new_group(ranks, backend="gloo", timeout=timedelta(seconds=settings.timeout))
     warmup = round(settings.sync_warmup * steps)
     exchange = Exchange(network, members, settings.sync_every, warmup, settings.stream, codec, made, group)
     exchange.begin()

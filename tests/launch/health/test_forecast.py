@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from benchmarks.forecast import steady_rate
 from launch.health import forecast
-from launch.health.forecast import Compute, Reduce
+from launch.health.forecast import Compute, Reduce, period_seconds
+from launch.health.ways import FOR_SLOW_LINKS, Way
 
 SECONDS = st.floats(0.001, 10)
 
@@ -41,6 +42,7 @@ def document(reduce: float, slowness: tuple[float, ...] = (1.0, 1.0, 1.0), **set
         "buckets": [1 << 20, 1 << 20],
         "capacity": [None] * world,
         "steps": [[step(samples, 0.01 * samples * slow) for samples in (20, 40, 120)] for slow in slowness],
+        "without_ddp": [1.0] * world,
         "shares": shares,
         "communication": [{"nodes": nodes, "world_size": nodes, **sums} for nodes in range(2, world + 1)],
     }
@@ -173,3 +175,78 @@ def test_a_model_whose_steps_take_the_same_time_with_any_batch_gets_a_forecast()
     assert forecast.compute(made, 0, 10).seconds == pytest.approx(0.004)
     assert forecast.compute(made, 0, 80).seconds == pytest.approx(0.002)  # between measured ones the line holds
     assert forecast.recommend(made, "link")
+
+
+# -- the options for slow links ----------------------------------------------------------------------------------------
+
+
+def with_options(known: dict[str, Any], compressed: float, exchanged: float) -> dict[str, Any]:
+    """The document, with what a bucket's all-reduce takes compressed, and the exchange of each of four pieces."""
+    for entry in known["communication"]:
+        sums = {name: [compressed] * 2 for name in ("seconds", "busy_seconds")} | {"cpu_seconds": [0.0] * 2}
+        pieces = {name: [exchanged] * 4 for name in ("seconds", "busy_seconds")}
+        pieces |= {"cpu_seconds": [0.0] * 4, "training_seconds": [0.01] * 4}
+        entry |= {"compress": {"bf16": sums, "powersgd:4": sums}, "exchange": {"int8": pieces}}
+    return known
+
+
+def of_way(known: dict[str, Any], way: Way) -> forecast.Outlook:
+    return next(one for one in forecast.outlooks(known) if one.nodes == 2 and one.way == way)
+
+
+def test_training_waits_for_an_exchange_once_in_a_period() -> None:
+    pieces = [Reduce(0.5, 0.6, 0.0, 0.05), Reduce(0.5, 0.6, 0.0, 0.05)]
+    ranks = [rank((0.5,), 0.9), rank((0.5,), 1.9)]
+    assert period_seconds(ranks, [], pieces, 10, 0) == pytest.approx(10 * 2.0 + 1.0 + 0.1)
+
+
+def test_a_piece_on_its_way_costs_what_it_computes_and_what_it_is_late() -> None:
+    piece = Reduce(1.0, 2.0, 0.5, 0.05)
+    free, scarce = rank((0.5,), 0.9), rank((0.5,), 0.9, capacity=1.0)
+    assert period_seconds([free], [], [piece] * 4, 16, 4) == pytest.approx(16 + 0.2)  # a piece has 4 s
+    assert period_seconds([scarce], [], [piece] * 4, 16, 4) == pytest.approx(16 + 0.2 + 4 * 0.5)
+    assert period_seconds([free], [], [piece] * 4, 4, 4) == pytest.approx(4 + 0.2 + 4 * 1.0)  # and here 1 s
+
+
+def test_ranks_of_a_host_sum_up_in_every_step_of_a_period() -> None:
+    known = with_options(document(0.2), 0.1, 0.0)
+    for share in known["shares"]:
+        share["world_size"] *= 2
+    known = known | {"steps": known["steps"] * 2, "capacity": known["capacity"] * 2}
+    within = {name: [1.0, 1.0] for name in ("seconds", "busy_seconds")} | {"cpu_seconds": [0.0, 0.0]}
+    way = Way(sync_every=16, compress="int8")
+    share = known["shares"][1] | {"equal": [30] * 4, "auto": [30] * 4}
+    alone = forecast.outlook(known, share, way, None)
+    known["communication"].insert(0, {"nodes": 1, "world_size": 2, **within})
+    both = forecast.outlook(known, share, way, None)
+    assert both.step_seconds > alone.step_seconds + 1.0
+
+
+def test_ways_are_compared_where_they_were_measured() -> None:
+    bare, rich = document(0.2, (1.0, 1.0)), with_options(document(0.2, (1.0, 1.0)), 0.1, 0.1)
+    assert not any(one.way in FOR_SLOW_LINKS for one in forecast.outlooks(bare))
+    assert {one.way for one in forecast.outlooks(rich) if one.nodes == 2} >= set(FOR_SLOW_LINKS)
+    assert {one.way for one in forecast.outlooks(rich) if one.nodes == 1} == {Way()}
+    assert of_way(rich, Way(compress="bf16")).step_seconds < of_way(rich, Way()).step_seconds
+    rare = of_way(rich, Way(sync_every=16, compress="int8"))
+    assert rare.step_seconds == pytest.approx(0.6 + (4 * 0.1 + 0.04) / 16)
+    lighter = of_way(rich | {"without_ddp": [0.9, 0.8]}, Way(sync_every=16, compress="int8"))
+    assert lighter.step_seconds == pytest.approx(0.54 + (4 * 0.1 + 0.04) / 16)
+
+
+def test_the_way_that_was_asked_for_comes_first_and_all_have_its_shares() -> None:
+    known = with_options(document(0.2, (1.0, 2.0), compress="int8", sync_every=5, stream=2, shares="auto"), 0.1, 0.1)
+    found = [one for one in forecast.outlooks(known) if one.nodes == 2]
+    assert found[0].option == "--sync-every 5 --stream 2 --compress int8 --shares auto"
+    assert Way(shares="auto", compress="bf16") in [one.way for one in found]
+
+
+def test_what_costs_accuracy_is_said_but_recommended_to_those_alone_who_asked_for_it() -> None:
+    known = with_options(document(0.5, (1.0, 1.0)), 0.3, 0.1)
+    said = forecast.recommend(known)
+    assert "Use NODES=2 with --compress bf16" in said
+    assert (
+        "At some cost in accuracy: 2.0 x with --sync-every 32 --stream 4 --compress int8 (docs/slow-links.md)" in said
+    )
+    asked = with_options(document(0.5, (1.0, 1.0), sync_every=16, compress="int8"), 0.3, 0.1)
+    assert "Use all 2." in forecast.recommend(asked)

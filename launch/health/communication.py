@@ -1,0 +1,83 @@
+"""`--communication auto`: how the hosts of a run exchange what they learned, chosen from a forecast before its start.
+
+The forecast is that of `make check`, of the very training that is about to begin. A way that changes what is learned is
+chosen only with --allow-approximate.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from launch.health import forecast, run_probe
+from launch.health.forecast import WORTH, Outlook, times
+from launch.health.ways import ACCURACY
+from launch.hosts.clustermap import ClusterMap, MapHost
+from launch.hosts.connection import Machine
+
+#: What overrides a config that asks for a choice: it is made.
+MADE = ("--communication", "as-given", "--no-allow-approximate")
+
+
+def settled(
+    settings: Mapping[str, Any],
+    args: Sequence[str],
+    cluster: ClusterMap,
+    hosts: Sequence[MapHost],
+    machines: Sequence[Machine],
+    say: Callable[[str], object],
+    wait: bool = False,
+) -> tuple[str, ...]:
+    """The trainer's arguments with the choice made; measures on the hosts where there is something to choose.
+
+    settings: what args mean to the trainer. wait: for runs in progress. Raises Refusal as launch.health.run_probe.
+    """
+    args = without_flags(args)
+    if len(hosts) == 1:
+        say("communication: one host has nobody to talk to; nothing is changed")
+        return args
+    say(f"communication: measuring steps and exchanges on {len(hosts)} hosts, to choose")
+    asked = ["--forecast", "--", *args]
+    document = run_probe.run(cluster, hosts, machines, asked, wait=wait)["forecast"]
+    made = [one for one in forecast.outlooks(document) if one.nodes == len(hosts)]
+    best = chosen(made, settings["allow_approximate"])
+    say(f"communication: {sentence(made, best)}")
+    return (*args, *shlex.split(best.way.links))
+
+
+def without_flags(args: Sequence[str]) -> tuple[str, ...]:
+    """The arguments without those that ask for a choice. Pure."""
+    kept = [
+        word
+        for before, word in pairwise(["", *args])
+        if word.split("=")[0] not in ("--communication", "--allow-approximate") and before != "--communication"
+    ]
+    return (*kept, *(MADE if "--config" in kept else ()))
+
+
+def chosen(made: Sequence[Outlook], approximate: bool) -> Outlook:
+    """The fastest, if it is worth it; else the one that was asked for, which comes first. Pure.
+
+    made: for all hosts of the run. Shares are as asked for.
+    """
+    asked = made[0]
+    may = [one for one in made if one.way.links and (approximate or not one.way.is_approximate)]
+    best = max(may, key=lambda one: one.images_per_second, default=asked)
+    return best if best.images_per_second > WORTH * asked.images_per_second else asked
+
+
+def sentence(made: Sequence[Outlook], best: Outlook) -> str:
+    """What was chosen, and why. Pure."""
+    asked = made[0]
+    if best.way == asked.way:
+        waits = f"{asked.waiting:.0%} of a step is waiting for the network"
+        more = "; --allow-approximate would find a faster way that changes what is learned"
+        more = more if chosen(made, True).way != asked.way else ""
+        return f"nothing is changed: {waits}, and no exact way is {WORTH - 1:.0%} faster{more}"
+    gain = f"{times(best.speed_up)} the speed of one host, against {times(asked.speed_up)} without (forecast)"
+    cost = "results differ by rounding"
+    if best.way.is_approximate:
+        cost = f"in our table it cost {ACCURACY[best.way.links]} of accuracy (docs/slow-links.md)"
+    return f"{best.way.links}: {gain}; {cost}"

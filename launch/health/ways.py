@@ -1,0 +1,96 @@
+"""The ways in which hosts can exchange what they learned, that a forecast compares; as arguments of the trainer.
+
+Exact ones change a result by rounding; approximate ones are another training, which may end less accurate. Nothing
+chooses those for a user who did not ask for it (--allow-approximate).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Way:
+    """Settings of the trainer (train/settings.py)."""
+
+    parallel: str = "ddp"
+    shares: str = ""
+    compress: str = "none"
+    sync_every: int = 0
+    stream: int = 0
+
+    @property
+    def links(self) -> str:
+        """The arguments of the options for slow links; "" for plain data parallelism."""
+        given = [f"--sync-every {self.sync_every}"] if self.sync_every else []
+        given += [f"--stream {self.stream}"] if self.stream else []
+        given += [f"--compress {self.compress}"] if self.compress != "none" else []
+        return " ".join(given)
+
+    def __str__(self) -> str:
+        given = ["" if self.links else f"--parallel {self.parallel}", self.links]
+        return " ".join(filter(None, [*given, f"--shares {self.shares}" if self.shares else ""]))
+
+    @property
+    def is_approximate(self) -> bool:
+        return self.sync_every > 0 or self.compress.startswith("powersgd")
+
+    @property
+    def is_verified(self) -> bool:
+        """`make bench-forecast` compares forecasts of it with real runs."""
+        plain = Way(self.parallel) == self and self.parallel in ("ddp", "none")
+        return plain or self in FOR_SLOW_LINKS
+
+
+PLAIN = Way()
+#: What is compared where the network holds up training.
+FOR_SLOW_LINKS = (
+    Way(compress="bf16"),
+    Way(compress="powersgd:4"),
+    Way(sync_every=16, compress="int8"),
+    Way(sync_every=32, stream=4, compress="int8"),
+)
+
+
+#: Points of accuracy that the approximate ones lost, on digits and on made pictures, in benchmarks/RESULTS.md.
+ACCURACY = {
+    "--compress powersgd:4": "TODO",
+    "--sync-every 16 --compress int8": "TODO",
+    "--sync-every 32 --stream 4 --compress int8": "TODO",
+}
+
+
+def asked_for(settings: Mapping[str, Any]) -> Way:
+    """settings: of the probe's document."""
+    names = ("parallel", "shares", "compress", "sync_every", "stream")
+    return Way(**{name: settings[name] for name in names if name in settings})
+
+
+def measured(way: Way, entry: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What a round of the probe's document has of this way's exchanges; None: it was not measured."""
+    kinds = entry.get("exchange", {}) if way.sync_every else entry.get("compress", {}) | {"none": entry}
+    found: Mapping[str, Any] | None = kinds.get(way.compress)
+    return found
+
+
+def compared(document: Mapping[str, Any], share: Mapping[str, Any]) -> list[Way]:
+    """The ways that make sense for this number of hosts, the one that was asked for first.
+
+    `--shares auto` only where the shares would differ; the options for slow links with the shares that were asked for.
+    """
+    asked = asked_for(document["settings"])
+    if share["world_size"] == 1:
+        return [asked]
+    plain = replace(asked, compress="none", sync_every=0, stream=0)
+    ways = [asked, plain]
+    if asked.shares in ("", "auto"):  # else `equal` holds the shares that were asked for
+        ways.append(PLAIN)
+    if share["auto"] != share["equal"]:
+        ways.append(Way(shares="auto"))
+    if asked.parallel == "ddp":
+        rounds = document["communication"]
+        known = [way for way in FOR_SLOW_LINKS if any(measured(way, entry) for entry in rounds)]
+        ways += [replace(way, shares=asked.shares) for way in known]
+    return list(dict.fromkeys([*ways, Way("fsdp")]))

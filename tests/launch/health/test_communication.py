@@ -1,0 +1,80 @@
+"""Promises of --communication auto: what is chosen, what is said of it, and what the trainer is given."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import pytest
+
+from launch.health import communication, forecast, run_probe
+from launch.health.ways import ACCURACY, FOR_SLOW_LINKS, Way
+from tests.launch.health.test_forecast import document, with_options
+from tests.launch.samples import cluster
+from train.settings import parse, problems
+
+
+def choice(reduce: float, compressed: float, exchanged: float, approximate: bool) -> tuple[Way, str]:
+    """(what is chosen on two hosts, what is said)"""
+    known = with_options(document(reduce, (1.0, 1.0)), compressed, exchanged)
+    made = [one for one in forecast.outlooks(known) if one.nodes == 2]
+    best = communication.chosen(made, approximate)
+    return best.way, communication.sentence(made, best)
+
+
+def test_an_exact_way_is_taken_where_it_gains_anything() -> None:
+    way, said = choice(0.5, 0.3, 0.1, False)
+    assert way == Way(compress="bf16")
+    assert said.startswith("--compress bf16: ") and "against" in said and "rounding" in said
+
+
+def test_what_changes_the_training_needs_the_flag_and_its_cost_is_said() -> None:
+    way, said = choice(0.5, 0.3, 0.1, True)
+    assert way == Way(sync_every=32, stream=4, compress="int8")
+    assert f"it cost {ACCURACY[way.links]} of accuracy" in said
+    assert set(ACCURACY) == {way.links for way in FOR_SLOW_LINKS if way.is_approximate}
+
+
+def test_nothing_is_changed_where_it_gains_nothing_and_why_is_said() -> None:
+    way, said = choice(0.001, 0.001, 0.001, True)
+    assert way == Way() and said.startswith("nothing is changed: 0% of a step is waiting") and "allow" not in said
+    way, said = choice(0.5, 0.5, 0.1, False)
+    assert way == Way() and "--allow-approximate would find a faster way" in said
+
+
+@pytest.mark.parametrize(
+    ("typed", "left"),
+    [
+        ("--epochs 2 --communication auto --lr 1", "--epochs 2 --lr 1"),
+        ("--communication=auto --allow-approximate", ""),
+        ("--config {} --communication auto", "--config {} --communication as-given --no-allow-approximate"),
+    ],
+)
+def test_the_trainer_is_given_the_choice_alone(typed: str, left: str) -> None:
+    assert communication.without_flags(shlex.split(typed)) == tuple(shlex.split(left))
+
+
+@pytest.mark.parametrize("config", [False, True])
+@pytest.mark.parametrize("way", FOR_SLOW_LINKS, ids=str)
+def test_what_is_chosen_is_what_the_trainer_takes(config: bool, way: Way) -> None:
+    asks = '--config \'{"communication": "auto", "allow_approximate": true}\'' if config else "--communication auto"
+    args = [*communication.without_flags(shlex.split(asks)), *shlex.split(way.links)]
+    settings = parse(args)
+    assert problems(settings, 2) == [] and settings.communication == "as-given"
+    assert (settings.compress, settings.sync_every, settings.stream) == (way.compress, way.sync_every, way.stream)
+
+
+def test_hosts_are_measured_before_the_choice_and_one_host_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    known, said, asked = cluster(1, 1), list[str](), list[Any]()
+
+    def probe(*given: Any, wait: bool) -> dict[str, Any]:
+        asked.append((given[3], wait))
+        return {"forecast": with_options(document(0.5, (1.0, 1.0)), 0.3, 0.1)}
+
+    monkeypatch.setattr(run_probe, "run", probe)
+    settings = {"allow_approximate": False}
+    args = communication.settled(settings, ["--communication", "auto"], known, known.hosts, [], said.append, True)
+    assert args == ("--compress", "bf16") and asked == [(["--forecast", "--"], True)]
+    assert said[-1].startswith("communication: --compress bf16: ")
+    alone = communication.settled(settings, ["--communication", "auto"], known, known.hosts[:1], [], said.append)
+    assert alone == () and len(asked) == 1 and "one host" in said[-1]
