@@ -160,8 +160,8 @@ LEARNINGS = (
     Learning("digits", "--model resnet18 --dataset digits --epochs 12 --batch-size 60"),
     Learning(
         "made",
-        f"--project {PROJECT} --model made_images:net --dataset made_images:dataset --workers 0 --epochs 12 "
-        "--batch-size 60",
+        f"--project {PROJECT} --model made_images:net --dataset made_images:dataset --workers 0 --epochs 36 "
+        "--batch-size 60 --optimizer sgd --momentum 0.9 --lr 0.1 --weight-decay 0.0005",
     ),
 )
 

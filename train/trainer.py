@@ -28,6 +28,8 @@ from train.settings import Every, every
 from train.start.muster_run import tell
 from train.step import optimizer_step
 
+SLACK = 4  # steps that the figures are late with --sync-every: so far hosts may drift apart in time
+
 
 @dataclass
 class StopRequest:
@@ -78,7 +80,8 @@ class Training:
     def __post_init__(self) -> None:
         session = self.session
         self.clock = CheckpointClock(every(session.settings.checkpoint_every))
-        self.stats = StepStats(session.place.world_size, session.place.rank, session.device)
+        behind = SLACK if session.exchange else 1
+        self.stats = StepStats(session.place.world_size, session.place.rank, session.device, behind)
         if self.writer and session.settings.parallel in ("ddp", "none"):  # whose states are the live tensors
             self.writer.guard(session.optimizer)
         self.reserved = session.settings.blocking_checkpoints
@@ -131,7 +134,7 @@ class Training:
                     return False
         if session.exchange and session.evaluation_is_due:
             session.exchange.settle()
-        self.take(self.stats.flush())
+        self.take(*self.stats.flush())
         if not position.images:
             raise DataError("no training image can be decoded: `python -m train verify-data` says why of each")
         position.seconds = time.monotonic() - begun  # with the work that the device still had
@@ -160,7 +163,8 @@ class Training:
             stop=bool(self.stop.by), due=self.clock.due_by_time(), times=times, lr=lr,
             seconds=position.seconds,
         )  # fmt: skip
-        self.take(record)
+        if record:
+            self.take(record)
         tell(
             "training", position.step, session.total_steps, epoch=position.epoch + 1, epochs=settings.epochs,
             loss=record.loss if record else None, rate=position.images / position.seconds or None,
@@ -175,24 +179,23 @@ class Training:
             if self.writer:
                 self.writer.reserve(state if self.session.place.local_rank == 0 else None, own)
 
-    def take(self, record: StepRecord | None) -> None:
-        """Adds up the figures of a step, which come one step later; the same on all ranks."""
-        if record is None:
-            return
-        position = self.session.position
-        self.due = self.due or record.due
-        self.stopping = self.stopping or bool(record.stop)
-        position.loss += record.loss_sum
-        position.correct += record.correct
-        position.images += record.images
-        self.report.step(record)
+    def take(self, *records: StepRecord) -> None:
+        """Adds up the figures of steps, which come some steps later; the same on all ranks."""
+        for record in records:
+            position = self.session.position
+            self.due = self.due or record.due
+            self.stopping = self.stopping or bool(record.stop)
+            position.loss += record.loss_sum
+            position.correct += record.correct
+            position.images += record.images
+            self.report.step(record)
 
     def checkpoint_is_due(self) -> bool:
         return self.clock.due_by_steps(self.session.position.step) or self.due
 
     def checkpoint(self) -> None:
         """Raises NonFiniteLoss rather than keep weights that a step just spoilt."""
-        self.take(self.stats.flush())
+        self.take(*self.stats.flush())
         begun = time.monotonic()
         state, own = state_of(self.session), own_state_of(self.session)
         if self.writer:

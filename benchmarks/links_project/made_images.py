@@ -30,7 +30,7 @@ AT_ONCE = 200  # pictures that are made together
 LARGE, SMALL = (0.22, 0.36), (0.08, 0.13)  # least and greatest radius of an object, in edges
 WAVES = (7, 14)  # of a texture, from edge to edge
 CLOUDS = (0.15, 0.85)  # least and greatest brightness of the background
-NOISE = 0.16  # its standard deviation, where 1 is from black to white
+NOISE = 0.35  # its standard deviation, where 1 is from black to white
 CONTRAST = (0.15, 0.45)  # least and most, of a texture
 
 Floats = npt.NDArray[np.float32]

@@ -30,6 +30,8 @@ REPORTED = ("torch", "cuda", "nccl", "code")
 PROBE_START_SECONDS = 6.0
 ALL_REDUCE_BYTES, LONGEST_SUM_SECONDS = (2**20, 2**24, 2**27), 10.0
 FORECAST_STEPS_SECONDS, SUMS_SECONDS = 4.0, 3.0  # of a round's steps in all sweeps; of a round's sums, at least
+OPTIONS_SECONDS, OPTIONS_SUMS = 10.0, 15  # of the options for slow links: in any case; in sums of a round
+SHORT_SUM_SECONDS = 0.05  # for which they are left out
 RESNET18_BYTES = 46_800_000  # of its gradients
 
 
@@ -57,13 +59,15 @@ def all_reduce_seconds(hosts: int, links: Sequence[Link]) -> float:
 def forecast_seconds(hosts: int, links: Sequence[Link]) -> float:
     """How long `make_forecast` is expected to take for a model of the size of resnet18.
 
-    In the round of k hosts, its gradients are summed three times at least: at first, alone, and beside other work.
+    In the round of k hosts, its gradients are summed three times at least: at first, alone, and beside other work. Where
+    that takes long, so do the exchanges of the options for slow links.
     """
     rounds = {*range(1, min(hosts, 4) + 1), *(2**k for k in range(2, hosts.bit_length())), hosts}
     slowest = choose.slowest(links)
     sums = [sum_seconds(RESNET18_BYTES, count, slowest) for count in rounds if count > 1]
     steps = FORECAST_STEPS_SECONDS * len(rounds)
-    return PROBE_START_SECONDS + steps + sum(one + 2 * max(one, SUMS_SECONDS) for one in sums)
+    options = OPTIONS_SECONDS + OPTIONS_SUMS * sum(sums) if max(sums, default=0.0) > SHORT_SUM_SECONDS else 0.0
+    return PROBE_START_SECONDS + steps + sum(one + 2 * max(one, SUMS_SECONDS) for one in sums) + options
 
 
 def all_reduce(

@@ -89,9 +89,9 @@ def test_adding_a_step_waits_for_nothing_of_it(device: torch.device) -> None:
     watch.add(2, 1, one * 2, one, finite, 1)  # reads step 1, done long ago
     after.record()
     assert not before.query()
-    record = watch.flush()
+    (record,) = watch.flush()
     assert before.query()
-    assert record is not None and record.loss == 2.0
+    assert record.loss == 2.0
 
 
 @pytest.mark.parametrize("amp", ["bf16", pytest.param("fp16", marks=pytest.mark.gpu)])

@@ -209,7 +209,7 @@ def stats(rank: int, world_size: int) -> dict[str, Any]:
     other = StepStats(world_size, rank, CPU)
     other.add(9, 2, torch.tensor(1.0), torch.tensor(1), torch.tensor(True), world_size)
     last = other.flush()
-    return {"seen": seen, "error": error, "last": last and (last.step, last.loss), "none": other.flush()}
+    return {"seen": seen, "error": error, "last": [(one.step, one.loss) for one in last], "none": other.flush()}
 
 
 CASES = {"two_losses": two_losses, "averaged": averaged, "overflow": overflow, "stats": stats}

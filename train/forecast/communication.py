@@ -17,8 +17,8 @@ from train.start.group import Place
 
 Timed = Callable[[], tuple[float, float]]  # one exchange: (seconds, computing time)
 Figures = dict[str, list[float]]
-REPEATS = 5  # of a round's exchanges, at most
-REPEATS_SECONDS = 3.0  # of a round's exchanges, alone and busy each, unless one of each takes longer
+MOST_REPEATS = 5  # of a round's exchanges, at most
+MOST_SECONDS = 3.0  # of a round's exchanges, alone and busy each, unless one of each takes longer
 SPIN_SECONDS = 0.5  # five periods of the kernel's usual quota
 
 
@@ -74,7 +74,7 @@ def wait_for(device: torch.device) -> None:
 
 
 def time_all(
-    exchanges: Sequence[Timed], group: Any, place: Place, device: torch.device, rest: float, most: int = REPEATS
+    exchanges: Sequence[Timed], group: Any, place: Place, device: torch.device, rest: float, most: int = MOST_REPEATS
 ) -> Figures:
     """Of each exchange, one after the other (collective in `group`): {"seconds", "cpu_seconds", "busy_seconds": beside
     other work of the processor; on GPUs the same as alone}.
@@ -87,7 +87,7 @@ def time_all(
         """[seconds of each, computing time of each]"""
         done, begun = list[list[tuple[float, float]]](), time.perf_counter()
         spent = torch.zeros(1, device=device)
-        while len(done) < most and spent.item() < REPEATS_SECONDS:
+        while len(done) < most and spent.item() < MOST_SECONDS:
             time.sleep(rest)
             dist.barrier(group)
             done.append([once() for once in exchanges])

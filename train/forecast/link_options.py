@@ -30,8 +30,8 @@ from train.start.group import Place, from_all_ranks
 COMPARED = ("bf16", "powersgd:4")  # of --compress without --sync-every
 EXCHANGED = ("int8",)  # with it
 PIECES = 4
-REPEATS = 2  # of each, at most
-WORTH = 0.05  # part of a step; shorter all-reduces leave nothing to gain
+OPTION_REPEATS = 2  # of each, at most
+LEAST_WAIT = 0.05  # part of a step; shorter all-reduces leave nothing to gain
 
 Kinds = tuple[list[str], list[str]]  # of --compress: without --sync-every, with it
 
@@ -41,7 +41,7 @@ def kinds_of(settings: Settings, reduced: float, step: float) -> Kinds:
     if settings.parallel != "ddp":
         return [], []
     every, rare = list[str](), list[str]()
-    if reduced > WORTH * step:
+    if reduced > LEAST_WAIT * step:
         every, rare = list(COMPARED), list(EXCHANGED)
     (rare if settings.sync_every else every).append(settings.compress)
     fits = [kind for kind in rare if not list(slow_links(exchanging(settings, kind)))]
@@ -171,7 +171,7 @@ class Options:
         return {"compress": compress, "exchange": exchange}
 
     def timed(self, exchanges: Sequence[Timed], group: Any) -> dict[str, list[float]]:
-        return time_all(exchanges, group, self.place, self.device, self.rest, REPEATS)
+        return time_all(exchanges, group, self.place, self.device, self.rest, OPTION_REPEATS)
 
     def hook_calls(self, hook: Compressed) -> list[Timed]:
         """Of each bucket, as after the first part of a run, when PowerSGD has begun."""

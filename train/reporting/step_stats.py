@@ -1,11 +1,14 @@
 """Loss, accuracy and gradient norm of each global batch over all ranks, and the stop where they are not finite.
 
 One small all-reduce runs beside the next step and is read only when that step adds its own: the figures come one step
-later, and no step waits for a GPU, a network or its logging. The same sum carries what one rank knows and all must
-agree on: that it was asked to stop, and that a checkpoint is due; and how long each rank computed and waited.
+later, and no step waits for a GPU, a network or its logging. Hosts that exchange weights now and then (--sync-every)
+get some steps more, so that one which takes longer for a step does not hold up the others. The same sum carries what
+one rank knows and all must agree on: that it was asked to stop, and that a checkpoint is due; and how long each rank
+computed and waited.
 """
 
 import math
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +19,8 @@ from torch import Tensor
 LOSS, CORRECT, NORM, FIRST_RANK = 0, 1, 2, 3
 SLOTS = 3  # of each rank: its bits, and the seconds that it computed and waited
 NOT_FINITE, STOP, DUE = 1, 2, 4  # bits of a rank's own slot
+
+Pending = tuple[Tensor, Tensor, Any, dict[str, Any]]  # as StepStats._to_host, and what is known of the step
 
 
 class NonFiniteLoss(Exception):
@@ -49,15 +54,15 @@ class StepRecord:
 
 
 class StepStats:
-    """Sums over the ranks, read one step later. Every rank calls `add` and `flush` at the same places (collective).
+    """Sums over the ranks, read `behind` steps later. Collective: all ranks call `add` and `flush` at the same places.
 
     CUDA's path (a side stream, pinned memory, an event) waits for no kernel of the step just enqueued.
     """
 
-    def __init__(self, world_size: int, rank: int, device: torch.device) -> None:
-        self.world_size, self.rank, self.device = world_size, rank, device
+    def __init__(self, world_size: int, rank: int, device: torch.device, behind: int = 1) -> None:
+        self.world_size, self.rank, self.device, self.behind = world_size, rank, device, behind
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.pending: tuple[Tensor, Tensor, Any, dict[str, Any]] | None = None
+        self.pending = deque[Pending]()
         self.votes: tuple[Tensor, Tensor, Any] | None = None
 
     def add(
@@ -74,12 +79,12 @@ class StepStats:
         times: tuple[float, float] | None = None,
         **values: Any,
     ) -> StepRecord | None:
-        """Starts the sum of this step; returns the step before it, None at the first.
+        """Starts the sum of this step; returns the one `behind` steps before it, None at the first ones.
 
         loss_sum, correct: this rank's sums; finite: bool, of its losses and the gradient; grad_norm: the same on all
         ranks; all on the device, with no dimensions. images: of the global batch. stop: this rank was asked to stop;
         due: its clock says that a checkpoint is due. times: seconds that this rank computed and waited in a step, where
-        it has timed one since the last call. Raises NonFiniteLoss where the step before was not finite.
+        it has timed one since the last call. Raises NonFiniteLoss where the step that it reads was not finite.
         """
         mine = torch.zeros(FIRST_RANK + SLOTS * self.world_size, dtype=torch.float64, device=self.device)
         mine[LOSS] = loss_sum.detach()
@@ -90,15 +95,15 @@ class StepStats:
         for number, seconds in enumerate(times or (), 1):
             mine[FIRST_RANK + number * self.world_size + self.rank] = seconds
         work = dist.all_reduce(mine, async_op=True) if self.world_size > 1 else None
-        before = self.pending
-        self.pending = (*self._to_host(mine, work), {"step": step, "epoch": epoch, "images": images, "values": values})
-        return self._read(before)
+        about = {"step": step, "epoch": epoch, "images": images, "values": values}
+        self.pending.append((*self._to_host(mine, work), about))
+        return self._read(self.pending.popleft()) if len(self.pending) > self.behind else None
 
-    def flush(self) -> StepRecord | None:
-        """The last step's, waiting for it: at the end of an epoch and before a checkpoint is written. Raises
+    def flush(self) -> list[StepRecord]:
+        """Those of the last steps, waiting for them: at the end of an epoch and before a checkpoint is written. Raises
         NonFiniteLoss."""
-        before, self.pending = self.pending, None
-        return self._read(before)
+        last, self.pending = self.pending, deque()
+        return [self._read(each) for each in last]
 
     def vote(self, stop: bool) -> bool:
         """Where there are no steps: starts the sum of whether a rank was asked to stop; returns what all ranks said at
@@ -134,9 +139,7 @@ class StepStats:
             event.record(self.stream)
         return host, sums, event  # the device's tensor is kept until it was copied
 
-    def _read(self, pending: tuple[Tensor, Tensor, Any, dict[str, Any]] | None) -> StepRecord | None:
-        if pending is None:
-            return None
+    def _read(self, pending: Pending) -> StepRecord:
         host, _, ready, about = pending
         loss_sum, correct, norm, *rest = self._ready(host, ready).tolist()
         slots, *times = (tuple(rest[n * self.world_size : (n + 1) * self.world_size]) for n in range(SLOTS))

@@ -72,9 +72,9 @@ def test_the_check_of_the_settings_is_given_the_folder_that_is_here(
 
     def run(words: list[str], **more: object) -> subprocess.CompletedProcess[str]:
         asked.append(words)
-        return subprocess.CompletedProcess(words, 0, "", "")
+        return subprocess.CompletedProcess(words, 0, '{"epochs": 1}\n', "")
 
     monkeypatch.setattr(subprocess, "run", run)
-    trainer_arguments.check(["--epochs", "1"], 2, tmp_path)
+    assert trainer_arguments.check(["--epochs", "1"], 2, tmp_path) == {"epochs": 1}
     trainer_arguments.check(["--epochs", "1"], 2)
     assert [words[-3:] for words in asked] == [["1", "--project", str(tmp_path)], ["--check-settings", "--epochs", "1"]]
