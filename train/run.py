@@ -29,8 +29,8 @@ from train.trial import trial
 SAVE_SECONDS = 600.0  # in which the last checkpoint of a run that stops has to be on the disk
 Wrong = (SettingsError, DataError, CheckpointError, proof.ProofError)
 NOT_CHOSEN = (
-    "--communication auto: `make train` chooses from measurements of the hosts; started by hand there are none: give "
-    "--compress or --sync-every (docs/slow-links.md), or leave it out"
+    "--communication auto: nothing was chosen: `make train` alone does that, where it can read all settings; give "
+    "--compress or --sync-every instead (docs/slow-links.md), or leave it out"
 )
 
 

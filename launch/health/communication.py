@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 from launch.health import forecast, run_probe
@@ -16,9 +15,7 @@ from launch.health.forecast import WORTH, Outlook, times
 from launch.health.ways import ACCURACY
 from launch.hosts.clustermap import ClusterMap, MapHost
 from launch.hosts.connection import Machine
-
-#: What overrides a config that asks for a choice: it is made.
-MADE = ("--communication", "as-given", "--no-allow-approximate")
+from launch.job import trainer_arguments
 
 
 def settled(
@@ -34,27 +31,17 @@ def settled(
 
     settings: what args mean to the trainer. wait: for runs in progress. Raises Refusal as launch.health.run_probe.
     """
-    args = without_flags(args)
+    args = trainer_arguments.without_choice(args)
     if len(hosts) == 1:
         say("communication: one host has nobody to talk to; nothing is changed")
         return args
     say(f"communication: measuring steps and exchanges on {len(hosts)} hosts, to choose")
-    asked = ["--forecast", "--", *args]
+    asked = ["--of-all", "--forecast", "--", *args]
     document = run_probe.run(cluster, hosts, machines, asked, wait=wait)["forecast"]
     made = [one for one in forecast.outlooks(document) if one.nodes == len(hosts)]
     best = chosen(made, settings["allow_approximate"])
     say(f"communication: {sentence(made, best)}")
     return (*args, *shlex.split(best.way.links))
-
-
-def without_flags(args: Sequence[str]) -> tuple[str, ...]:
-    """The arguments without those that ask for a choice. Pure."""
-    kept = [
-        word
-        for before, word in pairwise(["", *args])
-        if word.split("=")[0] not in ("--communication", "--allow-approximate") and before != "--communication"
-    ]
-    return (*kept, *(MADE if "--config" in kept else ()))
 
 
 def chosen(made: Sequence[Outlook], approximate: bool) -> Outlook:
@@ -75,7 +62,8 @@ def sentence(made: Sequence[Outlook], best: Outlook) -> str:
         waits = f"{asked.waiting:.0%} of a step is waiting for the network"
         more = "; --allow-approximate would find a faster way that changes what is learned"
         more = more if chosen(made, True).way != asked.way else ""
-        return f"nothing is changed: {waits}, and no exact way is {WORTH - 1:.0%} faster{more}"
+        kind = "exact way" if more else "way"
+        return f"nothing is changed: {waits}, and no {kind} is {WORTH - 1:.0%} faster{more}"
     gain = f"{times(best.speed_up)} the speed of one host, against {times(asked.speed_up)} without (forecast)"
     cost = "results differ by rounding"
     if best.way.is_approximate:

@@ -87,10 +87,11 @@ def outlooks(document: Document) -> list[Outlook]:
 
 def outlook(document: Document, share: Mapping[str, Any], way: Way, alone: Outlook | None, times: int = 1) -> Outlook:
     """`alone`: the outlook of the first host alone; None where this is it. `times`: factor by which the batch grows."""
+    plain = ways.without_links(way) if share["nodes"] == 1 else way  # a host alone has no slow link
     counts = [count * times for count in (share["auto"] if way.shares == "auto" else share["equal"])]
     ranks = [compute(document, rank, count) for rank, count in enumerate(counts)]
-    sums = reduces(document, share["nodes"], share["world_size"], way)
-    if way.sync_every:
+    sums = reduces(document, share["nodes"], share["world_size"], plain)
+    if plain.sync_every:
         within = reduces(document, 1, document["shares"][0]["world_size"])
         if not within:  # a host of one rank has nothing to average
             ranks = [without_ddp(one, part) for one, part in zip(ranks, document["without_ddp"], strict=False)]
@@ -167,7 +168,7 @@ def reduces(document: Document, nodes: int, world: int, way: Way = ways.PLAIN) -
     that number was not measured."""
     known = [(entry, found) for entry in document["communication"] if (found := ways.measured(way, entry))]
     if world == 1 or not known or (nodes == 1 and known[0][0]["nodes"] > 1):
-        return []
+        return []  # of one host with one rank
     exact = [each for each in known if each[0]["nodes"] == nodes][:1] or known
     worlds = [entry["world_size"] for entry, _ in exact]
     names = [name for name in REDUCED if name in exact[0][1]]

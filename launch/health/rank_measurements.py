@@ -59,8 +59,8 @@ def all_reduce_seconds(hosts: int, links: Sequence[Link]) -> float:
 def forecast_seconds(hosts: int, links: Sequence[Link]) -> float:
     """How long `make_forecast` is expected to take for a model of the size of resnet18.
 
-    In the round of k hosts, its gradients are summed three times at least: at first, alone, and beside other work. Where
-    that takes long, so do the exchanges of the options for slow links.
+    In the round of k hosts, its gradients are summed three times at least: at first, alone, and beside other work.
+    Where that takes long, so do the exchanges of the options for slow links.
     """
     rounds = {*range(1, min(hosts, 4) + 1), *(2**k for k in range(2, hosts.bit_length())), hosts}
     slowest = choose.slowest(links)

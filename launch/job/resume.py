@@ -18,6 +18,7 @@ from launch.files import ROOT, read_json, runs_dir
 from launch.hosts.inventory import build_name
 from launch.job.plan import SCHEMA, Options, run_dir_on_host
 from launch.job.project import parted
+from launch.job.trainer_arguments import may_leave_communication_open, without_choice
 
 LAST = "last"
 Plans = Mapping[str, Mapping[str, Any]]  # run id -> its plan.json, {} where there is none
@@ -82,8 +83,13 @@ def continued(options: Options, earlier: Earlier) -> Options:
         then, now = (script or "Muster's own trainer" for script in (earlier.script, options.script))
         fix = "give the same WORKLOAD and SCRIPT" if earlier.script else "leave out WORKLOAD and SCRIPT"
         raise refuse("RESUME", f"run {earlier.run} ran {then}, not {now}", fix)
-    args = options.args or earlier.args if options.script else (*earlier.args, *options.args)
+    args = options.args or earlier.args if options.script else (*earlier.args, *same_communication(options.args))
     return replace(options, resume=earlier.run, args=args, project=options.project or earlier.project)
+
+
+def same_communication(args: tuple[str, ...]) -> tuple[str, ...]:
+    """New arguments, without a wish to choose --communication: that was done when the earlier run began."""
+    return without_choice(args) if may_leave_communication_open(args, None) else args
 
 
 def has_checkpoint_command(earlier: Earlier) -> str:

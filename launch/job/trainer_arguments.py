@@ -61,9 +61,24 @@ def check(args: Sequence[str], world_size: int, own: Path | None = None) -> dict
     return settings
 
 
-def may_leave_communication_open(args: Sequence[str]) -> bool:
-    """Whether --communication auto may be meant, so that it is worth asking the trainer."""
-    return any("communication" in word for word in args)
+def may_leave_communication_open(args: Sequence[str], script: str | None) -> bool:
+    """Whether --communication auto may be meant, so that it is worth asking the trainer; script: which is not ours."""
+    return script is None and any("communication" in word for word in args)
+
+
+#: What overrides a config that asks for a choice of --communication: it is made.
+CHOICE_MADE = ("--communication", "as-given", "--no-allow-approximate")
+
+
+def without_choice(args: Sequence[str]) -> tuple[str, ...]:
+    """The arguments without those that ask for a choice of --communication."""
+    flags = ("--communication", "--allow-approximate")
+    kept = [
+        word
+        for before, word in itertools.pairwise(["", *args])
+        if word.split("=")[0] not in flags and before != "--communication"
+    ]
+    return (*kept, *(CHOICE_MADE if "--config" in kept else ()))
 
 
 def inline(args: Sequence[str]) -> tuple[str, ...]:

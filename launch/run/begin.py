@@ -75,7 +75,7 @@ def begin(
                 started.append(plan)
 
     try:
-        if trainer_arguments.may_leave_communication_open(asked.options.args):
+        if trainer_arguments.may_leave_communication_open(asked.options.args, asked.options.script):
             asked, built = _with_way(asked, machines, built, console), None
         if built is None:
             once(asked)
@@ -107,8 +107,16 @@ def _with_way(asked: Asked, machines: Sequence[Machine], built: Future[Image | N
     if built is not None:
         asked = _with_image(asked, _ship_workload(asked, machines, built.result(), console))
     settings = check_settings(asked.options, asked.cluster, asked.workload)
+    if not settings and "auto" in " ".join(asked.options.args):
+        what = (
+            "--communication auto: what else is set stands where only the hosts can read it, so nothing can be chosen"
+        )
+        raise refuse("ARGS", what, "give --compress or --sync-every instead (docs/slow-links.md)")
     if settings.get("communication") != "auto":
         return asked
+    if not asked.wait:  # what speaks against the run is better said before its hosts are measured
+        check_before_start(asked, machines)
+        quick_check(asked, machines)
     names = {host.name for host in plans.chosen_hosts(asked.cluster, asked.options.nodes)}
     pairs = [pair for pair in zip(asked.hosts, machines, strict=True) if pair[0].name in names]
     hosts, members = [host for host, _ in pairs], [machine for _, machine in pairs]

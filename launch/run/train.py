@@ -76,7 +76,7 @@ def train(request: Request, console: Console) -> int:
     run, created = plans.new_run_id(), datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     owner = ssh.local_user()
     if request.dry_run:
-        check_settings(options, cluster, workload)
+        settings = check_settings(options, cluster, workload)
         if workload:
             from containers.workload_image import reference_of
 
@@ -86,7 +86,7 @@ def train(request: Request, console: Console) -> int:
         print(plans.describe(plans.make_plan(cluster, options, run, some, owner, created)))
         chosen = "from {} to {} on {}, and from {} to {} on each host".format(*first, hosts[0].name, *reach)
         print(f"\nDry run: nothing was started. The start picks free ports {chosen}.")
-        if trainer_arguments.may_leave_communication_open(options.args):
+        if settings.get("communication") == "auto" and len(members) > 1:
             print("It measures the hosts first, where --communication auto is to choose.")
         return exits.SUCCEEDED
     begun_from = Origin(commit_here(), stored(Path(workload)) if workload else "", sorted(secrets))

@@ -171,6 +171,7 @@ def test_a_forecast_gets_what_each_option_for_slow_links_takes(tmp_path: Path) -
     ("settings", "kinds"),
     [
         ({}, (["bf16", "powersgd:4"], ["int8"])),
+        ({"communication": "auto"}, (["bf16", "powersgd:4"], ["int8"])),
         ({"compress": "fp16"}, (["bf16", "powersgd:4", "fp16"], ["int8"])),
         ({"sync_every": 4}, (["bf16", "powersgd:4"], ["int8", "none"])),
         ({"ema": 0.9}, (["bf16", "powersgd:4"], [])),

@@ -53,7 +53,7 @@ def exchanging(settings: Settings, kind: str) -> Settings:
     pieces = settings.stream or PIECES
     every = max(settings.sync_every, pieces)
     outer = {name: getattr(settings, name) for name in ("outer_lr", "outer_momentum")}
-    off = dataclasses.replace(settings, **LINKS_OFF)
+    off = dataclasses.replace(settings, communication="as-given", allow_approximate=False, **LINKS_OFF)
     return dataclasses.replace(off, compress=kind, sync_every=every, stream=pieces, sync_warmup=0.0, **outer)
 
 

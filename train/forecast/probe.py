@@ -145,8 +145,8 @@ def versions() -> dict[str, str]:
     }
 
 
-def run(settings: Settings | None, arguments: list[str], complaint: str, seconds: float) -> int:
-    """Measure and write. `settings`: of the training to forecast, None: the all-reduce alone.
+def run(settings: Settings | None, arguments: list[str], complaint: str, seconds: float, of_all: bool = False) -> int:
+    """Measure and write. `settings`: of the training to forecast, None: the all-reduce alone. of_all: see step_times.
 
     Raises WrongValue, and what a training raises.
     """
@@ -185,7 +185,7 @@ def run(settings: Settings | None, arguments: list[str], complaint: str, seconds
             )
 
             try:
-                document["forecast"] = step_times.measure(settings, arguments, place, device)
+                document["forecast"] = step_times.measure(settings, arguments, place, device, of_all)
             except step_times.Wrong as error:  # the same on all ranks
                 return refuse(str(error), shown=place.rank == 0)
         if place.rank == 0:
@@ -214,6 +214,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str] | None]:
     rest = arguments[cut + 1 :] if cut < len(arguments) else None
     parser = Parser(prog="python -m train.forecast.probe", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=4.0, help="limit of the all-reduce's repeats (default: 4)")
+    parser.add_argument("--of-all", action="store_true", help="a forecast for one host and for all of them alone")
     parser.epilog = "--forecast [--] ARGS: measure what a forecast of the training with ARGS needs, instead"
     options = parser.parse_args(arguments[:cut])
     return options, rest[1:] if rest and rest[0] == "--" else rest
@@ -221,17 +222,17 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str] | None]:
 
 def main(arguments: list[str]) -> int:
     torchvision_cpu.watch()
-    settings, complaint, rest, seconds = None, "", None, 0.0
+    settings, complaint, rest, seconds, of_all = None, "", None, 0.0, False
     try:
         options, rest = parse(arguments)
-        seconds = options.seconds
+        seconds, of_all = options.seconds, options.of_all
         if rest is not None:
             settings = parse_settings(rest)
             found = [*problems(settings, Place.from_environment().world_size), *own_parts.problems(settings)]
             complaint = "; ".join(found)
     except SettingsError as error:
         complaint = str(error)
-    return run(settings, rest or [], complaint, seconds)
+    return run(settings, rest or [], complaint, seconds, of_all)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from launch.health import communication, forecast, run_probe
 from launch.health.ways import ACCURACY, FOR_SLOW_LINKS, Way
+from launch.job.trainer_arguments import without_choice
 from tests.launch.health.test_forecast import document, with_options
 from tests.launch.samples import cluster
 from train.settings import parse, problems
@@ -32,6 +34,7 @@ def test_what_changes_the_training_needs_the_flag_and_its_cost_is_said() -> None
     way, said = choice(0.5, 0.3, 0.1, True)
     assert way == Way(sync_every=32, stream=4, compress="int8")
     assert f"it cost {ACCURACY[way.links]} of accuracy" in said
+    assert all(re.fullmatch(r"\d+\.\d points", cost) for cost in ACCURACY.values())
     assert set(ACCURACY) == {way.links for way in FOR_SLOW_LINKS if way.is_approximate}
 
 
@@ -51,14 +54,14 @@ def test_nothing_is_changed_where_it_gains_nothing_and_why_is_said() -> None:
     ],
 )
 def test_the_trainer_is_given_the_choice_alone(typed: str, left: str) -> None:
-    assert communication.without_flags(shlex.split(typed)) == tuple(shlex.split(left))
+    assert without_choice(shlex.split(typed)) == tuple(shlex.split(left))
 
 
 @pytest.mark.parametrize("config", [False, True])
 @pytest.mark.parametrize("way", FOR_SLOW_LINKS, ids=str)
 def test_what_is_chosen_is_what_the_trainer_takes(config: bool, way: Way) -> None:
     asks = '--config \'{"communication": "auto", "allow_approximate": true}\'' if config else "--communication auto"
-    args = [*communication.without_flags(shlex.split(asks)), *shlex.split(way.links)]
+    args = [*without_choice(shlex.split(asks)), *shlex.split(way.links)]
     settings = parse(args)
     assert problems(settings, 2) == [] and settings.communication == "as-given"
     assert (settings.compress, settings.sync_every, settings.stream) == (way.compress, way.sync_every, way.stream)
@@ -74,7 +77,7 @@ def test_hosts_are_measured_before_the_choice_and_one_host_is_not(monkeypatch: p
     monkeypatch.setattr(run_probe, "run", probe)
     settings = {"allow_approximate": False}
     args = communication.settled(settings, ["--communication", "auto"], known, known.hosts, [], said.append, True)
-    assert args == ("--compress", "bf16") and asked == [(["--forecast", "--"], True)]
+    assert args == ("--compress", "bf16") and asked == [(["--of-all", "--forecast", "--"], True)]
     assert said[-1].startswith("communication: --compress bf16: ")
     alone = communication.settled(settings, ["--communication", "auto"], known, known.hosts[:1], [], said.append)
     assert alone == () and len(asked) == 1 and "one host" in said[-1]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.forecast import steady_rate
 from launch.health import forecast
 from launch.health.forecast import Compute, Reduce, period_seconds
-from launch.health.ways import FOR_SLOW_LINKS, Way
+from launch.health.ways import FOR_SLOW_LINKS, Way, compared
 
 SECONDS = st.floats(0.001, 10)
 
@@ -227,9 +227,14 @@ def test_ways_are_compared_where_they_were_measured() -> None:
     assert not any(one.way in FOR_SLOW_LINKS for one in forecast.outlooks(bare))
     assert {one.way for one in forecast.outlooks(rich) if one.nodes == 2} >= set(FOR_SLOW_LINKS)
     assert {one.way for one in forecast.outlooks(rich) if one.nodes == 1} == {Way()}
+    two_ranks = rich | {"shares": [share | {"world_size": 2 * share["world_size"]} for share in rich["shares"]]}
+    assert not any(way in FOR_SLOW_LINKS for way in compared(two_ranks, two_ranks["shares"][0]))
     assert of_way(rich, Way(compress="bf16")).step_seconds < of_way(rich, Way()).step_seconds
     rare = of_way(rich, Way(sync_every=16, compress="int8"))
     assert rare.step_seconds == pytest.approx(0.6 + (4 * 0.1 + 0.04) / 16)
+    asked = with_options(document(0.2, (1.0, 1.0), sync_every=16, compress="int8"), 0.1, 0.1)
+    alone = [one for one in forecast.outlooks(asked) if one.nodes == 1]
+    assert alone[0].way.sync_every == 16 and alone[0].step_seconds == pytest.approx(1.2)  # and nobody to exchange with
     lighter = of_way(rich | {"without_ddp": [0.9, 0.8]}, Way(sync_every=16, compress="int8"))
     assert lighter.step_seconds == pytest.approx(0.54 + (4 * 0.1 + 0.04) / 16)
 
