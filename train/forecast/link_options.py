@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Size, Tensor, nn
+from torch import Size, nn
 
 from train.forecast.communication import Timed, merged, time_all, wait_for
-from train.parallel.compress import Compressed
+from train.parallel.compress import Bucket, Compressed
 from train.parallel.exchange import Exchange, Piece, make_exchange
 from train.parallel.members import Members
 from train.settings import LINKS_OFF, Settings, compression, slow_links
@@ -64,33 +64,11 @@ def members_of(worlds: Sequence[int], nodes: int, rank: int) -> Members:
     return Members(ranks, mine, rank)
 
 
-@dataclass(frozen=True)
-class Sent:
-    """A bucket of DDP's, without DDP: what hooks read of it."""
-
-    values: Tensor
-    views: list[Tensor]
-    number: int
-    last: bool
-
-    @staticmethod
-    def of(shapes: Sequence[Size], number: int, last: bool, device: torch.device) -> "Sent":
-        """shapes: of the parameters whose gradients it has."""
-        values = torch.randn(sum(shape.numel() for shape in shapes), device=device)
-        parts = values.split([shape.numel() for shape in shapes])
-        return Sent(values, [part.view(shape) for part, shape in zip(parts, shapes, strict=True)], number, last)
-
-    def buffer(self) -> Tensor:
-        return self.values
-
-    def index(self) -> int:
-        return self.number
-
-    def is_last(self) -> bool:
-        return self.last
-
-    def gradients(self) -> list[Tensor]:
-        return self.views
+def bucket_of(shapes: Sequence[Size], number: int, last: bool, device: torch.device) -> Bucket:
+    """A bucket of DDP's, without DDP. shapes: of the parameters whose gradients it has."""
+    values = torch.randn(sum(shape.numel() for shape in shapes), device=device)
+    parts = values.split([shape.numel() for shape in shapes])
+    return Bucket(values, [part.view(shape) for part, shape in zip(parts, shapes, strict=True)], number, last)
 
 
 @dataclass
@@ -178,7 +156,7 @@ class Options:
         if hook.power is not None:
             hook.power.iter = hook.power.start_powerSGD_iter
 
-        def of(bucket: Sent) -> Timed:
+        def of(bucket: Bucket) -> Timed:
             def once() -> tuple[float, float]:
                 begun, cpu = time.perf_counter(), time.process_time()
                 hook.start(bucket).wait()
@@ -188,4 +166,4 @@ class Options:
             return once
 
         last = len(self.shapes) - 1
-        return [of(Sent.of(shapes, index, index == last, self.device)) for index, shapes in enumerate(self.shapes)]
+        return [of(bucket_of(shapes, index, index == last, self.device)) for index, shapes in enumerate(self.shapes)]

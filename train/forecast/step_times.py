@@ -129,7 +129,7 @@ def measure(
 
 KEPT_SETTINGS = (
     *("model", "dataset", "batch_size", "parallel", "shares", "amp", "micro_batch"),
-    *("compress", "sync_every", "stream", "outer_lr", "outer_momentum"),
+    *("compress", "sync_every", "stream"),
 )
 
 

@@ -14,6 +14,7 @@ with a process group of its own, while backward goes on. On GPUs a stream does.
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,24 +33,30 @@ LEAST_WHOLE = 2  # DDP sorts its buckets anew after the first step; PowerSGD's m
 DICTS = ("error_dict", "p_memory_dict", "q_memory_dict")  # of PowerSGDState, by the number of a bucket
 
 
+@dataclass(frozen=True)
 class Bucket:
     """What the hooks read of torch's GradBucket, which is only there while DDP calls."""
 
-    def __init__(self, bucket: Any) -> None:
-        self._buffer, self._index, self._last = bucket.buffer(), bucket.index(), bucket.is_last()
-        self._gradients = bucket.gradients()
+    values: Tensor
+    views: list[Tensor]  # of them, in the parameters' shapes
+    number: int
+    last: bool
+
+    @staticmethod
+    def of(bucket: Any) -> "Bucket":
+        return Bucket(bucket.buffer(), bucket.gradients(), bucket.index(), bucket.is_last())
 
     def buffer(self) -> Tensor:
-        return self._buffer
+        return self.values
 
     def index(self) -> int:
-        return self._index
+        return self.number
 
     def is_last(self) -> bool:
-        return self._last
+        return self.last
 
     def gradients(self) -> list[Tensor]:
-        return self._gradients
+        return self.views
 
 
 class Compressed:
@@ -69,7 +76,7 @@ class Compressed:
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def start(self, bucket: Any) -> Future[Tensor]:
-        copy = Bucket(bucket)
+        copy = Bucket.of(bucket)
         if self.thread is not None:
             done: Future[Tensor] = Future()
             self.thread.submit(self.settle, done, copy)
