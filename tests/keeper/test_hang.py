@@ -128,6 +128,16 @@ def test_a_hang_in_the_evaluation_is_found_and_its_steps_are_its_own() -> None:
     assert found is not None and found < BAR_SECONDS
 
 
+def test_a_rank_that_says_the_same_step_again_still_works() -> None:
+    clock = Clock()
+    clock.train((0, 1), [0.1] * 50)
+    for _ in range(30):  # an exchange over a slow link
+        assert clock.silence(2.0) is None
+        clock.say(0, phase="training", step=50)
+    found = clock.silence(60)
+    assert found is not None and found < BAR_SECONDS
+
+
 def test_who_never_reports_is_not_judged() -> None:
     clock = Clock()
     assert clock.silence(10_000) is None

@@ -67,6 +67,17 @@ def test_phases_come_at_once_and_steps_ten_a_second(keeper: FakeKeeper) -> None:
     assert 2 <= len(keeper.of(3, phase="training")) - 1 <= 11
 
 
+def test_what_was_said_last_is_said_again(keeper: FakeKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = teller(keeper)
+    monkeypatch.setattr(muster_run, "_teller", mine)
+    muster_run.still_alive()  # nothing was said
+    mine.tell("training", {"step": 1, "loss": None})
+    mine.tell("training", {"step": 2})  # too soon to be sent
+    muster_run.still_alive()
+    keeper.wait(lambda: len(keeper.messages) == 2)
+    assert keeper.messages[0][1] == keeper.messages[1][1] and keeper.messages[1][1]["step"] == 1
+
+
 def test_nothing_holds_up_a_rank(tmp_path: Path) -> None:
     """A keeper that does not read, one that has gone, a figure that is none, and none at all."""
     full = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

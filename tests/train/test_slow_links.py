@@ -3,8 +3,13 @@
 import dataclasses
 import os
 import re
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from itertools import accumulate, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +22,9 @@ from train.checkpoints import CheckpointError, files, load_weights
 from train.checkpoints.agree import meant
 from train.checkpoints.files import load, members_of
 from train.inference.weights import read
+from train.parallel import exchange
 from train.parallel.codecs import BLOCK, FLOATS, SLICE, codec_of, decode, encode
-from train.parallel.exchange import chunks, divided
+from train.parallel.exchange import MESSAGE_BYTES, Piece, chunks, divided, message_spans
 from train.settings import EXIT_REFUSED, Settings, compression, problems
 
 PLAIN_SGD = {"optimizer": "sgd", "momentum": 0.0, "lr": 0.05, "schedule": "constant", "warmup": 0.0}
@@ -57,6 +63,7 @@ def test_blocks_keep_signs_zeros_and_what_is_not_finite(kind: str) -> None:
     ends = torch.tensor([1.0, -1.0]).repeat(block // 2)
     assert decode(codec, encode(codec, ends), torch.empty(block)).equal(ends)
     assert decode(codec, encode(codec, torch.zeros(block)), torch.empty(block)).equal(torch.zeros(block))
+    assert decode(codec, encode(codec, ends * 1e-38), torch.empty(block)).abs().max() <= 1e-38
     wrong = torch.cat([ends, ends])
     wrong[3] = torch.nan
     decoded = decode(codec, encode(codec, wrong), torch.empty(2 * block))
@@ -68,6 +75,63 @@ def test_chunks_are_whole_blocks_and_pieces_are_about_equal() -> None:
     assert chunks(100, 3, 256) == [0, 0, 0, 100]
     assert divided([5, 1, 1, 1, 5], 2, int) == [[5, 1, 1], [1, 5]]
     assert divided([9, 1], 3, int) == [[9], [1]]
+
+
+def test_messages_hold_each_value_once() -> None:
+    for kind in ("none", "int8"):
+        codec, start, end = codec_of(kind), 3 * SLICE, 400 * SLICE + 5
+        found = list(message_spans(codec, start, end))
+        assert (found[0][0].start, found[-1][0].stop) == (start, end)
+        assert all(before[0].stop == after[0].start for before, after in pairwise(found))
+        assert len(found) > 1
+        for values, place in found:
+            assert (place.start, place.stop) == (codec.size(values.start), codec.size(values.stop))
+            assert place.stop - place.start <= MESSAGE_BYTES and values.start % SLICE == 0
+
+
+def piece_of(*parameters: torch.Tensor, anchor: torch.Tensor, started: torch.Tensor | None = None) -> Piece:
+    made = [torch.nn.Parameter(parameter) for parameter in parameters]
+    starts = list(accumulate((p.numel() for p in made[:-1]), initial=0))
+    return Piece([], made, starts, anchor, None, torch.optim.SGD([anchor], 1.0), [1], started=started)
+
+
+def test_weights_are_read_where_they_are_as_they_would_be_copied() -> None:
+    sizes = [(5,), (0,), (), (3, 4), (2,)]
+    live = [torch.randn(size) for size in sizes]
+    flat = torch.cat([values.reshape(-1) for values in live])
+    anchor = torch.randn(len(flat))
+    piece, copied = piece_of(*live, anchor=anchor), piece_of(*live, anchor=anchor, started=flat)
+    assert piece.is_flat
+    for start in range(len(flat)):
+        for end in range(start + 1, len(flat) + 1):
+            part = slice(start, end)
+            assert piece.gradient(part).equal((anchor - flat)[part])
+            assert copied.gradient(part).equal((anchor - flat)[part])
+    strided = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    assert not piece_of(strided, anchor=torch.zeros(96)).is_flat
+
+
+def test_an_exchange_over_a_slow_link_says_that_it_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[int] = []
+    monkeypatch.setattr(exchange, "ALIVE_SECONDS", 0.02)
+    monkeypatch.setattr(exchange, "still_alive", lambda: said.append(1))
+    made, piece = SimpleNamespace(moved=0, waited=0.0), piece_of(torch.zeros(1), anchor=torch.zeros(1))
+
+    def background(moves: bool) -> None:
+        for _ in range(20):
+            time.sleep(0.02)
+            made.moved += moves
+        piece.mean.set_result("the mean")  # type: ignore[union-attr, arg-type]
+
+    for moves in (False, True):
+        said.clear()
+        piece.mean = Future()
+        thread = threading.Thread(target=background, args=[moves])
+        thread.start()
+        assert exchange.Exchange.result(made, piece) == "the mean"  # type: ignore[arg-type, comparison-overlap]
+        thread.join()
+        assert bool(said) == moves
+    assert made.waited > 0
 
 
 # -- what goes together ------------------------------------------------------------------------------------------------

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-SLICE = 32768  # a multiple of each BLOCK
+SLICE = 32512  # a multiple of each BLOCK; torch uses threads from 32768 values on
 BLOCK = {8: 256, 4: 128}  # values with one scale, by the bits of a value
+LEAST_SCALE = 1e-30  # far smaller values become 0
+NO_FRACTION = 1.5 * 2.0**23  # float32 values from here on are whole: to add and subtract it rounds, half to even
 FLOATS = {"none": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -74,7 +76,8 @@ class Blocks:
         rows, (scales, numbers) = filled(values, self.block), self.parts(code)
         scale = rows.abs().amax(1).div_(self.largest)
         scales.copy_(scale)
-        rounded = rows.div(scale.masked_fill_(scale == 0, 1)[:, None]).round_()
+        rounded = rows.mul(scale.clamp_(min=LEAST_SCALE).reciprocal_()[:, None])
+        rounded.add_(NO_FRACTION).sub_(NO_FRACTION)  # round_ would start threads, also for so few
         numbers.copy_(rounded if self.bits == 8 else self.packed(rounded.to(torch.int8)))
 
     def decode_slice(self, code: Tensor, values: Tensor) -> None:

@@ -21,11 +21,13 @@ they are, with the first piece.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
 from datetime import timedelta
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
 import torch
@@ -37,10 +39,13 @@ from train.model.running_statistics import buffers_of, flat, put, unflat
 from train.parallel.codecs import SLICE, Codec, codec_of, decode, encode, slices
 from train.parallel.members import Members
 from train.settings import Settings, compression
+from train.start.muster_run import still_alive
 
 T = TypeVar("T")
 WHOLE = codec_of("none")
 MESSAGE_BYTES = 4 << 20  # each has the process group's timeout to arrive
+CHANGES, MEANS = 1, 2  # tags of messages
+ALIVE_SECONDS = 1.0  # between two words to the keeper while training waits: a slow link is no hang
 
 
 @dataclass(frozen=True)
@@ -59,12 +64,13 @@ class Piece:
 
     names: list[str]
     parameters: list[nn.Parameter]
+    starts: list[int]  # of each parameter, in the piece
     anchor: Tensor  # the common weights
     error: Tensor | None  # what this member's changes have lost so far; of leaders, where the code loses anything
     outer: torch.optim.SGD  # of the anchor
     counts: list[int]  # samples that each member has learned from since the piece left last
     due: int = 0  # the step after which a mean that is under way takes effect
-    started: Tensor | None = None  # this member's weights when the piece left
+    started: Tensor | None = None  # this member's weights when the piece left; None: training waits for the mean
     started_buffers: Tensor | None = None
     mean: "Future[Mean] | None" = None  # under way
 
@@ -82,9 +88,27 @@ class Piece:
     def gradient(self, part: slice) -> Tensor:
         """What this member has to say of these values: from its weights to the anchor, as a gradient points, and what
         it could not say before. When the piece has left."""
-        assert self.started is not None
-        found = self.anchor[part] - self.started[part]
+        found = self.anchor[part].clone()
+        if self.started is not None:
+            found.sub_(self.started[part])
+        else:
+            for values, place in self.live(part):
+                found[place].sub_(values)
         return found if self.error is None else found.add_(self.error[part])
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether the weights can be read where they are."""
+        return all(p.device.type == "cpu" and p.is_contiguous() for p in self.parameters)
+
+    def live(self, part: slice) -> Iterator[tuple[Tensor, slice]]:
+        """This member's weights where they are, of a part of a piece that is flat, and their places in the part."""
+        at, number = part.start, bisect_right(self.starts, part.start) - 1
+        while at < part.stop:
+            first, values = self.starts[number], self.parameters[number].detach().view(-1)
+            end = min(part.stop, first + len(values))
+            yield values[at - first : end - first], slice(at - part.start, end - part.start)
+            at, number = end, number + 1
 
     def parts(self, values: Tensor) -> list[Tensor]:
         """values, [n], as views of the parameters' shapes."""
@@ -105,6 +129,7 @@ class Exchange:
     pieces: list[Piece]
     group: Any  # gloo's, of all members' ranks: between the hosts go tensors of the CPU
     waited: float = 0.0  # seconds that training has waited here
+    moved: int = 0  # messages and slices so far; of the background
     spare: list[Tensor] = field(default_factory=list)  # see `room`
     background: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "exchange"))
 
@@ -140,15 +165,16 @@ class Exchange:
                 self.take(piece)
         behind = [piece for piece in self.pieces if piece.is_behind]
         for piece in behind:
-            self.send(piece)
+            self.send(piece, waits=True)
         for piece in behind:
             self.take(piece, with_outer)
 
-    def send(self, piece: Piece) -> None:
+    def send(self, piece: Piece, waits: bool = False) -> None:
+        """waits: the weights do not change until the mean is taken."""
         parts = torch.tensor(piece.counts, dtype=torch.float64)
         parts /= parts.sum()
         piece.counts = [0] * len(piece.counts)
-        piece.started = piece.weights(self.room(len(piece.anchor)))
+        piece.started = None if waits and piece.is_flat else piece.weights(self.room(len(piece.anchor)))
         piece.started_buffers = self.buffers() if piece is self.pieces[0] else torch.zeros(0)
         piece.mean = self.background.submit(self.averaged, piece, parts.tolist())
 
@@ -156,9 +182,28 @@ class Exchange:
     def take(self, piece: Piece, with_outer: bool = True) -> None:
         """The common weights follow the mean, when it is there; so do this rank's."""
         mean = self.result(piece)
-        assert piece.started is not None
+        if piece.started is None and not (with_outer and piece.outer.param_groups[0]["momentum"]):
+            self.follow(piece, mean, piece.outer.param_groups[0]["lr"] if with_outer else 1.0)
+        else:
+            self.take_whole(piece, mean, with_outer)
         assert piece.started_buffers is not None
-        gradient, buffers = self.room(len(piece.anchor)), mean.buffers
+        buffers = mean.buffers
+        if len(buffers):
+            self.put_buffers(self.buffers() + buffers - piece.started_buffers if piece.is_behind else buffers)
+        piece.mean = piece.started = piece.started_buffers = None
+
+    def follow(self, piece: Piece, mean: Mean, lr: float) -> None:
+        """Where training waits and there is no outer momentum: all in one pass over the memory."""
+        decoded = torch.empty(SLICE)
+        for part, place in slices(mean.codec, 0, len(piece.anchor)):
+            gradient, anchor = decoded[: part.stop - part.start], piece.anchor[part]
+            mean.codec.decode_slice(mean.code[place], gradient)
+            anchor.sub_(gradient, alpha=lr)
+            for values, there in piece.live(part):
+                values.copy_(anchor[there])
+
+    def take_whole(self, piece: Piece, mean: Mean, with_outer: bool) -> None:
+        gradient = self.room(len(piece.anchor))
         decode(mean.codec, mean.code, gradient)
         if with_outer:
             piece.anchor.grad = gradient
@@ -167,15 +212,13 @@ class Exchange:
         else:
             piece.anchor.sub_(gradient)
         if piece.is_behind:
+            assert piece.started is not None
             torch.sub(piece.anchor, piece.started, out=gradient)
         for parameter, value in zip(
             piece.parameters, piece.parts(gradient if piece.is_behind else piece.anchor), strict=True
         ):
             parameter.add_(value.to(parameter.device)) if piece.is_behind else parameter.copy_(value)
-        if len(buffers):
-            self.put_buffers(self.buffers() + buffers - piece.started_buffers if piece.is_behind else buffers)
-        self.spare += [gradient, piece.started]
-        piece.mean = piece.started = piece.started_buffers = None
+        self.spare += [gradient] if piece.started is None else [gradient, piece.started]
 
     def room(self, count: int) -> Tensor:
         """float32 [count], of any values, in memory that is used again: the system takes longer for fresh memory than a
@@ -185,8 +228,12 @@ class Exchange:
 
     def result(self, piece: Piece) -> Mean:
         assert piece.mean is not None
-        begun = time.monotonic()
-        found = piece.mean.result()  # each message of it has the process group's timeout
+        begun, known = time.monotonic(), self.moved
+        while not wait_for([piece.mean], ALIVE_SECONDS).done:  # each message of it has the process group's timeout
+            if self.moved != known:
+                known = self.moved
+                still_alive()
+        found = piece.mean.result()
         self.waited += time.monotonic() - begun
         return found
 
@@ -204,26 +251,15 @@ class Exchange:
 
     @torch.no_grad()
     def averaged(self, piece: Piece, parts: list[float]) -> Mean:
-        """The members' mean. parts: of each member in it.
-
-        Each member adds up one chunk of the piece, for which the others send it theirs, and hands the sum out: all get
-        the same bytes, and each sends about twice the piece, however many there are.
-        """
-        members, size = self.members, self.codec.size
-        edges = chunks(len(piece.anchor), len(members.ranks), SLICE)
-        code = torch.empty(size(len(piece.anchor)), dtype=torch.uint8)
-        codes = [code[size(start) : size(end)] for start, end in pairwise(edges)]
+        """The members' mean. parts: of each member in it."""
+        members = self.members
+        code = torch.empty(self.codec.size(len(piece.anchor)), dtype=torch.uint8)
         if members.leads:
-            self.reduce_scatter(piece, parts, edges, codes)
-            others = [number for number in range(len(codes)) if number != members.mine]
-            mine = codes[members.mine]
-            self.swap(
-                [(mine, members.leaders[number]) for number in others],
-                [(codes[number], members.leaders[number]) for number in others],
-            )
-            self.swap([(code, rank) for rank in members.here[1:]], [])
+            self.reduce_and_gather(piece, parts, code)
+            works = [self.sent(message, rank, MEANS) for rank in members.here[1:] for message in messages(code)]
         else:
-            self.swap([], [(code, members.here.start)])
+            works = [self.received(message, members.here.start, MEANS) for message in messages(code)]
+        self.wait(works)
         assert piece.started_buffers is not None
         buffers = piece.started_buffers.clone()
         if len(buffers):
@@ -231,24 +267,38 @@ class Exchange:
             buffers /= dist.get_world_size(self.group)
         return Mean(self.codec, code, buffers)
 
-    def reduce_scatter(self, piece: Piece, parts: list[float], edges: list[int], codes: list[Tensor]) -> None:
-        """Puts the members' mean of this member's chunk, as it is handed out, into its place of `codes`. In the others'
-        places is what this member sent them."""
-        members, mine = self.members, self.members.mine
-        others = [number for number in range(len(codes)) if number != mine]
-        for number in others:
-            self.encode_own(piece, edges[number], edges[number + 1], codes[number])
-        received = {number: torch.empty_like(codes[mine]) for number in others}
-        self.swap(
-            [(codes[number], members.leaders[number]) for number in others],
-            [(received[number], members.leaders[number]) for number in others],
-        )
-        self.encode_mean(piece, parts, edges[mine], edges[mine + 1], codes[mine], received)
+    def reduce_and_gather(self, piece: Piece, parts: list[float], code: Tensor) -> None:
+        """Puts the mean of the leaders' changes into `code`.
 
-    def encode_own(self, piece: Piece, start: int, end: int, code: Tensor) -> None:
+        Each adds up one chunk of the piece, for which the others send it theirs, and hands the sum out: all get the
+        same bytes, and each sends about twice the piece, however many there are. A message leaves as soon as it is
+        coded, so that a slow link and a slow processor work at the same time.
+        """
+        members, codec, mine = self.members, self.codec, self.members.mine
+        edges = chunks(len(piece.anchor), len(members.ranks), SLICE)
+        spans = [list(message_spans(codec, start, end)) for start, end in pairwise(edges)]
+        others = [(mine + number) % len(spans) for number in range(1, len(spans))]
+        leaders = {number: members.leaders[number] for number in others}
+        theirs = [{number: torch.empty(place.stop - place.start, dtype=torch.uint8) for number in others}
+                  for _, place in spans[mine]]  # fmt: skip
+        changes = [[self.received(values[number], leaders[number], CHANGES) for number in others] for values in theirs]
+        means = [self.received(code[place], leaders[number], MEANS) for number in others for _, place in spans[number]]
+        sent = []
+        for number in others:
+            for part, place in spans[number]:
+                self.encode_own(piece, part, code[place])
+                sent.append(self.sent(code[place], leaders[number], CHANGES))
+        for (part, place), values, arriving in zip(spans[mine], theirs, changes, strict=True):
+            self.wait(arriving)
+            self.encode_mean(piece, parts, part, code[place], values)
+            sent += [self.sent(code[place], leaders[number], MEANS) for number in others]
+        self.wait([*means, *sent])
+
+    def encode_own(self, piece: Piece, span: slice, code: Tensor) -> None:
         """What this member sends of these values; what the code lost of them is its new error."""
-        before = self.codec.size(start)
-        for part, place in slices(self.codec, start, end):
+        before = self.codec.size(span.start)
+        for part, place in slices(self.codec, span.start, span.stop):
+            self.moved += 1
             gradient, there = piece.gradient(part), code[place.start - before : place.stop - before]
             self.codec.encode_slice(gradient, there)
             if piece.error is not None:
@@ -256,12 +306,13 @@ class Exchange:
                 torch.sub(gradient, piece.error[part], out=piece.error[part])
 
     def encode_mean(
-        self, piece: Piece, parts: list[float], start: int, end: int, code: Tensor, received: dict[int, Tensor]
+        self, piece: Piece, parts: list[float], span: slice, code: Tensor, received: dict[int, Tensor]
     ) -> None:
-        """The mean of the members' values from start to end; what the code lost of it becomes this member's error."""
-        codec, mine, before = self.codec, self.members.mine, self.codec.size(start)
+        """The mean of the members' values; what the code lost of it becomes this member's error."""
+        codec, mine, before = self.codec, self.members.mine, self.codec.size(span.start)
         theirs = torch.empty(SLICE)
-        for part, place in slices(codec, start, end):
+        for part, place in slices(codec, span.start, span.stop):
+            self.moved += 1
             there = slice(place.start - before, place.stop - before)
             total, values = torch.zeros(part.stop - part.start), theirs[: part.stop - part.start]
             for number, weight in enumerate(parts):
@@ -276,13 +327,17 @@ class Exchange:
                 lost = total.sub_(values).div_(parts[mine]) if parts[mine] > 0 else torch.zeros(len(total))
                 piece.error[part] = lost
 
-    def swap(self, sent: list[tuple[Tensor, int]], received: list[tuple[Tensor, int]]) -> None:
-        """uint8 tensors to ranks, and from ranks, all at once."""
-        works = [dist.irecv(part, rank, group=self.group) for code, rank in received for part in messages(code)]
-        works += [dist.isend(part, rank, group=self.group) for code, rank in sent for part in messages(code)]
+    def sent(self, message: Tensor, rank: int, tag: int) -> dist.Work | None:
+        return dist.isend(message, rank, group=self.group, tag=tag)
+
+    def received(self, message: Tensor, rank: int, tag: int) -> dist.Work | None:
+        return dist.irecv(message, rank, group=self.group, tag=tag)
+
+    def wait(self, works: Sequence[dist.Work | None]) -> None:
         for work in works:
             if work is not None:
                 work.wait()
+            self.moved += 1
 
     # -- what a checkpoint holds ---------------------------------------------------------------------------------------
 
@@ -376,7 +431,8 @@ def make_exchange(settings: Settings, network: nn.Module, members: Members, step
         error = torch.zeros_like(anchor) if members.leads and not codec.is_exact else None
         outer = torch.optim.SGD([anchor], settings.outer_lr, momentum, nesterov=momentum > 0)
         counts = [0] * len(members.ranks)
-        made.append(Piece([name for name, _ in part], [p for _, p in part], anchor, error, outer, counts))
+        starts = list(accumulate((p.numel() for _, p in part[:-1]), initial=0))
+        made.append(Piece([name for name, _ in part], [p for _, p in part], starts, anchor, error, outer, counts))
     ranks = [rank for member in members.ranks for rank in member]
     group = dist.new_group(ranks, backend="gloo", timeout=timedelta(seconds=settings.timeout))
     warmup = round(settings.sync_warmup * steps)
@@ -399,6 +455,14 @@ def chunks(count: int, parts: int, unit: int) -> list[int]:
     """Places where the parts of `count` values begin, and the end: multiples of `unit`, but for the end."""
     units = -(-count // unit)
     return [min(count, part * units // parts * unit) for part in range(parts + 1)]
+
+
+def message_spans(codec: Codec, start: int, end: int) -> Iterator[tuple[slice, slice]]:
+    """(values, bytes of their code) of each message with the values from start, a multiple of SLICE, to end."""
+    step = max(1, MESSAGE_BYTES // codec.size(SLICE)) * SLICE
+    for first in range(start, end, step):
+        last = min(first + step, end)
+        yield slice(first, last), slice(codec.size(first), codec.size(last))
 
 
 def messages(code: Tensor) -> Sequence[Tensor]:
