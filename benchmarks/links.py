@@ -5,18 +5,18 @@ ones, which change what is learned from.
 
 Speed: `make train` on 1, 2 and 3 hosts that have a quota of CPUS cores each, for each speed of the links (the same lab
 with another rate limit), model and option. Each host has the same batch in each case, as when a cluster grows: so the
-ideal is as many times the images/s of one host as there are hosts. A single host sends nothing, so NODES=1 runs once
-for each model. The models' gradients are of 45, 94 and 531 MB, and the batches are so small that plain DDP loses a
-third and more at 1 Gbit/s. The optimizer is SGD without momentum, the one with the least memory and the least time
-between exchanges. The pictures are noise (links_project/noise_images.py): an epoch is as long as a case needs.
+ideal is as many times the images/s of one host as there are hosts. A single host sends nothing; it runs again for each
+speed of the links, just before the runs that are compared with it, as a machine's speed differs from hour to hour. The
+models' gradients are of 45, 94 and 531 MB, and the batch of VGG-11 is so small that plain DDP loses a third and more at
+1 Gbit/s. The optimizer is SGD without momentum, the one with the least memory and the least time between exchanges. The
+pictures are noise (links_project/noise_images.py): an epoch is as long as a case needs.
 
 A rate is of whole periods: images of --sync-every's steps with the exchange that belongs to them, divided by their
 time, never a median step. Where gradients go in every step, a period is some steps (Work.period). The first period does
-not count: memory is new then, DDP sorts its buckets, and PowerSGD still sends whole gradients. The faster one of the
-next two is taken, since a shared machine is slowed down for seconds at a time. A period of at least LONG steps is
-measured once, after the first steps (with --stream: when the first piece has left), so its exchange is the first one.
-The first steps are enough for the first ten seconds: what starts a run shares a host's quota of CPUS with it.
-Exchanges in every step at first (--sync-warmup) are left out. Checkpoints and evaluations come after the last step.
+not count: memory is new then, DDP sorts its buckets, PowerSGD still sends whole gradients, and what starts a run
+shares a host's quota of CPUS with it. The faster one of the next two is taken, since a shared machine is slowed down
+for seconds at a time; a period of at least LONG steps is measured once. Exchanges in every step at first
+(--sync-warmup) are left out. Checkpoints and evaluations come after the last step.
 `forecast` is that of `make check`, of the same training on the same hosts; its error: |forecast - measured| / measured.
 
 Accuracy: `python -m train --spawn 3` on this machine, where each rank trains as a host of its own would: the digits,
@@ -86,12 +86,6 @@ class Option:
         """Steps between exchanges; 0: gradients go in every step."""
         return self.number("--sync-every")
 
-    @property
-    def piece_every(self) -> int:
-        """Steps between pieces; 0: all go at once."""
-        pieces = self.number("--stream")
-        return self.sync_every // pieces if pieces else 0
-
 
 OPTIONS = {
     "plain": Option(PLAIN),
@@ -117,8 +111,7 @@ class Work:
 
     def first_steps(self, option: Option) -> int:
         """Those that do not count."""
-        period = self.period_of(option)
-        return period if period < LONG else max(self.period, option.piece_every)
+        return self.period_of(option)
 
     def steps(self, option: Option) -> int:
         """Of a run."""
@@ -138,8 +131,8 @@ class Work:
 
 
 WORKS = (
-    Work("resnet18", 32, 32, period=24),
-    Work("resnet50", 32, 16, period=16),
+    Work("resnet18", 32, 64, period=24),
+    Work("resnet50", 32, 32, period=16),
     Work("vgg11", 32, 32, period=6, classes=1000),
 )
 
@@ -177,7 +170,7 @@ class Case:
     @property
     def key(self) -> str:
         """What the figure depends on: it is another case when the table has other arguments."""
-        words = [self.part, *(str(self.about[name] or "-") for name in ("link", "nodes") if name in self.about)]
+        words = [self.part, *(str(self.about[name]) for name in ("link", "nodes") if name in self.about)]
         return " ".join([*words, shlex.join(self.arguments)])
 
 
@@ -189,12 +182,11 @@ class RunFailed(Exception):
 
 
 def speed_cases(links: Sequence[str], works: Sequence[Work], options: Sequence[str], nodes: int) -> Iterator[Case]:
-    """One host alone first, whose link does not matter; then link by link, as the lab has one at a time. Each forecast
-    is made before the runs that it is of."""
-    for work in works:
-        yield speed_case("", work, "plain", 1)
+    """Link by link, as the lab has one at a time. Of each model one host alone comes first, then for each number of
+    hosts the forecast, then the runs that it is of."""
     for link in links:
         for work in works:
+            yield speed_case(link, work, "plain", 1)
             for count in range(2, nodes + 1):
                 about = {"link": link, "model": work.model, "nodes": count}
                 yield Case("forecast", about, work.arguments(OPTIONS["plain"], count))
@@ -340,7 +332,7 @@ class Speeds:
 
     def over_one_host(self, link: str, nodes: int, kind: str) -> float | None:
         """The worst model's best option, in times of one host's images/s."""
-        return self.worst(link, nodes, kind, lambda model: self.rates.get(("", model, "plain", 1)))
+        return self.worst(link, nodes, kind, lambda model: self.rates.get((link, model, "plain", 1)))
 
     def over_plain(self, link: str, nodes: int, kind: str) -> float | None:
         """The same in times of plain DDP's."""
@@ -395,15 +387,16 @@ def figures(records: Sequence[Record]) -> dict[str, float | None]:
 def speed_rows(records: Sequence[Record]) -> Iterator[str]:
     """A table: images/s, in times of one host's, forecast."""
     found = [one for one in records if "rate" in one]
-    alone = {one["model"]: one["rate"] for one in found if one["nodes"] == 1}
+    alone = {(one["link"], one["model"]): one["rate"] for one in found if one["nodes"] == 1}
     expected = forecasts(records)
     yield f"{'link':8} {'model':9} {'option':9} hosts  images/s  of one  forecast"
     for one in found:
-        times = f"{one['rate'] / alone[one['model']]:.2f}" if one["model"] in alone else ""
+        place = one["link"], one["model"]
+        times = f"{one['rate'] / alone[place]:.2f}" if place in alone else ""
         key = (one["link"], one["model"], one["option"], one["nodes"])
         forecast = f"{expected[key]:.1f}" if key in expected else ""
         yield (
-            f"{one['link'] or '-':8} {one['model']:9} {one['option']:9} {one['nodes']:5}  {one['rate']:8.1f}  "
+            f"{one['link']:8} {one['model']:9} {one['option']:9} {one['nodes']:5}  {one['rate']:8.1f}  "
             f"{times:>6}  {forecast:>8}"
         ).rstrip()
 

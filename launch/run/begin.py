@@ -104,6 +104,8 @@ def _with_image(asked: Asked, image: Image) -> Asked:
 
 def _with_way(asked: Asked, machines: Sequence[Machine], built: Future[Image | None] | None, console: Console) -> Asked:
     """The same with its --communication auto settled, on an image that the hosts have. Raises Refusal."""
+    from launch.health import communication  # here: starting must be fast without it
+
     if built is not None:
         asked = _with_image(asked, _ship_workload(asked, machines, built.result(), console))
     settings = check_settings(asked.options, asked.cluster, asked.workload)
@@ -124,8 +126,6 @@ def _with_way(asked: Asked, machines: Sequence[Machine], built: Future[Image | N
     if options.image:
         cluster = replace(cluster, image=replace(cluster.image, id=options.image))
     own = project.IN_CONTAINER if options.project else ()
-    from launch.health import communication  # here: starting must be fast without it
-
     args = communication.settled(settings, (*own, *options.args), cluster, hosts, members, say, asked.wait)
     return replace(asked, options=replace(options, args=args[len(own) :]))
 

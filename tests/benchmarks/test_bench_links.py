@@ -25,8 +25,8 @@ def accuracy(dataset: str, option: str, seed: int, percent: float) -> Record:
 
 
 RECORDS = [
-    speed("", "resnet18", "plain", 1, 10.0),
-    speed("", "vgg11", "plain", 1, 2.0),
+    speed("1gbit", "resnet18", "plain", 1, 10.0),
+    speed("1gbit", "vgg11", "plain", 1, 2.0),
     speed("1gbit", "resnet18", "plain", 2, 12.0),
     speed("1gbit", "resnet18", "bf16", 2, 18.0),
     speed("1gbit", "resnet18", "sync16", 2, 19.5),
@@ -63,10 +63,11 @@ def test_a_loss_is_a_mean_over_the_seeds_that_both_have() -> None:
 
 def test_tables_have_a_row_for_each_result_and_a_column_for_a_forecast() -> None:
     expected = {"link": "200mbit", "model": "vgg11", "nodes": 2, "rates": {"bf16": 3.25, "sync16": 9.0}}
-    records = [*RECORDS, expected, speed("200mbit", "vgg11", "bf16", 2, 3.0)]
+    alone = speed("200mbit", "vgg11", "plain", 1, 2.0)
+    records = [*RECORDS, expected, alone, speed("200mbit", "vgg11", "bf16", 2, 3.0)]
     assert figures(records)["worst_forecast_error"] == 0.083
     rows = list(links.speed_rows(records))
-    assert rows[1].split() == ["-", "resnet18", "plain", "1", "10.0", "1.00"]
+    assert rows[1].split() == ["1gbit", "resnet18", "plain", "1", "10.0", "1.00"]
     assert rows[-1].split() == ["200mbit", "vgg11", "bf16", "2", "3.0", "1.50", "3.2"]
     (row,) = [row for row in links.accuracy_rows(RECORDS) if row.startswith("made     sync16")]
     assert row.split() == ["made", "sync16", "2", "90.10", "0.40"]
@@ -103,12 +104,12 @@ def test_a_run_is_an_epoch_of_whole_periods_that_the_trainer_does_not_refuse(wor
         assert (settings.sync_every, settings.stream) == (option.sync_every, option.number("--stream"))
 
 
-@pytest.mark.parametrize("name", [name for name, option in OPTIONS.items() if option.piece_every])
+@pytest.mark.parametrize("name", [name for name, option in OPTIONS.items() if option.number("--stream")])
 def test_each_piece_leaves_and_takes_effect_once_in_the_period_that_counts(name: str) -> None:
     """As train.parallel.exchange has it."""
     option, settings = OPTIONS[name], settings_of(OPTIONS[name].arguments.split())
     for work in WORKS:
-        first, every = work.first_steps(option), option.piece_every
+        first, every = work.first_steps(option), option.sync_every // settings.stream
         sent = range(every, work.steps(option) + 1, every)
         effects = [step + every for step in sent if step + every <= work.steps(option)]
         assert len([step for step in sent if step > first]) == settings.stream
@@ -148,16 +149,16 @@ def test_pictures_of_noise_come_in_any_number() -> None:
 # -- which cases, and which not again ----------------------------------------------------------------------------------
 
 
-def test_one_host_is_measured_once_and_plain_ddp_always() -> None:
+def test_one_host_is_measured_for_each_link_and_plain_ddp_always() -> None:
     given = parse(["--parts", "speed", "--models", "resnet18", "--options", "bf16", "--nodes", "2"])
-    found = [tuple(case.about.values()) for case in links.cases_of(given)]
-    assert found == [
-        ("", "resnet18", "plain", 1),
-        *(
-            about
-            for link in ("1gbit", "200mbit")
-            for about in ((link, "resnet18", 2), *((link, "resnet18", option, 2) for option in ("plain", "bf16")))
-        ),
+    assert [tuple(case.about.values()) for case in links.cases_of(given)] == [
+        about
+        for link in ("1gbit", "200mbit")
+        for about in (
+            (link, "resnet18", "plain", 1),
+            (link, "resnet18", 2),
+            *((link, "resnet18", option, 2) for option in ("plain", "bf16")),
+        )
     ]
     assert not links.cases_of(parse(["--parts", "accuracy"]))[0].about.keys() & {"link", "nodes"}
 

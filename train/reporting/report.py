@@ -354,6 +354,6 @@ def opening(session: Session) -> str:
     size = f", {settings.image_size} px" if settings.image_size else ""
     return (
         f"training {settings.model} on {settings.dataset} ({len(data.train)} images, {len(data.test)} held out{size}): "
-        f"{settings.epochs} epochs, global batch {settings.batch_size}, "
+        f"{settings.epochs} epoch{'s' * (settings.epochs > 1)}, global batch {settings.batch_size}, "
         f"{ranks(session)} on {where}, --parallel {settings.parallel}, seed {settings.seed}"
     )
