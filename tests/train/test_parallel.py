@@ -15,6 +15,7 @@ from tests.train.parallel_states import Forgetful
 from train.model import torchvision_cpu
 from train.model.plain_names import plain
 from train.parallel import make
+from train.parallel.ddp import bucket_cap
 from train.parallel.fsdp import Fsdp, blocks
 from train.settings import Settings, SettingsError
 from train.start.group import Place
@@ -108,3 +109,8 @@ def test_fsdp_cuts_models_at_modules_that_are_called(name: str) -> None:
 def test_fsdp_refuses_uneven_steps() -> None:
     with pytest.raises(SettingsError, match="cannot be joined"):
         Fsdp.join(Fsdp.__new__(Fsdp))
+
+
+def test_the_first_bucket_stays_small_unless_a_size_is_asked_for() -> None:
+    assert bucket_cap(Settings().bucket_mb) is None  # torch's own, 1 MiB for the first
+    assert bucket_cap(8) == 8

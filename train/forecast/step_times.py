@@ -46,6 +46,7 @@ from train.forecast.communication import all_reduces, merged, spin, time_all
 from train.model.build import build as build_model
 from train.model.precision import Precision
 from train.parallel import shares
+from train.parallel.ddp import bucket_cap
 from train.parallel.single import Single
 from train.reporting.step_stats import StepStats
 from train.session import Session
@@ -270,7 +271,7 @@ class TimedDdp(Single):
             **OWN_BUFFERS,
             gradient_as_bucket_view=True,
             find_unused_parameters=settings.find_unused_parameters or settings.static_graph,
-            bucket_cap_mb=settings.bucket_mb,
+            bucket_cap_mb=bucket_cap(settings.bucket_mb),
         )
         self.ddp.register_comm_hook(place.world_size, self.note_bucket)
         self.module = self.ddp

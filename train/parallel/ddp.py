@@ -112,6 +112,12 @@ def send_if_unequal(network: nn.Module, place: Place) -> None:
             dist.broadcast(value, 0)
 
 
+def bucket_cap(bucket_mb: int) -> int | None:
+    """DDP's argument for --bucket-mb. None is torch's default: 25 MiB, but 1 MiB for the first bucket, so that sending
+    begins early; where a size is given, also if it is 25, the first one has it too."""
+    return None if bucket_mb == Settings.bucket_mb else bucket_mb
+
+
 class Ddp(Single):
     def __init__(
         self,
@@ -139,7 +145,7 @@ class Ddp(Single):
             gradient_as_bucket_view=True,
             find_unused_parameters=find_unused_parameters,
             static_graph=static_graph,
-            bucket_cap_mb=bucket_mb,
+            bucket_cap_mb=bucket_cap(bucket_mb),
         )
         self.module = self.ddp
         if hook:
