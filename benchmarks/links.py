@@ -109,14 +109,10 @@ class Work:
     def period_of(self, option: Option) -> int:
         return option.sync_every or self.period
 
-    def first_steps(self, option: Option) -> int:
-        """Those that do not count."""
-        return self.period_of(option)
-
     def steps(self, option: Option) -> int:
-        """Of a run."""
+        """Of a run; its first period does not count."""
         period = self.period_of(option)
-        return self.first_steps(option) + period * (1 if period >= LONG else 2)
+        return period * (2 if period >= LONG else 3)
 
     def arguments(self, option: Option, nodes: int) -> list[str]:
         batch_size = self.batch_size * nodes
@@ -219,7 +215,8 @@ def measure_speed(name: str, case: Case) -> Record:
     if said is None:
         raise RunFailed(printed)
     folder = Path("runs") / said[1]
-    rate = steady_rate(events_of(folder, "step"), work.first_steps(option), work.period_of(option))
+    period = work.period_of(option)
+    rate = steady_rate(events_of(folder, "step"), period, period)
     shutil.rmtree(folder)
     return {"rate": round(rate, 2), "load": round(os.getloadavg()[0], 1)}
 
