@@ -191,7 +191,12 @@ def speed_cases(links: Sequence[str], works: Sequence[Work], options: Sequence[s
 
 def speed_case(link: str, work: Work, option: str, nodes: int) -> Case:
     about = {"link": link, "model": work.model, "option": option, "nodes": nodes}
-    return Case("speed", about, work.arguments(OPTIONS[option], nodes))
+    return Case("speed", about, work.arguments(option_of(option), nodes))
+
+
+def option_of(name: str) -> Option:
+    """Of the table; or --bucket-mb, which a forecast chooses and which is named by its arguments."""
+    return OPTIONS.get(name) or Option(EXACT, name)
 
 
 def accuracy_cases(options: Sequence[str]) -> Iterator[Case]:
@@ -207,7 +212,7 @@ def accuracy_cases(options: Sequence[str]) -> Iterator[Case]:
 
 def measure_speed(name: str, case: Case) -> Record:
     """Raises RunFailed."""
-    nodes, option = case.about["nodes"], OPTIONS[case.about["option"]]
+    nodes, option = case.about["nodes"], option_of(case.about["option"])
     work = next(work for work in WORKS if work.model == case.about["model"])
     variables = {"NODES": nodes, "ARGS": shlex.join(case.arguments), "PROJECT": PROJECT, "SKIP_CHECK": 1}
     printed = output_of([str(FAB), "train"], environment(name, KEEP_RUNS=1, **variables))
@@ -222,15 +227,17 @@ def measure_speed(name: str, case: Case) -> Record:
 
 
 def measure_forecast(name: str, case: Case) -> Record:
-    """The images/s of each option that `make check` expects. Raises RunFailed."""
+    """The images/s that `make check` expects, of each option and of plain DDP with the buckets that it would choose.
+    Raises RunFailed."""
     variables = {"NODES": case.about["nodes"], "ARGS": shlex.join(case.arguments), "PROJECT": PROJECT, "JSON": 1}
     printed = output_of([str(FAB), "check"], environment(name, **variables))
     document = json.loads(next(line for line in printed.splitlines() if line.startswith('{"schema"')))
     named = {option.arguments or str(ways.PLAIN): name for name, option in OPTIONS.items()}
     rates = {
-        named[way]: round(row["images_per_second"], 2)
+        named.get(way, way): round(row["images_per_second"], 2)
         for row in document["forecast"]["rows"]
-        if row["nodes"] == case.about["nodes"] and (way := row["option"].removesuffix(" *")) in named
+        if row["nodes"] == case.about["nodes"]
+        and ((way := row["option"].removesuffix(" *")) in named or way.startswith("--bucket-mb"))
     }
     if not rates:
         raise RunFailed(printed)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from launch.health import forecast, run_probe
 from launch.health.forecast import WORTH, Outlook, times
-from launch.health.ways import ACCURACY
+from launch.health.ways import ACCURACY, BUCKET_MB
 from launch.hosts.clustermap import ClusterMap, MapHost
 from launch.hosts.connection import Machine
 from launch.job import trainer_arguments
@@ -67,5 +68,6 @@ def sentence(made: Sequence[Outlook], best: Outlook) -> str:
     gain = f"{times(best.speed_up)} the speed of one host, against {times(asked.speed_up)} without (forecast)"
     cost = "results differ by rounding"
     if best.way.is_approximate:
-        cost = f"in our table it cost {ACCURACY[best.way.links]} of accuracy (docs/slow-links.md)"
+        lost = ACCURACY[replace(best.way, bucket_mb=BUCKET_MB).links]
+        cost = f"in our table it cost {lost} of accuracy (docs/slow-links.md)"
     return f"{best.way.links}: {gain}; {cost}"

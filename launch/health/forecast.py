@@ -25,6 +25,9 @@ Document = Mapping[str, Any]
 
 WORTH = 1.05  # one host more, or another option, must bring at least this many times the images/s
 WORTH_UNVERIFIED = 1.2  # the same for an option whose forecast no benchmark verifies
+BUCKET_SIZES = (1, 2, 4, 8, 16)  # MiB, beside the usual one
+LEAST_WAIT = 0.05  # part of a step; where less of it is waiting, no other buckets are tried
+WORTH_A_ROW = 1.02  # other buckets must bring at least so many times the images/s
 LEAST_SPEED = 0.1  # the part of its speed that a backward pass keeps at least beside communication
 LARGER = 4  # times the batch that is recommended where communication takes too long
 REDUCED = ("seconds", "busy_seconds", "cpu_seconds", "training_seconds")
@@ -82,7 +85,19 @@ def outlooks(document: Document) -> list[Outlook]:
     for share in document["shares"]:
         for way in ways.compared(document, share):
             made.append(outlook(document, share, way, made[0] if made else None))
+            made += better_buckets(document, share, made[-1], made[0])
     return made
+
+
+def better_buckets(document: Document, share: Mapping[str, Any], usual: Outlook, alone: Outlook) -> list[Outlook]:
+    """The same way with the size of DDP's buckets that is best for these links, if that gains anything to speak of."""
+    is_open = ways.asked_for(document["settings"]).bucket_mb == ways.BUCKET_MB and "gradients" in document
+    helps = share["nodes"] > 1 and usual.way.sends_buckets and usual.waiting > LEAST_WAIT
+    if not (is_open and helps):
+        return []
+    tried = [outlook(document, share, replace(usual.way, bucket_mb=size), alone) for size in BUCKET_SIZES]
+    best = max(tried, key=lambda one: one.images_per_second)
+    return [best] if best.images_per_second > usual.images_per_second * WORTH_A_ROW else []
 
 
 def outlook(document: Document, share: Mapping[str, Any], way: Way, alone: Outlook | None, times: int = 1) -> Outlook:
@@ -91,6 +106,10 @@ def outlook(document: Document, share: Mapping[str, Any], way: Way, alone: Outlo
     counts = [count * times for count in (share["auto"] if way.shares == "auto" else share["equal"])]
     ranks = [compute(document, rank, count) for rank, count in enumerate(counts)]
     sums = reduces(document, share["nodes"], share["world_size"], plain)
+    if plain.bucket_mb != ways.asked_for(document["settings"]).bucket_mb:
+        buckets = bucketed(document, plain.bucket_mb)
+        sums = resized(sums, document["buckets"], [sum(document["gradients"][i] for i in each) for each in buckets])
+        ranks = [with_buckets(document, one, rank, counts[rank], buckets) for rank, one in enumerate(ranks)]
     if plain.sync_every:
         within = reduces(document, 1, document["shares"][0]["world_size"])
         if not within:  # a host of one rank has nothing to average
@@ -146,6 +165,55 @@ def compute(document: Document, rank: int, samples: float) -> Compute:
     ends = seconds - update
     capacity = None if capacity is None else max(capacity, cores)
     return Compute(tuple(min(one, ends) for one in ready), ends, update, cores, capacity)
+
+
+def bucketed(document: Document, bucket_mb: int) -> list[list[int]]:
+    """The parameters in each of DDP's buckets of this size, in the order in which it sends them off: as their gradients
+    come, each bucket full when it has at least so many MiB (torch's compute_bucket_assignment_by_size); with the usual
+    size the first one has 1 MiB."""
+    last = max(document["steps"][0], key=lambda step: step["samples"])["gradients"]
+    made, size = [list[int]()], 0
+    for number in sorted(range(len(last)), key=last.__getitem__):
+        if size >= (1 if bucket_mb == ways.BUCKET_MB and len(made) == 1 else bucket_mb) << 20:
+            made.append([])
+            size = 0
+        made[-1].append(number)
+        size += document["gradients"][number]
+    return made
+
+
+def resized(sums: Sequence[Reduce], sizes: Sequence[int], wanted: Sequence[int]) -> list[Reduce]:
+    """What buckets of the wanted sizes take, from those that were measured: a time for each, and one for each byte."""
+    if not sums:
+        return []
+    lines = {name: fitted(sizes, [getattr(one, name) for one in sums]) for name in REDUCED}
+    return [Reduce(**{name: each + slope * size for name, (each, slope) in lines.items()}) for size in wanted]
+
+
+def fitted(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
+    """(the value at 0, the slope) of the line with the least squares through the points, neither below 0."""
+    x, y = sum(xs) / len(xs), sum(ys) / len(ys)
+    spread = sum((each - x) ** 2 for each in xs)
+    slope = sum((one - x) * (other - y) for one, other in zip(xs, ys, strict=True)) / spread if spread else y / x
+    if slope < 0:
+        return y, 0.0
+    if y - slope * x < 0:
+        return 0.0, y / x
+    return y - slope * x, slope
+
+
+def with_buckets(
+    document: Document, one: Compute, rank: int, samples: float, buckets: Sequence[Sequence[int]]
+) -> Compute:
+    """The rank's step when its gradients go in these buckets, of the numbers of parameters."""
+    steps = document["steps"][rank]
+    measured = [step["samples"] for step in steps]
+    backward = line(measured, [step["backward"] for step in steps], samples)
+    ready = [
+        backward + line(measured, [max(step["gradients"][number] for number in each) for step in steps], samples)
+        for each in buckets
+    ]
+    return replace(one, ready=tuple(min(each, one.backward_ends) for each in ready))
 
 
 def without_ddp(rank: Compute, part: float) -> Compute:

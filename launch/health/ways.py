@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+BUCKET_MB = 25  # of gradients that DDP sends together, where nothing else is asked for; the first MiB goes alone then
+
 
 @dataclass(frozen=True)
 class Way:
@@ -20,6 +22,7 @@ class Way:
     compress: str = "none"
     sync_every: int = 0
     stream: int = 0
+    bucket_mb: int = BUCKET_MB
 
     @property
     def links(self) -> str:
@@ -27,6 +30,7 @@ class Way:
         given = [f"--sync-every {self.sync_every}"] if self.sync_every else []
         given += [f"--stream {self.stream}"] if self.stream else []
         given += [f"--compress {self.compress}"] if self.compress != "none" else []
+        given += [f"--bucket-mb {self.bucket_mb}"] if self.bucket_mb != BUCKET_MB else []
         return " ".join(given)
 
     def __str__(self) -> str:
@@ -40,8 +44,13 @@ class Way:
     @property
     def is_verified(self) -> bool:
         """`make bench-forecast` compares forecasts of it with real runs."""
-        plain = Way(self.parallel) == self and self.parallel in ("ddp", "none")
-        return plain or self in FOR_SLOW_LINKS
+        usual = replace(self, bucket_mb=BUCKET_MB)
+        return usual in (PLAIN, Way("none"), *FOR_SLOW_LINKS)
+
+    @property
+    def sends_buckets(self) -> bool:
+        """Whether what hosts send in a step is as many bytes with buckets of any size."""
+        return self.parallel == "ddp" and not self.sync_every and not self.compress.startswith("powersgd")
 
 
 PLAIN = Way()
@@ -64,7 +73,7 @@ ACCURACY = {
 
 def asked_for(settings: Mapping[str, Any]) -> Way:
     """settings: of the probe's document."""
-    names = ("parallel", "shares", "compress", "sync_every", "stream")
+    names = ("parallel", "shares", "compress", "sync_every", "stream", "bucket_mb")
     return Way(**{name: settings[name] for name in names if name in settings})
 
 
@@ -96,5 +105,5 @@ def compared(document: Mapping[str, Any], share: Mapping[str, Any]) -> list[Way]
     if asked.parallel == "ddp" and share["nodes"] > 1:
         rounds = document["communication"]
         known = [way for way in FOR_SLOW_LINKS if any(measured(way, entry) for entry in rounds)]
-        ways += [replace(way, shares=asked.shares) for way in known]
+        ways += [replace(way, shares=asked.shares, bucket_mb=asked.bucket_mb) for way in known]
     return list(dict.fromkeys([*ways, Way("fsdp")]))

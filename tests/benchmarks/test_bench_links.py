@@ -117,13 +117,16 @@ def test_each_piece_leaves_and_takes_effect_once_in_the_period_that_counts(name:
 
 
 def test_a_forecast_is_read_from_what_make_check_prints(monkeypatch: pytest.MonkeyPatch) -> None:
-    ways = ["--parallel ddp", "--compress bf16", "--sync-every 32 --stream 4 --compress int8 *", "--parallel fsdp *"]
+    ways = ["--parallel ddp", "--bucket-mb 4", "--compress bf16", "--compress bf16 --bucket-mb 4"]
+    ways += ["--sync-every 32 --stream 4 --compress int8 *", "--parallel fsdp *"]
     rows = [{"nodes": nodes, "option": way, "images_per_second": 10.0 * nodes} for nodes in (1, 2) for way in ways]
     document = json.dumps({"schema": "muster.check/2", "forecast": {"rows": rows}})
     monkeypatch.setattr(links, "output_of", lambda command, variables: f"==> Surveying\n{document}\n")
     case = Case("forecast", {"link": "1gbit", "model": "resnet18", "nodes": 2}, [])
     found = links.measure_forecast("lab", case)["rates"]
-    assert found == {"plain": 20.0, "bf16": 20.0, "stream32": 20.0}
+    assert found == {"plain": 20.0, "--bucket-mb 4": 20.0, "bf16": 20.0, "stream32": 20.0}
+    assert links.option_of("--bucket-mb 4") == links.Option(links.EXACT, "--bucket-mb 4")
+    assert links.option_of("bf16") == OPTIONS["bf16"]
 
 
 def test_every_option_is_one_that_a_forecast_compares() -> None:

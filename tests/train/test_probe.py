@@ -143,9 +143,13 @@ def test_a_forecast_gets_all_that_it_needs(tmp_path: Path) -> None:
     assert found["gradient_bytes"] == sum(found["buckets"]) == parameters * 4
     assert len(found["buckets"]) == 2  # the first is torch's 1 MiB, though the usual one holds all
     assert [cut["equal"] for cut in found["shares"]] == [[8, 8]]  # both ranks are on one host
+    assert sum(found["gradients"]) == found["gradient_bytes"] and 0 not in found["gradients"]
     for steps in found["steps"]:
         assert [step["samples"] for step in steps] == [4, 8]
         for step in steps:
+            assert len(step["gradients"]) == len(found["gradients"])
+            assert 0 < min(step["gradients"]) < max(step["gradients"]) < step["seconds"]
+            assert step["gradients"][-1] < step["gradients"][0]  # the last layer's come first
             # Each is a median of its own: on a busy machine their sum may be longer than the median step.
             assert all(0 < part < step["seconds"] for part in (step["backward"], step["ready"][-1], step["update"]))
             assert step["ready"] == sorted(step["ready"])

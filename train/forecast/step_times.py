@@ -8,11 +8,12 @@ hosts sum up buffers of the very sizes of DDP's buckets. The document (all times
 
     settings: {"model", "dataset", "batch_size", "parallel", "shares", "amp", "micro_batch"}, samples: of the training
         part; gradient_bytes; threads
-    buckets: sizes of DDP's buckets in the order in which it sends them off
+    buckets: sizes of DDP's buckets in the order in which it sends them off; gradients: sizes of the parameters'
+        gradients, of which other buckets could be made
     capacity: [cores' worth of computing time that each rank can use, or null on a GPU]
     steps: for each rank [{"samples", "seconds": a whole step, "backward": from its begin to the last backward's,
         "update": from the last backward's end to the step's, "ready": of each bucket, to be sent off, from the last
-        backward's begin, "cores": computing time per second}]
+        backward's begin, "gradients": when each was there, likewise, "cores": computing time per second}]
     without_ddp: [part of its step's time that a rank takes without DDP, as it trains between exchanges of weights; 1.0
         where none was measured]
     shares: [{"nodes", "world_size", "equal": samples of each rank, "auto": the same with --shares auto}] for all
@@ -29,6 +30,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -118,6 +120,7 @@ def measure(
             "samples": made.samples,
             "gradient_bytes": sum(sizes),
             "buckets": sizes,
+            "gradients": [parameter.nbytes for parameter in ddp.trained],
             "capacity": from_all_ranks(capacity, place),
             "steps": every,
             "without_ddp": from_all_ranks(alone, place),
@@ -130,7 +133,7 @@ def measure(
 
 KEPT_SETTINGS = (
     *("model", "dataset", "batch_size", "parallel", "shares", "amp", "micro_batch"),
-    *("compress", "sync_every", "stream"),
+    *("compress", "sync_every", "stream", "bucket_mb"),
 )
 
 
@@ -275,6 +278,13 @@ class TimedDdp(Single):
         )
         self.ddp.register_comm_hook(place.world_size, self.note_bucket)
         self.module = self.ddp
+        self.trained = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
+        self.there = dict[int, Any]()  # when the gradient of a parameter was
+        for number, parameter in enumerate(self.trained):
+            parameter.register_post_accumulate_grad_hook(partial(self.note_gradient, number))
+
+    def note_gradient(self, number: int, parameter: Tensor) -> None:
+        self.there[number] = self.clock.now()
 
     def note_bucket(self, world: int, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         self.bytes.append(bucket.buffer().nbytes)
@@ -302,7 +312,7 @@ class TimedDdp(Single):
 
         def once() -> dict[str, Any]:
             """As train.trainer does it."""
-            self.bytes, self.ready, self.shapes = [], [], []
+            self.bytes, self.ready, self.shapes, self.there = [], [], [], {}
             begun, cpu = self.clock.now(), time.process_time()
             made.schedule.set(made.optimizer, 0)
             torch.manual_seed(order.word(made.settings.seed, 0, 0))
@@ -330,6 +340,9 @@ class TimedDdp(Single):
             "backward": seconds(begun, precision.begun),
             "update": seconds(precision.ended, ended),
             "ready": [seconds(precision.begun, ready) for ready in self.ready],
+            "gradients": [
+                seconds(precision.begun, self.there.get(number, precision.ended)) for number in range(len(self.trained))
+            ],
             "cores": cpu / whole,
         }
 

@@ -177,6 +177,65 @@ def test_a_model_whose_steps_take_the_same_time_with_any_batch_gets_a_forecast()
     assert forecast.recommend(made, "link")
 
 
+# -- the size of buckets -----------------------------------------------------------------------------------------------
+
+MIB = 1 << 20
+
+
+def with_gradients(known: dict[str, Any], sizes: list[int]) -> dict[str, Any]:
+    """The document, of a model whose parameters' gradients, of so many MiB, come one after another, the last first."""
+    for steps in known["steps"]:
+        for each in steps:
+            times = [each["seconds"] * 0.5 * (number + 1) / len(sizes) for number in range(len(sizes))]
+            each["gradients"] = times[::-1]
+    return known | {"gradients": [size * MIB for size in sizes]}
+
+
+def test_buckets_are_filled_as_gradients_come() -> None:
+    known = with_gradients(document(0.2), [3, 1, 2, 9, 1, 1])
+    assert forecast.bucketed(known, 1) == [[5], [4], [3], [2], [1], [0]]
+    assert forecast.bucketed(known, 2) == [[5, 4], [3], [2], [1, 0]]
+    assert forecast.bucketed(known, 24) == [[5, 4, 3, 2, 1, 0]]
+    assert forecast.bucketed(known, 25) == [[5], [4, 3, 2, 1, 0]]
+
+
+@given(st.floats(0, 1), st.floats(0, 1e-6), st.lists(st.integers(1, 10**9), min_size=2, unique=True))
+def test_what_a_bucket_takes_is_a_time_and_a_time_for_each_byte(each: float, slope: float, sizes: list[int]) -> None:
+    sums = [Reduce(each + slope * size, each + slope * size, 0.0) for size in sizes]
+    (found,) = forecast.resized(sums, sizes, [5000])
+    assert found.seconds == pytest.approx(each + slope * 5000, rel=1e-3, abs=1e-3 * max(one.seconds for one in sums))
+
+
+def test_a_bucket_that_takes_less_the_larger_it_is_was_measured_badly() -> None:
+    assert forecast.fitted([1, 3], [2.0, 1.0]) == (1.5, 0.0)
+    assert forecast.fitted([1, 3], [1.0, 5.0]) == (0.0, 1.5)  # nor does nothing take less than no time
+    assert forecast.fitted([2], [4.0]) == (0.0, 2.0)
+    assert forecast.resized([], [], [MIB]) == []
+
+
+def test_smaller_buckets_are_found_where_the_last_one_holds_up_the_step() -> None:
+    """Two of 20 MiB take 0.2 s each, the second of which begins with the end of backward."""
+    known = with_gradients(document(0.2, (1.0, 1.0)), [1] * 40)
+    known["buckets"] = [20 * MIB, 20 * MIB]
+    found = {one.option: one for one in forecast.outlooks(known) if one.nodes == 2}
+    assert "--bucket-mb 1" in found
+    usual, better = found["--parallel ddp"], found["--bucket-mb 1"]
+    assert better.step_seconds < usual.step_seconds - 0.1 and better.verified and not better.way.is_approximate
+    assert better.counts == usual.counts
+    for entry in known["communication"]:  # each message takes long: few are better
+        entry |= {name: [5.0, 5.0] for name in ("seconds", "busy_seconds")}
+    known["buckets"] = [39 * MIB, MIB]
+    assert not [one for one in forecast.outlooks(known) if "--bucket-mb" in one.option]
+
+
+def test_buckets_of_a_size_that_was_asked_for_stay() -> None:
+    known = with_gradients(with_options(document(0.2, (1.0, 1.0), bucket_mb=8), 0.1, 0.1), [1] * 40)
+    known["buckets"] = [20 * MIB, 20 * MIB]
+    found = [one for one in forecast.outlooks(known) if one.nodes == 2]
+    assert found[0].option == "--bucket-mb 8"
+    assert {one.way.bucket_mb for one in found if one.way.parallel == "ddp" and one.way.links} == {8}
+
+
 # -- the options for slow links ----------------------------------------------------------------------------------------
 
 
