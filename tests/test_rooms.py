@@ -35,7 +35,7 @@ ROWS: dict[str, Rows] = {
         ("start", "model", "losses", "optim"),
         ("datasets", "checkpoints", "parallel"),
         ("inference", "evaluate", "step", "trial"),
-        *(("session",), ("reporting",), ("trainer", "forecast"), ("run",), ("__main__",)),
+        *(("session",), ("resume", "reporting"), ("trainer", "forecast"), ("run",), ("__main__",)),
     ),
 }
 #: Alone in its folder: it runs before anything is installed.

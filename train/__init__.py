@@ -10,6 +10,7 @@ rooms, from the bottom up; tests/test_rooms.py holds this order:
     datasets, checkpoints, parallel      batches; saved states; DDP and the other ways
     inference, evaluate, step            export and predict; the held-out part; one optimizer step
     session                              all of it put together
+    resume                               what of it is in a checkpoint, and how a run goes on from one
     reporting                            metrics, progress, picture, result.json
     trainer, forecast                    the loop; measurements for `make check`
     run, then __main__                   one rank from its settings to its exit status; the command line

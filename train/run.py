@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from train import own_parts, session
+from train import own_parts, resume, session
 from train.checkpoints import CheckpointError, Writer, fit, load_weights
 from train.datasets import FETCH_SECONDS, DataError, Dataset, data_dir_of, fingerprint, load
 from train.model import pretrained, torchvision_cpu
@@ -88,7 +88,7 @@ def prepare(settings: Settings, complaint: str, place: Place, device: torch.devi
     proof.prove(settings, data)
     made = session.build(settings, place, device, dataset, network)
     notes += [made.strategy.note, *session.fine_tuning(made), *session.slow_links(made)]
-    notes += session.begin(made)
+    notes += resume.begin(made)
     if settings.shares == "auto":
         notes.append(f"--shares auto: {', '.join(f'{weight / sum(made.weights):.1%}' for weight in made.weights)}")
     if settings.amp == "fp16" and device.type == "cpu":

@@ -23,7 +23,8 @@ from train.reporting.profile import Profile
 from train.reporting.report import Report
 from train.reporting.step_stats import StepRecord, StepStats
 from train.reporting.work import Work
-from train.session import Session, own_state_of, state_of
+from train.resume import own_state_of, state_of
+from train.session import Session
 from train.settings import Every, every
 from train.start.muster_run import tell
 from train.step import optimizer_step

@@ -16,7 +16,7 @@ from unittest import mock
 import torch
 from torch import nn
 
-from train import run, session, step, trainer
+from train import resume, run, session, step, trainer
 from train.checkpoints import load
 from train.settings import Settings
 
@@ -42,7 +42,7 @@ def crash_in_step(number: int, how: Callable[[], None] = lambda: os._exit(CRASH)
 
     def change() -> None:
         made, position = step.optimizer_step, {"step": 0}
-        begin = session.begin
+        begin = resume.begin
 
         def noting(begun: session.Session) -> list[str]:
             notes = begin(begun)
@@ -55,7 +55,7 @@ def crash_in_step(number: int, how: Callable[[], None] = lambda: os._exit(CRASH)
                 how()
             return made(*arguments)
 
-        mock.patch.object(session, "begin", noting).start()
+        mock.patch.object(resume, "begin", noting).start()
         mock.patch.object(trainer, "optimizer_step", counted).start()
 
     return change

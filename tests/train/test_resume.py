@@ -25,7 +25,7 @@ from tests.train.resume_ranks import (
     train,
 )
 from tests.train.test_metrics import curve_of
-from train import run, session
+from train import resume, run, session
 from train.checkpoints.agree import StartPoint
 from train.settings import EXIT_REFUSED, EXIT_STOPPED, Settings, SettingsError
 
@@ -154,9 +154,9 @@ def test_another_attempt_without_a_checkpoint_says_that_it_begins_anew(
     attempt: str, notes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MUSTER_ATTEMPT", attempt)
-    monkeypatch.setattr(session, "where_to_begin", lambda session: StartPoint())
+    monkeypatch.setattr(resume, "where_to_begin", lambda session: StartPoint())
     made: Any = SimpleNamespace(settings=None, place=None)
-    assert session.begin(made) == notes
+    assert resume.begin(made) == notes
 
 
 def note_graphs() -> None:
