@@ -91,7 +91,8 @@ def outlooks(document: Document) -> list[Outlook]:
 
 def better_buckets(document: Document, share: Mapping[str, Any], usual: Outlook, alone: Outlook) -> list[Outlook]:
     """The same way with the size of DDP's buckets that is best for these links, if that gains anything to speak of."""
-    is_open = ways.asked_for(document["settings"]).bucket_mb == ways.BUCKET_MB and "gradients" in document
+    asked = ways.asked_for(document["settings"])
+    is_open = asked.bucket_mb == ways.BUCKET_MB and asked.shares == usual.way.shares and "gradients" in document
     helps = share["nodes"] > 1 and usual.way.sends_buckets and usual.waiting > LEAST_WAIT
     if not (is_open and helps):
         return []
