@@ -192,7 +192,7 @@ def build(settings: Settings, place: Place, device: torch.device, dataset: Datas
     weights = share_weights(settings, place, dataset, strategy, precision, loader, loss)
     exchange = None
     if members and settings.sync_every:
-        exchange = make_exchange(settings, strategy.network, members, settings.epochs * per_epoch)
+        exchange = make_exchange(settings, strategy.network, members, settings.epochs * per_epoch, optimizer)
     return Session(
         settings=settings,
         place=place,

@@ -60,6 +60,62 @@ def streamed(place: Place, out: Path) -> Any:
     return exchanged(place, sync_every=6, stream=2)
 
 
+def steered(place: Place, out: Path) -> Any:
+    """For some periods: (momentum of SGD after 19 steps, what it would be by the promise), of two parameters, of which
+    the second has twice the learning rate."""
+    return [
+        with_momentum(place, [(0, 0), (0, 0)], sync_every=1),
+        with_momentum(place, [(0, 0), (0, 0)], sync_every=4),
+        with_momentum(place, [(2, 2), (0, 2)], sync_every=4, stream=2),
+    ]
+
+
+def with_momentum(place: Place, times: list[tuple[int, int]], **given: Any) -> list[tuple[Tensor, Tensor]]:
+    """times: of each parameter (the step in the period in which it leaves, and how many steps later it is there)."""
+    network = nn.ParameterDict({"a": torch.zeros(5), "b": torch.zeros(5)})
+    groups: list[dict[str, Any]] = [{"params": [network["a"]]}, {"params": [network["b"]], "lr_factor": 2.0}]
+    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+    every, parts = given["sync_every"], [rank + 1 for rank in range(place.world_size)]
+    exchange = make_exchange(Settings(**given), network, find_members(place), optimizer=optimizer)
+    for step in range(1, 20):
+        for group in optimizer.param_groups:
+            group["lr"] = step / 50 * group.get("lr_factor", 1.0)
+        for parameter in network.values():
+            parameter.grad = gradient_of(place.rank, step)
+        optimizer.step()
+        exchange.after_step(step, parts)
+    exchange.close()
+    return [
+        (optimizer.state[parameter]["momentum_buffer"], promised(parts, place.rank, every, *when))
+        for parameter, when in zip(network.values(), times, strict=True)
+    ]
+
+
+def gradient_of(rank: int, step: int) -> Tensor:
+    return torch.randn(5, generator=torch.Generator().manual_seed(100 * rank + step))
+
+
+def promised(parts: list[int], rank: int, every: int, leaves: int, later: int) -> Tensor:
+    """This rank's momentum when after each exchange it begins with the mean of all ranks' steps in the period, each
+    weighted by its learning rate."""
+    own = [torch.zeros(5) for _ in parts]
+    walked, rates, mean = [torch.zeros(5) for _ in parts], 0.0, torch.zeros(5)
+    for step in range(1, 20):
+        own = [0.9 * each + gradient_of(number, step) for number, each in enumerate(own)]
+        walked = [before + each * step / 50 for before, each in zip(walked, own, strict=True)]
+        rates += step / 50
+        took = (step - later) % every == leaves and step - later > 0
+        if took and later:
+            own = [mean] * len(parts)
+        if step % every == leaves:
+            mean = torch.stack([part * each for part, each in zip(parts, walked, strict=True)]).sum(0)
+            mean = mean / sum(parts) / rates
+            walked, rates = [torch.zeros(5) for _ in parts], 0.0
+        if took and not later:
+            own = [mean] * len(parts)
+    return own[rank]
+
+
 def starts(place: Place, out: Path) -> Any:
     """(weights equal before; after the start; bytes that it sent) for equal and for unequal weights, each."""
     equal, after, sent = [], [], []

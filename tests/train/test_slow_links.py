@@ -25,11 +25,13 @@ from train.inference.weights import read
 from train.parallel import exchange
 from train.parallel.codecs import BLOCK, FLOATS, SLICE, codec_of, decode, encode
 from train.parallel.exchange import MESSAGE_BYTES, Piece, chunks, divided, message_spans
+from train.parallel.momentum import Leg, MeanMomentum
 from train.settings import EXIT_REFUSED, Settings, compression, problems
 
 PLAIN_SGD = {"optimizer": "sgd", "momentum": 0.0, "lr": 0.05, "schedule": "constant", "warmup": 0.0}
 KINDS: dict[str, dict[str, Any]] = {
     "sync": {"sync_every": 5},
+    "pieces": {"sync_every": 4, "stream": 2, "optimizer": "sgd"},
     "stream": {"sync_every": 4, "stream": 2, "compress": "int8", "outer_momentum": 0.5, "outer_lr": 0.7},
     "int4": {"sync_every": 3, "compress": "int4", "optimizer": "sgd", "nesterov": True, "shares": "3,1"},
     "powersgd": {"compress": "powersgd:3", "lr": 0.002},
@@ -134,6 +136,55 @@ def test_an_exchange_over_a_slow_link_says_that_it_moves(monkeypatch: pytest.Mon
     assert made.waited > 0
 
 
+# -- momentum ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_who_is_alone_keeps_its_momentum(layout: torch.memory_format) -> None:
+    """The way of one step, read back."""
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn(3, 2, 4, 4).contiguous(memory_format=layout))
+    groups = [{"params": [weight], "lr_factor": 0.5, "lr": 0.05}]
+    optimizer = torch.optim.SGD(groups, momentum=0.9, weight_decay=0.1)
+    momentum = MeanMomentum(optimizer)
+    momentum.follow(weight, torch.ones(3, 2, 4, 4), Leg(1.0, 1))  # there is none yet: nothing happens
+    for _ in range(4):
+        before = weight.detach().clone()
+        weight.grad = torch.randn(3, 2, 4, 4)
+        optimizer.step()
+    own = optimizer.state[weight]["momentum_buffer"]
+    known, leg = own.clone(), Leg().after_step(momentum.rate()).ended(Leg())
+    assert leg.rates == pytest.approx(0.1) and leg.weight == 1
+    own.zero_()
+    way = (before - weight).detach()
+    momentum.follow(weight, way, Leg())  # no step of any size: there is no mean
+    assert not own.any()
+    if weight.is_contiguous():
+        for part in (slice(0, 40), slice(40, 96)):
+            momentum.follow(weight, way.view(-1)[part], leg, part)
+    else:
+        momentum.follow(weight, way, leg)
+    torch.testing.assert_close(own, known, rtol=1e-4, atol=1e-4)
+
+
+def test_a_short_leg_counts_by_its_part_of_the_one_before() -> None:
+    long = Leg(1.6, 16).ended(Leg())
+    short = Leg(0.4, 4).ended(long)
+    assert (long.weight, short.weight, Leg(1.2, 12).ended(short).weight) == (1, 0.25, 1)
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+    optimizer.state[weight]["momentum_buffer"] = torch.ones(1)
+    MeanMomentum(optimizer).follow(weight, torch.full((1,), 0.8), short)
+    assert optimizer.state[weight]["momentum_buffer"].item() == pytest.approx(0.75 * 1 + 0.25 * 2)
+
+
+@pytest.mark.slow
+def test_after_an_exchange_momentum_is_the_mean_of_all_steps_since_the_one_before(tmp_path: Path) -> None:
+    for kinds in run("slow_links_ranks", "steered", tmp_path, 1, 3).values():
+        for momentum, promised in (pair for parameters in kinds for pair in parameters):
+            torch.testing.assert_close(momentum, promised, rtol=1e-4, atol=1e-4)
+
+
 # -- what goes together ------------------------------------------------------------------------------------------------
 
 
@@ -195,7 +246,7 @@ def assert_close(ours: dict[str, Any], theirs: dict[str, Any], tolerance: float)
     ("changes", "tolerance"),
     [
         ({"sync_every": 9, "sync_warmup": 0.99, "outer_momentum": 0.9}, 1e-5),
-        ({"sync_every": 1, "shares": "1,3,2"}, 1e-5),
+        ({"sync_every": 1, "shares": "1,3,2", "momentum": 0.9}, 1e-5),
         ({"sync_every": 1, "compress": "int8"}, 3e-3),
         ({"compress": "fp16"}, 3e-4),
         ({"compress": "bf16", "shares": "1,3,2"}, 3e-3),
@@ -207,8 +258,8 @@ def assert_close(ours: dict[str, Any], theirs: dict[str, Any], tolerance: float)
 def test_in_every_step_it_is_data_parallelism_but_for_rounding(
     changes: dict[str, Any], tolerance: float, hosts: tuple[int, ...], tmp_path: Path
 ) -> None:
-    """For plain SGD, and any shares; also where a host has two ranks, which are one member."""
-    settings = settings_in(tmp_path / "ddp", **{**PLAIN_SGD, "keep": 9})
+    """For SGD, and any shares; also where a host has two ranks, which are one member."""
+    settings = settings_in(tmp_path / "ddp", **{**PLAIN_SGD, "keep": 9, "momentum": changes.get("momentum", 0.0)})
     assert train(3, settings, normalised=False) == [0] * 3
     ours = settings_in(tmp_path / "ours", **{**PLAIN_SGD, "keep": 9, **changes})
     assert train(3, ours, normalised=False, changes=two_hosts_of(*hosts)) == [0] * 3

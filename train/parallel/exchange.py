@@ -15,6 +15,8 @@ meanwhile is kept: it is added to the new common weights, and is part of its nex
 Changes may be sent in fewer bits (train.parallel.codecs). What a member's change lost in that is added to its next
 (error feedback, Karimireddy et al. 2019, arXiv 1901.09847).
 
+After an exchange SGD goes on with the mean's momentum (train.parallel.momentum); with an outer one each keeps its own.
+
 When what is sent and when it takes effect follows from the number of the step alone, never from the clock or the
 network, so that equal runs are equal to the bit. Frozen parameters do not take part. Batch statistics take part, as
 they are, with the first piece.
@@ -25,7 +27,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from datetime import timedelta
 from itertools import accumulate, pairwise
 from typing import Any, TypeVar
@@ -38,6 +40,7 @@ from train.model.plain_names import plain
 from train.model.running_statistics import buffers_of, flat, put, unflat
 from train.parallel.codecs import SLICE, Codec, codec_of, decode, encode, slices
 from train.parallel.members import Members
+from train.parallel.momentum import Leg, MeanMomentum
 from train.settings import Settings, compression
 from train.start.muster_run import still_alive
 
@@ -69,6 +72,8 @@ class Piece:
     error: Tensor | None  # what this member's changes have lost so far; of leaders, where the code loses anything
     outer: torch.optim.SGD  # of the anchor
     counts: list[int]  # samples that each member has learned from since the piece left last
+    leg: Leg = field(default_factory=Leg)  # since the piece left last
+    left: Leg = field(default_factory=Leg)  # the one that ended then
     due: int = 0  # the step after which a mean that is under way takes effect
     started: Tensor | None = None  # this member's weights when the piece left; None: training waits for the mean
     started_buffers: Tensor | None = None
@@ -103,11 +108,16 @@ class Piece:
 
     def live(self, part: slice) -> Iterator[tuple[Tensor, slice]]:
         """This member's weights where they are, of a part of a piece that is flat, and their places in the part."""
+        for parameter, values, place in self.spans(part):
+            yield parameter.detach().view(-1)[values], place
+
+    def spans(self, part: slice) -> Iterator[tuple[nn.Parameter, slice, slice]]:
+        """(a parameter, which of its values are in a part of the piece, their places in the part)."""
         at, number = part.start, bisect_right(self.starts, part.start) - 1
         while at < part.stop:
-            first, values = self.starts[number], self.parameters[number].detach().view(-1)
-            end = min(part.stop, first + len(values))
-            yield values[at - first : end - first], slice(at - part.start, end - part.start)
+            first, parameter = self.starts[number], self.parameters[number]
+            end = min(part.stop, first + parameter.numel())
+            yield parameter, slice(at - first, end - first), slice(at - part.start, end - part.start)
             at, number = end, number + 1
 
     def parts(self, values: Tensor) -> list[Tensor]:
@@ -128,6 +138,7 @@ class Exchange:
     codec: Codec
     pieces: list[Piece]
     group: Any  # gloo's, of all members' ranks: between the hosts go tensors of the CPU
+    momentum: MeanMomentum | None = None  # None: members keep their own
     waited: float = 0.0  # seconds that training has waited here
     moved: int = 0  # messages and slices so far; of the background
     spare: list[Tensor] = field(default_factory=list)  # see `room`
@@ -140,6 +151,7 @@ class Exchange:
         in it. Collective."""
         for piece in self.pieces:
             piece.counts = [before + now for before, now in zip(piece.counts, counts, strict=True)]
+            piece.leg = piece.leg.after_step(self.momentum.rate() if self.momentum else 0.0)
         if step <= self.warmup:
             self.settle(with_outer=False)
             return
@@ -174,6 +186,7 @@ class Exchange:
         parts = torch.tensor(piece.counts, dtype=torch.float64)
         parts /= parts.sum()
         piece.counts = [0] * len(piece.counts)
+        piece.leg, piece.left = Leg(), piece.leg.ended(piece.left)
         piece.started = None if waits and piece.is_flat else piece.weights(self.room(len(piece.anchor)))
         piece.started_buffers = self.buffers() if piece is self.pieces[0] else torch.zeros(0)
         piece.mean = self.background.submit(self.averaged, piece, parts.tolist())
@@ -199,12 +212,17 @@ class Exchange:
             gradient, anchor = decoded[: part.stop - part.start], piece.anchor[part]
             mean.codec.decode_slice(mean.code[place], gradient)
             anchor.sub_(gradient, alpha=lr)
-            for values, there in piece.live(part):
-                values.copy_(anchor[there])
+            for parameter, values, there in piece.spans(part):
+                parameter.view(-1)[values].copy_(anchor[there])
+                if self.momentum is not None:
+                    self.momentum.follow(parameter, gradient[there], piece.left, values)
 
     def take_whole(self, piece: Piece, mean: Mean, with_outer: bool) -> None:
         gradient = self.room(len(piece.anchor))
         decode(mean.codec, mean.code, gradient)
+        if self.momentum is not None:
+            for parameter, way in zip(piece.parameters, piece.parts(gradient), strict=True):
+                self.momentum.follow(parameter, way, piece.left)
         if with_outer:
             piece.anchor.grad = gradient
             piece.outer.step()
@@ -360,6 +378,7 @@ class Exchange:
             "names": [name for piece in self.pieces for name in piece.names],
             "counts": [list(piece.counts) for piece in self.pieces],
             "due": [piece.due for piece in self.pieces],
+            "legs": [[astuple(piece.leg), astuple(piece.left)] for piece in self.pieces],
             "means": [self.under_way(piece) for piece in self.pieces],
             "momentum": [piece.outer.state[piece.anchor].get("momentum_buffer") for piece in self.pieces],
         }
@@ -386,6 +405,8 @@ class Exchange:
         self.begin()
         for number, piece in enumerate(self.pieces):
             piece.counts, piece.due = list(state["counts"][number]), state["due"][number]
+            if "legs" in state:  # older checkpoints have none
+                piece.leg, piece.left = (Leg(*values) for values in state["legs"][number])
             if state["means"][number] is not None:
                 gradient, buffers = state["means"][number]
                 piece.mean = Future()
@@ -412,6 +433,7 @@ class Exchange:
         for piece in self.pieces:
             piece.weights(piece.anchor)
             piece.counts = [0] * len(piece.counts)
+            piece.leg = piece.left = Leg()
             if known is not None and len(known) == sum(len(each.anchor) for each in self.pieces):
                 self.load_momentum(piece, known[first : first + len(piece.anchor)])
             first += len(piece.anchor)
@@ -420,8 +442,15 @@ class Exchange:
         self.background.shutdown()
 
 
-def make_exchange(settings: Settings, network: nn.Module, members: Members, steps: int = 0) -> Exchange:
-    """All ranks have equal weights now (collective). steps: of the whole run."""
+def make_exchange(
+    settings: Settings,
+    network: nn.Module,
+    members: Members,
+    steps: int = 0,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> Exchange:
+    """All ranks have equal weights now (collective). steps: of the whole run. optimizer: of the members' own steps;
+    None: there is none."""
     codec = codec_of(compression(settings.compress).kind)
     named = [(plain(name), p) for name, p in network.named_parameters() if p.requires_grad]
     momentum = settings.outer_momentum
@@ -436,7 +465,8 @@ def make_exchange(settings: Settings, network: nn.Module, members: Members, step
     ranks = [rank for member in members.ranks for rank in member]
     group = dist.new_group(ranks, backend="gloo", timeout=timedelta(seconds=settings.timeout))
     warmup = round(settings.sync_warmup * steps)
-    exchange = Exchange(network, members, settings.sync_every, warmup, settings.stream, codec, made, group)
+    common = MeanMomentum(optimizer) if isinstance(optimizer, torch.optim.SGD) and not momentum else None
+    exchange = Exchange(network, members, settings.sync_every, warmup, settings.stream, codec, made, group, common)
     exchange.begin()
     return exchange
 
