@@ -120,7 +120,7 @@ class Work:
         return [
             *("--model", self.model, "--dataset", f"noise_images:of_{images}_{self.image_size}", "--workers", "0"),
             *("--classes", str(self.classes), "--batch-size", str(batch_size), "--epochs", "1"),
-            *("--optimizer", "sgd", "--momentum", "0", "--lr", "0.001"),
+            *("--optimizer", "sgd", "--lr", "0.001"),
             *("--blocking-checkpoints", "--loggers=none", *shlex.split(option.arguments)),
             *(("--sync-warmup", "0") if option.sync_every else ()),
         ]

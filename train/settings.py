@@ -161,7 +161,7 @@ class Settings:
         metavar="STEPS",
     )  # fmt: skip
     sync_warmup: float = links(
-        0.1, "with --sync-every: average in every step at first; 0.1: in the first tenth of the run", metavar="PART"
+        0.2, "with --sync-every: average in every step at first; 0.2: in the first fifth of the run", metavar="PART"
     )  # fmt: skip
     stream: int = links(
         0, "with --sync-every: average the model in so many pieces, in turn, while training goes on (0: all at once, "

@@ -69,5 +69,5 @@ def sentence(made: Sequence[Outlook], best: Outlook) -> str:
     cost = "results differ by rounding"
     if best.way.is_approximate:
         lost = ACCURACY[replace(best.way, bucket_mb=BUCKET_MB).links]
-        cost = f"in our table it cost {lost} of accuracy (docs/slow-links.md)"
+        cost = f"in our table it cost {lost} of accuracy with SGD (docs/slow-links.md)"
     return f"{best.way.links}: {gain}; {cost}"

@@ -326,8 +326,8 @@ MEANING = (
 )
 #: And this where there are approximate ways.
 APPROXIMATE = (
-    " --sync-every and powersgd change what is learned (docs/slow-links.md); in the first tenth of a run they do not "
-    "save anything yet."
+    " --sync-every and powersgd change what is learned (docs/slow-links.md), and save nothing in the first fifth and "
+    "the first tenth of a run."
 )
 
 

@@ -199,7 +199,7 @@ def test_after_an_exchange_momentum_is_the_mean_of_all_steps_since_the_one_befor
         ({"sync_every": 4, "parallel": "horovod"}, "goes with --parallel ddp, not with horovod"),
         ({"stream": 2}, "--stream 2: goes with --sync-every"),
         ({"outer_lr": 0.7}, "--outer-lr 0.7: goes with --sync-every"),
-        ({"sync_warmup": 0.2}, "--sync-warmup 0.2: goes with --sync-every"),
+        ({"sync_warmup": 0.3}, "--sync-warmup 0.3: goes with --sync-every"),
         ({"sync_every": 2, "stream": 3}, "at most one piece in each of --sync-every's 2 steps"),
         ({"sync_every": 4, "ema": 0.9}, "--ema"),
         ({"sync_every": 4, "sync_bn": True}, "--sync-bn"),

@@ -33,7 +33,7 @@ def test_an_exact_way_is_taken_where_it_gains_anything() -> None:
 def test_what_changes_the_training_needs_the_flag_and_its_cost_is_said() -> None:
     way, said = choice(0.5, 0.3, 0.1, True)
     assert way == Way(sync_every=32, stream=4, compress="int8")
-    assert f"it cost {ACCURACY[way.links]} of accuracy" in said
+    assert f"it cost {ACCURACY[way.links]} of accuracy with SGD" in said
     assert all(re.fullmatch(r"\d+\.\d points", cost) for cost in ACCURACY.values())
     assert set(ACCURACY) == {way.links for way in FOR_SLOW_LINKS if way.is_approximate}
 
