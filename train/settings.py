@@ -144,8 +144,8 @@ class Settings:
     static_graph: bool = ranks(False, "ddp: the same parameters get gradients in every step")
 
     communication: str = links(
-        "as-given", "auto: `make train` chooses --compress from a forecast for these hosts, with --allow-approximate "
-        "--sync-every too", ("as-given", "auto"),
+        "as-given", "auto: `make train` chooses --compress bf16 or --bucket-mb from a forecast for these hosts, with "
+        "--allow-approximate powersgd or --sync-every, too", ("as-given", "auto"),
     )  # fmt: skip
     allow_approximate: bool = links(False, "with --communication auto: also what may cost accuracy")
     compress: str = links(
@@ -171,7 +171,8 @@ class Settings:
         1.0, "with --sync-every: how far the common weights follow the average change", metavar="LR"
     )  # fmt: skip
     outer_momentum: float = links(
-        0.0, "with --sync-every: Nesterov momentum of the common weights (DiLoCo: 0.9)", metavar="PART"
+        0.0, "with --sync-every: Nesterov momentum of the common weights (DiLoCo: 0.9); each host "
+        "keeps that of its own steps then", metavar="PART"
     )  # fmt: skip
 
     resume: str = keeps(

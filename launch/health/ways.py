@@ -92,16 +92,17 @@ def measured(way: Way, entry: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def compared(document: Mapping[str, Any], share: Mapping[str, Any]) -> list[Way]:
     """The ways that make sense for this number of hosts, the one that was asked for first.
 
-    `--shares auto` only where the shares would differ; the options for slow links with the shares that were asked for.
+    `--shares auto` only where the shares would differ; the options for slow links with the shares that were asked for,
+    and DDP with the size of buckets that was measured.
     """
     asked = asked_for(document["settings"])
     if share["world_size"] == 1:
         return [asked]
     ways = [asked, without_links(asked)]
     if asked.shares in ("", "auto"):  # else `equal` holds the shares that were asked for
-        ways.append(PLAIN)
+        ways.append(replace(PLAIN, bucket_mb=asked.bucket_mb))
     if share["auto"] != share["equal"]:
-        ways.append(Way(shares="auto"))
+        ways.append(Way(shares="auto", bucket_mb=asked.bucket_mb))
     if asked.parallel == "ddp" and share["nodes"] > 1:
         rounds = document["communication"]
         known = [way for way in FOR_SLOW_LINKS if any(measured(way, entry) for entry in rounds)]

@@ -76,7 +76,7 @@ def with_momentum(place: Place, times: list[tuple[int, int]], **given: Any) -> l
     groups: list[dict[str, Any]] = [{"params": [network["a"]]}, {"params": [network["b"]], "lr_factor": 2.0}]
     optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
     every, parts = given["sync_every"], [rank + 1 for rank in range(place.world_size)]
-    exchange = make_exchange(Settings(**given), network, find_members(place), optimizer=optimizer)
+    exchange = make_exchange(Settings(optimizer="sgd", **given), network, find_members(place), optimizer=optimizer)
     for step in range(1, 20):
         for group in optimizer.param_groups:
             group["lr"] = step / 50 * group.get("lr_factor", 1.0)

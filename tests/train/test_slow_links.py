@@ -25,7 +25,7 @@ from train.inference.weights import read
 from train.parallel import exchange
 from train.parallel.codecs import BLOCK, FLOATS, SLICE, codec_of, decode, encode
 from train.parallel.exchange import MESSAGE_BYTES, Piece, chunks, divided, message_spans
-from train.parallel.momentum import Leg, MeanMomentum
+from train.parallel.momentum import Leg, MeanMomentum, mean_momentum
 from train.settings import EXIT_REFUSED, Settings, compression, problems
 
 PLAIN_SGD = {"optimizer": "sgd", "momentum": 0.0, "lr": 0.05, "schedule": "constant", "warmup": 0.0}
@@ -155,6 +155,8 @@ def test_who_is_alone_keeps_its_momentum(layout: torch.memory_format) -> None:
     own = optimizer.state[weight]["momentum_buffer"]
     known, leg = own.clone(), Leg().after_step(momentum.rate()).ended(Leg())
     assert leg.rates == pytest.approx(0.1) and leg.weight == 1
+    momentum.follow(weight, torch.ones(3, 2, 4, 4), leg.after_step(None))  # of a part of the way nothing is known
+    assert own.equal(known)
     own.zero_()
     way = (before - weight).detach()
     momentum.follow(weight, way, Leg())  # no step of any size: there is no mean
@@ -176,6 +178,25 @@ def test_a_short_leg_counts_by_its_part_of_the_one_before() -> None:
     optimizer.state[weight]["momentum_buffer"] = torch.ones(1)
     MeanMomentum(optimizer).follow(weight, torch.full((1,), 0.8), short)
     assert optimizer.state[weight]["momentum_buffer"].item() == pytest.approx(0.75 * 1 + 0.25 * 2)
+
+
+def test_momentum_is_the_mean_s_in_the_parameter_s_own_type() -> None:
+    weight = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+    optimizer.state[weight]["momentum_buffer"] = torch.ones_like(weight)
+    MeanMomentum(optimizer).follow(weight, torch.full((2,), 0.5), Leg(0.25, 1))
+    assert optimizer.state[weight]["momentum_buffer"].tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"optimizer": "adamw"}, {"nesterov": True}, {"outer_momentum": 0.9}, {"amp": "fp16"}, {}],
+    ids=str,
+)
+def test_whose_momentum_members_go_on_with(changes: dict[str, Any]) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.9)
+    found = mean_momentum(optimizer, Settings(**{"optimizer": "sgd", "sync_every": 4, **changes}))
+    assert (found is None) == bool(changes)
 
 
 @pytest.mark.slow

@@ -114,7 +114,7 @@ def send_if_unequal(network: nn.Module, place: Place) -> None:
 
 def bucket_cap(bucket_mb: int) -> int | None:
     """DDP's argument for --bucket-mb. None is torch's default: 25 MiB, but 1 MiB for the first bucket, so that sending
-    begins early; where a size is given, also if it is 25, the first one has it too."""
+    begins early; a size that torch is given, also 25, is the first one's, too."""
     return None if bucket_mb == Settings.bucket_mb else bucket_mb
 
 

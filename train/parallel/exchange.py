@@ -15,7 +15,7 @@ meanwhile is kept: it is added to the new common weights, and is part of its nex
 Changes may be sent in fewer bits (train.parallel.codecs). What a member's change lost in that is added to its next
 (error feedback, Karimireddy et al. 2019, arXiv 1901.09847).
 
-After an exchange SGD goes on with the mean's momentum (train.parallel.momentum); with an outer one each keeps its own.
+After an exchange SGD goes on with the mean's momentum (train.parallel.momentum).
 
 When what is sent and when it takes effect follows from the number of the step alone, never from the clock or the
 network, so that equal runs are equal to the bit. Frozen parameters do not take part. Batch statistics take part, as
@@ -40,7 +40,7 @@ from train.model.plain_names import plain
 from train.model.running_statistics import buffers_of, flat, put, unflat
 from train.parallel.codecs import SLICE, Codec, codec_of, decode, encode, slices
 from train.parallel.members import Members
-from train.parallel.momentum import Leg, MeanMomentum
+from train.parallel.momentum import Leg, MeanMomentum, mean_momentum
 from train.settings import Settings, compression
 from train.start.muster_run import still_alive
 
@@ -151,7 +151,7 @@ class Exchange:
         in it. Collective."""
         for piece in self.pieces:
             piece.counts = [before + now for before, now in zip(piece.counts, counts, strict=True)]
-            piece.leg = piece.leg.after_step(self.momentum.rate() if self.momentum else 0.0)
+            piece.leg = piece.leg.after_step(self.momentum.rate() if self.momentum else None)
         if step <= self.warmup:
             self.settle(with_outer=False)
             return
@@ -405,8 +405,8 @@ class Exchange:
         self.begin()
         for number, piece in enumerate(self.pieces):
             piece.counts, piece.due = list(state["counts"][number]), state["due"][number]
-            if "legs" in state:  # older checkpoints have none
-                piece.leg, piece.left = (Leg(*values) for values in state["legs"][number])
+            legs = state["legs"][number] if "legs" in state else [(None,), (None,)]  # older checkpoints have none
+            piece.leg, piece.left = (Leg(*values) for values in legs)
             if state["means"][number] is not None:
                 gradient, buffers = state["means"][number]
                 piece.mean = Future()
@@ -465,8 +465,10 @@ def make_exchange(
     ranks = [rank for member in members.ranks for rank in member]
     group = dist.new_group(ranks, backend="gloo", timeout=timedelta(seconds=settings.timeout))
     warmup = round(settings.sync_warmup * steps)
-    common = MeanMomentum(optimizer) if isinstance(optimizer, torch.optim.SGD) and not momentum else None
-    exchange = Exchange(network, members, settings.sync_every, warmup, settings.stream, codec, made, group, common)
+    exchange = Exchange(
+        network, members, settings.sync_every, warmup, settings.stream, codec, made, group,
+        mean_momentum(optimizer, settings),
+    )  # fmt: skip
     exchange.begin()
     return exchange
 

@@ -3,14 +3,16 @@
 Momentum remembers the last gradients. If each member kept its own, all would leave their common weights in the very
 directions in which they had come apart. How far the mean went since the exchange before, over the sum of the learning
 rates, is the mean of all members' momentum in these steps, and is there without sending anything more. With an
-exchange in every step it is the momentum of data parallelism; with Nesterov's about that. (FedCM, Xu et al. 2021, arXiv
-2106.10874, keeps momentum at this mean until the next exchange; here it only begins with it.)
+exchange in every step it is the momentum of data parallelism. (FedCM, Xu et al. 2021, arXiv 2106.10874, keeps momentum
+at this mean until the next exchange; here it only begins with it.)
 """
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+
+from train.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -21,21 +23,19 @@ class Leg:
     counts by its part of the one before.
     """
 
-    rates: float = 0.0  # sum of the learning rates
+    rates: float | None = 0.0  # sum of the learning rates; None: not known
     steps: int = 0
     weight: float = 1.0
 
-    def after_step(self, rate: float) -> "Leg":
-        return Leg(self.rates + rate, self.steps + 1)
+    def after_step(self, rate: float | None) -> "Leg":
+        return Leg(None if rate is None or self.rates is None else self.rates + rate, self.steps + 1)
 
     def ended(self, before: "Leg") -> "Leg":
         return Leg(self.rates, self.steps, min(1.0, self.steps / before.steps) if before.steps else 1.0)
 
 
 class MeanMomentum:
-    """Of SGD. AdamW's made no difference (benchmarks/RESULTS.md, 2026-11-26), and stays each member's own."""
-
-    def __init__(self, optimizer: torch.optim.SGD) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
         groups = enumerate(optimizer.param_groups)
         self.numbers = {parameter: number for number, group in groups for parameter in group["params"]}
@@ -56,7 +56,17 @@ class MeanMomentum:
         the parameter's shape.
         """
         own: Tensor | None = self.optimizer.state.get(parameter, {}).get("momentum_buffer")
-        if own is None or leg.rates <= 0:
+        if own is None or not leg.rates:
             return
-        mean = way.to(own.device) / (leg.rates * self.factor(self.numbers[parameter]))
+        mean = way.to(own) / (leg.rates * self.factor(self.numbers[parameter]))
         (own if part is None else own.view(-1)[part]).lerp_(mean, leg.weight)
+
+
+def mean_momentum(optimizer: torch.optim.Optimizer | None, settings: Settings) -> MeanMomentum | None:
+    """None where each member keeps its own.
+
+    So it is with Nesterov's, whose steps are not of its momentum alone; with AdamW, where the mean's made no difference
+    (benchmarks/RESULTS.md, 2026-11-26); with fp16, where members leave out steps; and with an outer momentum.
+    """
+    usual = settings.optimizer == "sgd" and not settings.nesterov and settings.amp != "fp16"
+    return MeanMomentum(optimizer) if optimizer is not None and usual and not settings.outer_momentum else None
