@@ -31,7 +31,7 @@ def run(command: Callable[[], int], inventory: Path | None = None, after_interru
             print(f"muster: refused:\n{name_inventory(str(refusal), inventory)}", file=sys.stderr, flush=True)
             return refusal.status
         except subprocess.TimeoutExpired as error:  # a program of this machine that answers at once where all is well
-            what = f"`{shlex.join(map(str, error.cmd))[:100]}` had not ended after {error.timeout:.3g} s"
+            what = f"`{shlex.join(map(str, error.cmd))[:100]}` had not ended after {round(error.timeout, 1):g} s"
             problem = Problem("this machine", what, "see what keeps it busy, then try again")
             print(f"muster: failed:\n{problem}", file=sys.stderr, flush=True)
             return exits.FAILED
