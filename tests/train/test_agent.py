@@ -37,6 +37,7 @@ def start(
     command += [f"--log-dir={folder / 'logs'}", "--tee=3"] if "MUSTER_PIPES" not in environment else []
     command += ["--nproc-per-node=2", "--", "train.py", *arguments]
     ours = {"PYTHONPATH": str(ROOT), "MUSTER_RUN_DIR": str(folder), "MUSTER_HOST": "h7", "OMP_NUM_THREADS": "1"}
+    ours |= {"PYTHONUNBUFFERED": "1"}  # torchrun flushes no line of the ranks
     return subprocess.Popen(
         command,
         cwd=folder,
