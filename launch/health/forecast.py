@@ -107,7 +107,7 @@ def outlook(document: Document, share: Mapping[str, Any], way: Way, alone: Outlo
     counts = [count * times for count in (share["auto"] if way.shares == "auto" else share["equal"])]
     ranks = [compute(document, rank, count) for rank, count in enumerate(counts)]
     sums = reduces(document, share["nodes"], share["world_size"], plain)
-    if plain.bucket_mb != ways.asked_for(document["settings"]).bucket_mb:
+    if plain.sends_buckets and plain.bucket_mb != ways.asked_for(document["settings"]).bucket_mb:
         buckets = bucketed(document, plain.bucket_mb)
         sums = resized(sums, document["buckets"], [sum(document["gradients"][i] for i in each) for each in buckets])
         ranks = [with_buckets(document, one, rank, counts[rank], buckets) for rank, one in enumerate(ranks)]
@@ -170,12 +170,11 @@ def compute(document: Document, rank: int, samples: float) -> Compute:
 
 def bucketed(document: Document, bucket_mb: int) -> list[list[int]]:
     """The parameters in each of DDP's buckets of this size, in the order in which it sends them off: as their gradients
-    come, each bucket full when it has at least so many MiB (torch's compute_bucket_assignment_by_size); with the usual
-    size the first one has 1 MiB."""
+    come, each bucket full when it has at least so many MiB (torch's compute_bucket_assignment_by_size)."""
     last = max(document["steps"][0], key=lambda step: step["samples"])["gradients"]
     made, size = [list[int]()], 0
     for number in sorted(range(len(last)), key=last.__getitem__):
-        if size >= (1 if bucket_mb == ways.BUCKET_MB and len(made) == 1 else bucket_mb) << 20:
+        if size >= bucket_mb << 20:
             made.append([])
             size = 0
         made[-1].append(number)

@@ -196,7 +196,6 @@ def test_buckets_are_filled_as_gradients_come() -> None:
     assert forecast.bucketed(known, 1) == [[5], [4], [3], [2], [1], [0]]
     assert forecast.bucketed(known, 2) == [[5, 4], [3], [2], [1, 0]]
     assert forecast.bucketed(known, 24) == [[5, 4, 3, 2, 1, 0]]
-    assert forecast.bucketed(known, 25) == [[5], [4, 3, 2, 1, 0]]
 
 
 @given(st.floats(0, 1), st.floats(0, 1e-6), st.lists(st.integers(1, 10**9), min_size=2, unique=True))
@@ -234,6 +233,10 @@ def test_buckets_of_a_size_that_was_asked_for_stay() -> None:
     found = [one for one in forecast.outlooks(known) if one.nodes == 2]
     assert found[0].option == "--bucket-mb 8"
     assert {one.way.bucket_mb for one in found if one.way.parallel == "ddp"} == {8}
+    (sharded,) = (one for one in found if one.way.parallel == "fsdp")
+    known["settings"]["bucket_mb"] = 25
+    (same,) = (one for one in forecast.outlooks(known) if one.way.parallel == "fsdp")
+    assert sharded.step_seconds == same.step_seconds  # it has no buckets of DDP's
 
 
 # -- the options for slow links ----------------------------------------------------------------------------------------
