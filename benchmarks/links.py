@@ -1,33 +1,35 @@
 """`make bench-links`: what the options for slow links bring in speed, on a lab of three hosts, and cost in accuracy.
 
 OPTIONS is the table of what is compared: plain DDP; exact options, which change a result by rounding only; approximate
-ones, which change what is learned from.
+ones, which change what is learned from, of which --communication auto takes those that cost little; and one that has
+to be asked for.
 
-Speed: `make train` on 1, 2 and 3 hosts that have a quota of CPUS cores each, for each speed of the links (the same lab
-with another rate limit), model and option. Each host has the same batch in each case, as when a cluster grows: so the
-ideal is as many times the images/s of one host as there are hosts. A single host sends nothing; it runs again for each
-speed of the links, just before the runs that are compared with it, as a machine's speed differs from hour to hour. The
-models' gradients are of 45, 94 and 531 MB, and the batch of VGG-11 is so small that plain DDP loses a third and more at
-1 Gbit/s. The optimizer is SGD without momentum, the one with the least memory and the least time between exchanges. The
-pictures are noise (links_project/noise_images.py): an epoch is as long as a case needs.
+Speed: `make train` on 2 and 3 hosts that have a quota of CPUS cores each, for each speed of the links (the same lab
+with another rate limit), model and option; and beside each such run, on a host of another lab with the same quota, the
+same training on one host, which sends nothing. The rate of the one host is of the same seconds as the rate that is
+compared with it: a shared machine's speed changes by a factor of 1.8 within an hour. Each host has the same batch in
+each case, as when a cluster grows: so the ideal is as many times the images/s of one host as there are hosts. The
+models' gradients are of 45, 94 and 515 MB, and the batch of VGG-11 is so small that plain DDP loses a third and more at
+1 Gbit/s. The optimizer is SGD with momentum. The pictures are noise (links_project/noise_images.py): an epoch is as
+long as a case needs.
 
-A rate is of whole periods: images of --sync-every's steps with the exchange that belongs to them, divided by their
-time, never a median step. Where gradients go in every step, a period is some steps (Work.period). The first period does
-not count: memory is new then, DDP sorts its buckets, PowerSGD still sends whole gradients, and what starts a run
-shares a host's quota of CPUS with it. The faster one of the next two is taken, since a shared machine is slowed down
-for seconds at a time; a period of at least LONG steps is measured once. Exchanges in every step at first
-(--sync-warmup) are left out. Checkpoints and evaluations come after the last step.
-`forecast` is that of `make check`, of the same training on the same hosts; its error: |forecast - measured| / measured.
+A rate is of PERIODS whole periods: images of --sync-every's steps with the exchange that belongs to them, divided by
+their time, never a median step. Where gradients go in every step, a period is some steps (Work.period). The first
+period does not count: memory is new then, DDP sorts its buckets, PowerSGD still sends whole gradients, and what starts
+a run shares a host's quota of CPUS with it. The first part of a run, in which exchanges are more frequent
+(--sync-warmup), is left out. Checkpoints and evaluations come after the last step.
+`forecast` is that of `make check`, of the same training on the same hosts; its error: |forecast - measured| / measured,
+both in times of one host's images/s, which the forecast has, too.
 
 Accuracy: `python -m train --spawn 3` on this machine, where each rank trains as a host of its own would: the digits,
 and the pictures of links_project/made_images.py, where a plain training ends between 70 and 95 %. A loss is the mean
 accuracy of plain DDP, in percent of held-out images, less the option's, over SEEDS. There is one evaluation, the last:
 each would make the hosts exchange. Digits' accuracies are multiples of 0.28 points.
 
-VGG-11 takes 4 GB of memory on each host (3 GB without --sync-every), three hosts 12 GB. The whole takes hours. Each
+VGG-11 takes 4 GB of memory on each host (3 GB without --sync-every), four hosts 15 GB. The whole takes hours. Each
 result is kept in build/bench-links.jsonl as soon as it is there, and is not measured again while the arguments are the
 same. After a change of the trainer remove the file, or give --again. Needs an otherwise idle machine: `load` is the
-machine's load average after a case, of which the hosts themselves cause up to 3.
+machine's load average after a case, of which the hosts themselves cause up to 4.
 """
 
 from __future__ import annotations
@@ -38,16 +40,16 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -55,23 +57,26 @@ from benchmarks.common import FAB, close, environment, fab, lab, take_data_netwo
 from launch.health import ways
 
 NAME = "bench-links"
+ALONE = "bench-alone"  # the lab of the one host
 PROJECT = Path("benchmarks/links_project")
 RESULTS = Path("build/bench-links.jsonl")
 HOSTS = 3
 CPUS = 0.4
 LIMIT_SECONDS = 1200
+STOP_SECONDS = 30
+ENDLESS = 100_000  # steps, of a run that is stopped
 LINKS = ("1gbit", "200mbit")
 PARTS = ("speed", "accuracy")
 SEEDS = (0, 1, 2)
-LONG = 32  # steps of a period that is measured once; shorter ones are measured twice
-PLAIN, EXACT, APPROXIMATE = "plain", "exact", "approximate"
+PERIODS = 2  # that count
+PLAIN, EXACT, APPROXIMATE, ASKED = "plain", "exact", "approximate", "asked for"
 
 Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Option:
-    """A way to use a slow link. kind: PLAIN, EXACT or APPROXIMATE."""
+    """A way to use a slow link. kind: PLAIN, EXACT, APPROXIMATE or ASKED, which no figure counts."""
 
     kind: str
     arguments: str = ""
@@ -92,7 +97,7 @@ OPTIONS = {
     "bf16": Option(EXACT, "--compress bf16"),
     "powersgd": Option(APPROXIMATE, "--compress powersgd:4"),
     "sync16": Option(APPROXIMATE, "--sync-every 16 --compress int8"),
-    "stream32": Option(APPROXIMATE, "--sync-every 32 --stream 4 --compress int8"),
+    "stream16": Option(ASKED, "--sync-every 16 --stream 4 --compress int8"),
 }
 
 
@@ -111,12 +116,12 @@ class Work:
 
     def steps(self, option: Option) -> int:
         """Of a run; its first period does not count."""
-        period = self.period_of(option)
-        return period * (2 if period >= LONG else 3)
+        return self.period_of(option) * (1 + PERIODS)
 
-    def arguments(self, option: Option, nodes: int) -> list[str]:
+    def arguments(self, option: Option, nodes: int, steps: int = 0) -> list[str]:
+        """steps: of the run; by default as many as are measured."""
         batch_size = self.batch_size * nodes
-        images = self.steps(option) * batch_size
+        images = (steps or self.steps(option)) * batch_size
         return [
             *("--model", self.model, "--dataset", f"noise_images:of_{images}_{self.image_size}", "--workers", "0"),
             *("--classes", str(self.classes), "--batch-size", str(batch_size), "--epochs", "1"),
@@ -127,8 +132,8 @@ class Work:
 
 
 WORKS = (
-    Work("resnet18", 32, 64, period=24),
-    Work("resnet50", 32, 32, period=16),
+    Work("resnet18", 32, 32, period=16),
+    Work("resnet50", 32, 16, period=16),
     Work("vgg11", 32, 32, period=6, classes=1000),
 )
 
@@ -178,11 +183,10 @@ class RunFailed(Exception):
 
 
 def speed_cases(links: Sequence[str], works: Sequence[Work], options: Sequence[str], nodes: int) -> Iterator[Case]:
-    """Link by link, as the lab has one at a time. Of each model one host alone comes first, then for each number of
-    hosts the forecast, then the runs that it is of."""
+    """Link by link, as the lab has one at a time. Of each model and number of hosts the forecast comes first, then the
+    runs that it is of."""
     for link in links:
         for work in works:
-            yield speed_case(link, work, "plain", 1)
             for count in range(2, nodes + 1):
                 about = {"link": link, "model": work.model, "nodes": count}
                 yield Case("forecast", about, work.arguments(OPTIONS["plain"], count))
@@ -211,46 +215,122 @@ def accuracy_cases(options: Sequence[str]) -> Iterator[Case]:
 
 
 def measure_speed(name: str, case: Case) -> Record:
-    """Raises RunFailed."""
-    nodes, option = case.about["nodes"], option_of(case.about["option"])
-    work = next(work for work in WORKS if work.model == case.about["model"])
-    variables = {"NODES": nodes, "ARGS": shlex.join(case.arguments), "PROJECT": PROJECT, "SKIP_CHECK": 1}
-    printed = output_of([str(FAB), "train"], environment(name, KEEP_RUNS=1, **variables))
+    """The images/s of a run, and meanwhile of one host alone. Raises RunFailed."""
+    with one_host(work_of(case)) as steps_alone:
+        window = window_of_run(name, case)
+        alone = rate_between(steps_alone(), window[0]["time"], window[-1]["time"])
+    return {"rate": round(rate(window), 2), "alone": round(alone, 2), "load": round(os.getloadavg()[0], 1)}
+
+
+def rate_of_run(name: str, case: Case) -> float:
+    """Images/s. Raises RunFailed."""
+    return rate(window_of_run(name, case))
+
+
+def window_of_run(name: str, case: Case) -> list[Record]:
+    """The steps of a run that count, and the one before, from its metrics. Raises RunFailed."""
+    printed = output_of([str(FAB), "train"], training(name, case.about["nodes"], case.arguments))
+    return metrics_of(printed)[work_of(case).period_of(option_of(case.about["option"])) - 1 :]
+
+
+def work_of(case: Case) -> Work:
+    return next(work for work in WORKS if work.model == case.about["model"])
+
+
+def training(name: str, nodes: int, arguments: Sequence[str]) -> dict[str, str]:
+    """The environment of `make train`."""
+    variables = {"NODES": nodes, "ARGS": shlex.join(arguments), "PROJECT": PROJECT, "SKIP_CHECK": 1}
+    return environment(name, KEEP_RUNS=1, **variables)
+
+
+def run_of(printed: str) -> str:
+    """The run that `make train` said it began. Raises RunFailed."""
     said = re.search(r"^muster \| run (\S+): ", printed, re.MULTILINE)
     if said is None:
         raise RunFailed(printed)
-    folder = Path("runs") / said[1]
-    period = work.period_of(option)
-    rate = steady_rate(events_of(folder, "step"), period, period)
+    return said[1]
+
+
+def metrics_of(printed: str) -> list[Record]:
+    """The steps of the run that printed this; its folder is removed. Raises RunFailed."""
+    folder = Path("runs") / run_of(printed)
+    if not (folder / "metrics.jsonl").is_file():
+        raise RunFailed(printed)
+    steps = events_of(folder, "step")
     shutil.rmtree(folder)
-    return {"rate": round(rate, 2), "load": round(os.getloadavg()[0], 1)}
+    return steps
+
+
+@contextmanager
+def one_host(work: Work) -> Iterator[Callable[[], list[Record]]]:
+    """Trains on the host of lab ALONE; gives what ends that, and reads its steps. Both raise RunFailed."""
+    arguments = work.arguments(OPTIONS["plain"], 1, ENDLESS)
+    with tempfile.TemporaryFile("w+") as output:
+        variables = training(ALONE, 1, arguments)
+        run = subprocess.Popen([str(FAB), "train"], env=variables, stdout=output, stderr=subprocess.STDOUT)
+
+        def printed() -> str:
+            output.seek(0)
+            return output.read()
+
+        def steps() -> list[Record]:
+            output_of([str(FAB), "stop"], environment(ALONE, RUN=run_of(printed()), GRACE=STOP_SECONDS))
+            try:
+                run.wait(LIMIT_SECONDS)
+            except subprocess.TimeoutExpired as error:
+                raise RunFailed(f"{printed()}\nit did not end within {LIMIT_SECONDS} s") from error
+            return metrics_of(printed())
+
+        try:
+            yield steps
+        finally:
+            if run.poll() is None:
+                run.send_signal(signal.SIGINT)  # asks its host to stop
+                with suppress(subprocess.TimeoutExpired):
+                    run.wait(2 * STOP_SECONDS)
+                run.kill()
+
+
+def rate(window: Sequence[Record]) -> float:
+    """Images/s after the first of these steps of one epoch. Pure."""
+    return sum(step["images"] for step in window[1:]) / (window[-1]["seconds"] - window[0]["seconds"])
+
+
+def rate_between(steps: Sequence[Record], begin: float, end: float) -> float:
+    """Images/s of the steps that ended between these times, in unix seconds. Pure. Raises RunFailed."""
+    if len(steps) < 2 or steps[1]["time"] > begin or steps[-1]["time"] < end:
+        raise RunFailed("one host did not train for as long as the run that is compared with it")
+    first = max(index for index, step in enumerate(steps) if step["time"] <= begin)
+    last = min(index for index, step in enumerate(steps) if step["time"] >= end)
+    return rate(steps[first : last + 1])
 
 
 def measure_forecast(name: str, case: Case) -> Record:
-    """The images/s that `make check` expects, of each option and of plain DDP with the buckets that it would choose.
-    Raises RunFailed."""
+    """The forecasts of `make check`, with as much beside it as beside a run. Raises RunFailed."""
+    with one_host(work_of(case)) as steps_alone:
+        found = forecast_of(name, case)
+        steps_alone()
+    return {**found, "load": round(os.getloadavg()[0], 1)}
+
+
+def forecast_of(name: str, case: Case) -> Record:
+    """The images/s that `make check` expects: "rates" of each option and of plain DDP with the buckets that it would
+    choose, "alone" of one host. Raises RunFailed."""
     variables = {"NODES": case.about["nodes"], "ARGS": shlex.join(case.arguments), "PROJECT": PROJECT, "JSON": 1}
     printed = output_of([str(FAB), "check"], environment(name, **variables))
     document = json.loads(next(line for line in printed.splitlines() if line.startswith('{"schema"')))
     named = {option.arguments or str(ways.PLAIN): name for name, option in OPTIONS.items()}
+    rows = document["forecast"]["rows"]
     rates = {
         named.get(way, way): round(row["images_per_second"], 2)
-        for row in document["forecast"]["rows"]
+        for row in rows
         if row["nodes"] == case.about["nodes"]
         and ((way := row["option"].removesuffix(" *")) in named or way.startswith("--bucket-mb"))
     }
-    if not rates:
+    alone = [row["images_per_second"] for row in rows if row["nodes"] == 1]
+    if not (rates and alone):
         raise RunFailed(printed)
-    return {"rates": rates, "load": round(os.getloadavg()[0], 1)}
-
-
-def steady_rate(steps: Sequence[Record], first: int, period: int) -> float:
-    """Images/s of the fastest whole period after the first steps, from the metrics of a run of one epoch. Pure."""
-    ends = range(first - 1, len(steps), period)
-    return max(
-        sum(step["images"] for step in steps[before + 1 : end + 1]) / (steps[end]["seconds"] - steps[before]["seconds"])
-        for before, end in pairwise(ends)
-    )
+    return {"rates": rates, "alone": round(alone[0], 2)}
 
 
 def measure_accuracy(case: Case) -> Record:
@@ -320,32 +400,32 @@ def missing(cases: Iterable[Case], results: dict[str, Record]) -> list[Case]:
 
 @dataclass(frozen=True)
 class Speeds:
-    """Images/s of the cases that were measured."""
+    """What was measured, in times of one host's images/s."""
 
-    rates: dict[tuple[str, str, str, int], float]  # by link, model, option and hosts
+    times: dict[tuple[str, str, str, int], float]  # by link, model, option and hosts
 
     @staticmethod
     def of(records: Iterable[Record]) -> Speeds:
-        found = {(one["link"], one["model"], one["option"], one["nodes"]): one["rate"] for one in records}
-        return Speeds(found)
+        return Speeds({key_of(one): one["rate"] / one["alone"] for one in records if "rate" in one})
 
     def best(self, link: str, model: str, nodes: int, kind: str) -> float | None:
         """Of the options of this kind."""
         keys = [(link, model, option, nodes) for option, each in OPTIONS.items() if each.kind == kind]
-        return max((self.rates[key] for key in keys if key in self.rates), default=None)
+        return max((self.times[key] for key in keys if key in self.times), default=None)
 
-    def over_one_host(self, link: str, nodes: int, kind: str) -> float | None:
-        """The worst model's best option, in times of one host's images/s."""
-        return self.worst(link, nodes, kind, lambda model: self.rates.get((link, model, "plain", 1)))
+    def worst(self, link: str, nodes: int, kind: str) -> float | None:
+        """The worst model's best option."""
+        found = [self.best(link, work.model, nodes, kind) for work in WORKS]
+        return min((round(times, 3) for times in found if times), default=None)
 
-    def over_plain(self, link: str, nodes: int, kind: str) -> float | None:
+    def worst_over_plain(self, link: str, nodes: int, kind: str) -> float | None:
         """The same in times of plain DDP's."""
-        return self.worst(link, nodes, kind, lambda model: self.rates.get((link, model, "plain", nodes)))
+        pairs = [[self.best(link, work.model, nodes, each) for each in (kind, PLAIN)] for work in WORKS]
+        return min((round(times / plain, 3) for times, plain in pairs if times and plain), default=None)
 
-    def worst(self, link: str, nodes: int, kind: str, reference: Callable[[str], float | None]) -> float | None:
-        pairs = [(self.best(link, work.model, nodes, kind), reference(work.model)) for work in WORKS]
-        ratios = [rate / other for rate, other in pairs if rate and other]
-        return round(min(ratios), 3) if ratios else None
+
+def key_of(record: Record) -> tuple[str, str, str, int]:
+    return record["link"], record["model"], record["option"], record["nodes"]
 
 
 def losses(records: Iterable[Record]) -> dict[tuple[str, str], float]:
@@ -358,10 +438,16 @@ def losses(records: Iterable[Record]) -> dict[tuple[str, str], float]:
     return {key: round(statistics.fmean(points), 3) for key, points in lost.items()}
 
 
+def worst_loss(records: Iterable[Record], *kinds: str) -> float | None:
+    """Points of accuracy, of the options of these kinds."""
+    lost = losses(one for one in records if "accuracy" in one)
+    return max((points for (_, option), points in lost.items() if OPTIONS[option].kind in kinds), default=None)
+
+
 def forecasts(records: Iterable[Record]) -> dict[tuple[str, str, str, int], float]:
-    """Images/s by link, model, option and hosts."""
+    """In times of one host's images/s; by link, model, option and hosts."""
     return {
-        (one["link"], one["model"], option, one["nodes"]): rate
+        (one["link"], one["model"], option, one["nodes"]): rate / one["alone"]
         for one in records
         if "rates" in one
         for option, rate in one["rates"].items()
@@ -370,38 +456,34 @@ def forecasts(records: Iterable[Record]) -> dict[tuple[str, str, str, int], floa
 
 def errors(records: Sequence[Record]) -> list[float]:
     """Of the forecasts whose runs were measured."""
-    expected, measured = forecasts(records), Speeds.of(one for one in records if "rate" in one).rates
+    expected, measured = forecasts(records), Speeds.of(records).times
     return [round(abs(expected[key] - measured[key]) / measured[key], 3) for key in expected if key in measured]
 
 
 def figures(records: Sequence[Record]) -> dict[str, float | None]:
     """The benchmark's figures; None where nothing was measured."""
-    speeds = Speeds.of(one for one in records if "rate" in one)
+    speeds = Speeds.of(records)
     return {
-        "two_hosts_1gbit_exact": speeds.over_one_host("1gbit", 2, EXACT),
-        "two_hosts_1gbit_approximate": speeds.over_one_host("1gbit", 2, APPROXIMATE),
-        "two_hosts_200mbit_approximate": speeds.over_one_host("200mbit", 2, APPROXIMATE),
-        "three_hosts_1gbit_approximate": speeds.over_one_host("1gbit", 3, APPROXIMATE),
-        "exact_over_plain": speeds.over_plain("1gbit", 2, EXACT),
-        "accuracy_loss_points": max(losses(one for one in records if "accuracy" in one).values(), default=None),
+        "two_hosts_1gbit_exact": speeds.worst("1gbit", 2, EXACT),
+        "two_hosts_1gbit_approximate": speeds.worst("1gbit", 2, APPROXIMATE),
+        "two_hosts_200mbit_approximate": speeds.worst("200mbit", 2, APPROXIMATE),
+        "three_hosts_1gbit_approximate": speeds.worst("1gbit", 3, APPROXIMATE),
+        "exact_over_plain": speeds.worst_over_plain("1gbit", 2, EXACT),
+        "accuracy_loss_points": worst_loss(records, EXACT, APPROXIMATE),
+        "accuracy_loss_points_asked_for": worst_loss(records, ASKED),
         "worst_forecast_error": max(errors(records), default=None),
     }
 
 
 def speed_rows(records: Sequence[Record]) -> Iterator[str]:
-    """A table: images/s, in times of one host's, forecast."""
-    found = [one for one in records if "rate" in one]
-    alone = {(one["link"], one["model"]): one["rate"] for one in found if one["nodes"] == 1}
+    """A table: images/s, those of one host meanwhile, their ratio, as measured and as in the forecast."""
     expected = forecasts(records)
-    yield f"{'link':8} {'model':9} {'option':9} hosts  images/s  of one  forecast"
-    for one in found:
-        place = one["link"], one["model"]
-        times = f"{one['rate'] / alone[place]:.2f}" if place in alone else ""
-        key = (one["link"], one["model"], one["option"], one["nodes"])
-        forecast = f"{expected[key]:.1f}" if key in expected else ""
+    yield f"{'link':8} {'model':9} {'option':9} hosts  images/s  one host  ratio  forecast"
+    for one in (one for one in records if "rate" in one):
+        forecast = f"{expected[key_of(one)]:.2f}" if key_of(one) in expected else ""
         yield (
             f"{one['link']:8} {one['model']:9} {one['option']:9} {one['nodes']:5}  {one['rate']:8.1f}  "
-            f"{times:>6}  {forecast:>8}"
+            f"{one['alone']:8.1f}  {one['rate'] / one['alone']:5.2f}  {forecast:>8}"
         ).rstrip()
 
 
@@ -436,9 +518,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     lists = {"links": LINKS, "models": [work.model for work in WORKS], "options": list(OPTIONS), "parts": PARTS}
     for what, known in lists.items():
         parser.add_argument(f"--{what}", default=",".join(known), help=f"which {what}, separated by commas")
-    parser.add_argument("--nodes", type=int, choices=range(1, HOSTS + 1), default=HOSTS, help="the most hosts")
+    parser.add_argument("--nodes", type=int, choices=range(2, HOSTS + 1), default=HOSTS, help="the most hosts")
     parser.add_argument("--again", action="store_true", help=f"measure anew what is in {RESULTS} already")
-    parser.add_argument("--there", action="store_true", help=f"use an existing lab {NAME}, and keep it")
+    parser.add_argument("--there", action="store_true", help=f"use existing labs {NAME} and {ALONE}, and keep them")
     given = parser.parse_args(arguments)
     for what, known in lists.items():
         setattr(given, what, chosen(getattr(given, what), known, what))
@@ -453,19 +535,28 @@ def cases_of(given: argparse.Namespace) -> list[Case]:
     return [*speed, *accuracy]
 
 
-def run_speed(cases: Sequence[Case], there: bool, path: Path) -> Iterator[Record | None]:
-    """The results of these cases, on a lab that is there only for them."""
-    with nullcontext(NAME) if there else lab(NAME, HOSTS) as name:
-        if not there:
+@contextmanager
+def labs(there: bool) -> Iterator[None]:
+    """NAME and ALONE, deployed; they are there already, or only meanwhile."""
+    with ExitStack() as stack:
+        for name, hosts in () if there else ((NAME, HOSTS), (ALONE, 1)):
+            stack.enter_context(lab(name, hosts))
             take_data_network(name)
+            fab(name, "lab", HOSTS=hosts, CPUS=CPUS)
             fab(name, "deploy")
+        yield
+
+
+def run_speed(cases: Sequence[Case], there: bool, path: Path) -> Iterator[Record | None]:
+    """The results of these cases, on labs that are there only for them."""
+    with labs(there):
         link = None
         for case in cases:
             if case.about["link"] != link:
                 link = case.about["link"]
-                fab(name, "lab", HOSTS=HOSTS, CPUS=CPUS, LINK=link)
+                fab(NAME, "lab", HOSTS=HOSTS, CPUS=CPUS, LINK=link)
             measure = measure_speed if case.part == "speed" else measure_forecast
-            yield measured(case, partial(measure, name), path)
+            yield measured(case, partial(measure, NAME), path)
 
 
 def main() -> None:
@@ -489,7 +580,7 @@ def main() -> None:
             "failed": found.count(None),
             "cpus": CPUS,
             "minutes": round((time.monotonic() - begun) / 60, 1),
-            "reference": "images/s of one host, and of plain DDP on the same hosts; accuracy of plain DDP",
+            "reference": "images/s of one host at the same time; of plain DDP on the same hosts; accuracy of plain DDP",
         }
     )
 

@@ -255,7 +255,7 @@ def slow_links(session: Session) -> list[str]:
     if exchange is None:
         return [f"--compress {settings.compress}: {who} average gradients so"]
     pieces = f" in {len(exchange.pieces)} pieces" if settings.stream else ""
-    first = f", in each of the first {exchange.warmup} steps" if exchange.warmup else ""
+    first = f", more often in the first {exchange.warmup} steps" if exchange.warmup else ""
     few = f" (the run has {session.total_steps} in all)" if settings.sync_every >= session.total_steps else ""
     return [
         f"--sync-every {settings.sync_every}: {who} train alone, and average their weights{pieces} every "

@@ -161,7 +161,8 @@ class Settings:
         metavar="STEPS",
     )  # fmt: skip
     sync_warmup: float = links(
-        0.2, "with --sync-every: average in every step at first; 0.2: in the first fifth of the run", metavar="PART"
+        0.4, "with --sync-every: average more often in this part of the run at its beginning: every step, then every "
+        "second, fourth, ...", metavar="PART",
     )  # fmt: skip
     stream: int = links(
         0, "with --sync-every: average the model in so many pieces, in turn, while training goes on (0: all at once, "
@@ -469,6 +470,8 @@ def slow_links(settings: Settings) -> Iterator[str]:
     every_step = settings.sync_every <= 0
     if kind != "none" and settings.parallel != "ddp":
         yield f"{given}: goes with --parallel ddp, not with {settings.parallel}"
+    if settings.bucket_mb != Settings.bucket_mb and settings.parallel != "ddp":
+        yield f"--bucket-mb {settings.bucket_mb}: goes with --parallel ddp, not with {settings.parallel}"
     if kind in ("int8", "int4") and every_step:
         yield f"{given}: it is for changes of weights over many steps: give --sync-every 16, or --compress bf16"
     if kind == "powersgd" and not every_step:

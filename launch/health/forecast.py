@@ -348,10 +348,13 @@ def recommend(document: Document, link: str = "link") -> str:
     made = outlooks(document)
     said, chosen = advice(document, made, link), recommended(made)
     most = max(one.nodes for one in made)
-    rough = [one for one in made if one.nodes == most and one.way.is_approximate and one.way != made[0].way]
+    optimizer = document["settings"]["optimizer"]
+    others = [one for one in made if one.nodes == most and one.way.is_approximate and one.way != made[0].way]
+    rough = [one for one in others if ways.is_advised(one.way, optimizer)]
     best = max(rough, key=lambda one: one.images_per_second, default=chosen)
     if best.images_per_second > chosen.images_per_second * WORTH:
-        said += f" At some cost in accuracy: {times(best.speed_up)} with {best.option} (docs/slow-links.md)."
+        cost = f"At some cost in accuracy ({ways.lost(best.way, optimizer)} points in our table, docs/slow-links.md)"
+        said += f" {cost}: {times(best.speed_up)} with {best.option}."
     return said
 
 

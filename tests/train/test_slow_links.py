@@ -24,7 +24,7 @@ from train.checkpoints.files import load, members_of
 from train.inference.weights import read
 from train.parallel import exchange
 from train.parallel.codecs import BLOCK, FLOATS, SLICE, codec_of, decode, encode
-from train.parallel.exchange import MESSAGE_BYTES, Piece, chunks, divided, message_spans
+from train.parallel.exchange import MESSAGE_BYTES, Piece, chunks, divided, message_spans, period_in_warmup
 from train.parallel.momentum import Leg, MeanMomentum, mean_momentum
 from train.settings import EXIT_REFUSED, Settings, compression, problems
 
@@ -218,6 +218,7 @@ def test_after_an_exchange_momentum_is_the_mean_of_all_steps_since_the_one_befor
         ({"compress": "powersgd", "sync_every": 4}, "--compress int8"),
         ({"compress": "bf16", "parallel": "fsdp"}, "goes with --parallel ddp, not with fsdp"),
         ({"sync_every": 4, "parallel": "horovod"}, "goes with --parallel ddp, not with horovod"),
+        ({"bucket_mb": 8, "parallel": "fsdp"}, "--bucket-mb 8: goes with --parallel ddp, not with fsdp"),
         ({"stream": 2}, "--stream 2: goes with --sync-every"),
         ({"outer_lr": 0.7}, "--outer-lr 0.7: goes with --sync-every"),
         ({"sync_warmup": 0.3}, "--sync-warmup 0.3: goes with --sync-every"),
@@ -266,7 +267,7 @@ def assert_close(ours: dict[str, Any], theirs: dict[str, Any], tolerance: float)
 @pytest.mark.parametrize(
     ("changes", "tolerance"),
     [
-        ({"sync_every": 9, "sync_warmup": 0.99, "outer_momentum": 0.9}, 1e-5),
+        ({"sync_every": 2, "sync_warmup": 0.99, "outer_momentum": 0.9}, 1e-5),
         ({"sync_every": 1, "shares": "1,3,2", "momentum": 0.9}, 1e-5),
         ({"sync_every": 1, "compress": "int8"}, 3e-3),
         ({"compress": "fp16"}, 3e-4),
@@ -288,14 +289,22 @@ def test_in_every_step_it_is_data_parallelism_but_for_rounding(
     assert losses(tmp_path / "ours") == pytest.approx(losses(tmp_path / "ddp"), rel=10 * tolerance)
 
 
+def test_exchanges_become_rarer_in_the_first_part_of_a_run() -> None:
+    periods = [period_in_warmup(step, 16, 40) for step in range(1, 41)]
+    assert periods == [1] * 10 + [2] * 10 + [4] * 10 + [8] * 10
+    assert [period_in_warmup(step, 5, 7) for step in range(1, 8)] == [1, 1, 1, 2, 2, 4, 4]
+    assert {period_in_warmup(step, every, 9) for every in (1, 2) for step in range(1, 10)} == {1}
+    assert period_in_warmup(1, 16, 1) == 1
+
+
 @pytest.mark.slow
 def test_hosts_have_the_same_weights_and_statistics_after_an_exchange_and_others_between(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    settings = settings_in(tmp_path, sync_every=7, keep=9, sync_warmup=2 / STEPS)
+    settings = settings_in(tmp_path, sync_every=7, keep=9, sync_warmup=3 / STEPS)
     assert train(2, settings) == [0, 0]
-    assert "average their weights every 7 steps, in each of the first 2 steps, and before" in capfd.readouterr().out
-    # Together until step 2, and in step 7; epochs, with evaluations, end at 4, 8 and 12.
+    assert "average their weights every 7 steps, more often in the first 3 steps, and before" in capfd.readouterr().out
+    # Together in steps 1, 2, 3 and 7; epochs, with evaluations, end at 4, 8 and 12.
     for step, alike in ((2, True), (4, True), (6, False), (8, True), (10, False), (12, True)):
         one, other = (load(tmp_path / "checkpoints", step, member=member) for member in (0, 1))
         common, rows = (load(tmp_path / "checkpoints", step)[part] for part in ("model", "rank_buffers"))

@@ -132,7 +132,7 @@ def measure(
 
 
 KEPT_SETTINGS = (
-    *("model", "dataset", "batch_size", "parallel", "shares", "amp", "micro_batch"),
+    *("model", "dataset", "batch_size", "parallel", "shares", "amp", "micro_batch", "optimizer"),
     *("compress", "sync_every", "stream", "bucket_mb"),
 )
 

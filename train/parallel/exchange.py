@@ -4,9 +4,9 @@ Each member (train.parallel.members: a host) trains alone, from common weights, 
 changes since then are averaged, each weighted by the samples that it learned from, and the common weights follow that
 mean: by exactly it (post-local SGD, Lin et al. 2020, arXiv 1808.07217), or by an outer step with Nesterov momentum
 (DiLoCo, Douillard et al. 2023, arXiv 2311.08105). After it all members have the common weights. With --sync-every 1,
-plain SGD and no outer momentum that is data parallelism, but for rounding. So begins every run (--sync-warmup): weights
-that are still far from any good ones have little to do with each other after some steps alone, nor their average with
-them; this is the "post" of post-local SGD.
+plain SGD and no outer momentum that is data parallelism, but for rounding. So begins every run, and the period doubles
+in equal parts of its first PART (--sync-warmup): weights that are still far from any good ones have little to do with
+each other after some steps alone, nor their average with them; this is the "post" of post-local SGD.
 
 With --stream (Douillard et al. 2025, arXiv 2501.18512) the model goes in pieces, one after the other within the period,
 while training goes on: a piece leaves, and the mean takes effect when the next piece leaves. What a member learned
@@ -133,7 +133,7 @@ class Exchange:
     network: nn.Module
     members: Members
     every: int
-    warmup: int  # steps at the beginning of the run, each with an exchange of all pieces
+    warmup: int  # steps at the beginning of the run in which exchanges are of all pieces, and the period grows
     stream: int
     codec: Codec
     pieces: list[Piece]
@@ -153,7 +153,8 @@ class Exchange:
             piece.counts = [before + now for before, now in zip(piece.counts, counts, strict=True)]
             piece.leg = piece.leg.after_step(self.momentum.rate() if self.momentum else None)
         if step <= self.warmup:
-            self.settle(with_outer=False)
+            if step % period_in_warmup(step, self.every, self.warmup) == 0 or step == self.warmup:
+                self.settle(with_outer=False)
             return
         if not self.stream:
             if step % self.every == 0:
@@ -471,6 +472,13 @@ def make_exchange(
     )  # fmt: skip
     exchange.begin()
     return exchange
+
+
+def period_in_warmup(step: int, every: int, warmup: int) -> int:
+    """Steps from one exchange to the next, at this step, counted from 1: at first 1, then 2, 4, ... in equal parts of
+    the warm-up, always less than `every`; 1 where that is 1."""
+    doublings = (every - 1).bit_length()
+    return 1 << (step - 1) * doublings // warmup
 
 
 def divided(items: list[T], parts: int, size: Callable[[T], int]) -> list[list[T]]:

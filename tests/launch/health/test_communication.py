@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import re
 import shlex
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from launch.health import communication, forecast, run_probe
-from launch.health.ways import ACCURACY, FOR_SLOW_LINKS, Way
+from launch.health.ways import FOR_SLOW_LINKS, Way, is_advised, lost
 from launch.job.trainer_arguments import without_choice
 from tests.launch.health.test_forecast import document, with_options
 from tests.launch.samples import cluster
 from train.settings import parse, problems
 
+SYNC = Way(sync_every=16, compress="int8")
 
-def choice(reduce: float, compressed: float, exchanged: float, approximate: bool) -> tuple[Way, str]:
+
+def choice(
+    reduce: float, compressed: float, exchanged: float, approximate: bool, optimizer: str = "sgd"
+) -> tuple[Way, str]:
     """(what is chosen on two hosts, what is said)"""
     known = with_options(document(reduce, (1.0, 1.0)), compressed, exchanged)
     made = [one for one in forecast.outlooks(known) if one.nodes == 2]
-    best = communication.chosen(made, approximate)
-    return best.way, communication.sentence(made, best)
+    best = communication.chosen(made, approximate, optimizer)
+    return best.way, communication.sentence(made, best, optimizer)
 
 
 def test_an_exact_way_is_taken_where_it_gains_anything() -> None:
@@ -32,10 +36,24 @@ def test_an_exact_way_is_taken_where_it_gains_anything() -> None:
 
 def test_what_changes_the_training_needs_the_flag_and_its_cost_is_said() -> None:
     way, said = choice(0.5, 0.3, 0.1, True)
-    assert way == Way(sync_every=32, stream=4, compress="int8")
-    assert f"it cost {ACCURACY[way.links]} of accuracy with SGD" in said
-    assert all(re.fullmatch(r"\d+\.\d points", cost) for cost in ACCURACY.values())
-    assert set(ACCURACY) == {way.links for way in FOR_SLOW_LINKS if way.is_approximate}
+    assert way == SYNC and f"it cost {lost(SYNC, 'sgd')} points of accuracy with sgd" in said
+
+
+def test_what_cost_much_with_this_optimizer_or_is_not_known_is_not_taken() -> None:
+    assert [is_advised(SYNC, optimizer) for optimizer in ("sgd", "adamw", "another")] == [True, False, False]
+    assert choice(0.5, 0.3, 0.1, True, "adamw")[0] == Way(compress="bf16")
+    made = [one for one in forecast.outlooks(with_options(document(0.5, (1.0, 1.0)), 0.3, 0.1)) if one.nodes == 2]
+    said = communication.left_out(made, made[0], "adamw")
+    assert said.startswith("; not taken: --sync-every 16 --compress int8, 1.9 x, which lost ") and "with adamw" in said
+    assert communication.left_out(made, made[0], "sgd") == communication.left_out(made, made[0], "another") == ""
+    fastest = max(made, key=lambda one: one.images_per_second)
+    assert communication.left_out(made, fastest, "adamw") == ""
+    way, said = choice(0.5, 0.5, 0.1, False, "adamw")
+    assert way == Way() and "allow" not in said
+    assert is_advised(replace(SYNC, bucket_mb=8, shares="auto"), "sgd")  # these change no training
+    assert not is_advised(replace(SYNC, sync_every=17), "sgd")
+    for way in FOR_SLOW_LINKS:
+        assert is_advised(way, "sgd") and (lost(way, "sgd") == 0.0) != way.is_approximate
 
 
 def test_nothing_is_changed_where_it_gains_nothing_and_why_is_said() -> None:
@@ -75,7 +93,7 @@ def test_hosts_are_measured_before_the_choice_and_one_host_is_not(monkeypatch: p
         return {"forecast": with_options(document(0.5, (1.0, 1.0)), 0.3, 0.1)}
 
     monkeypatch.setattr(run_probe, "run", probe)
-    settings = {"allow_approximate": False}
+    settings = {"allow_approximate": False, "optimizer": "adamw"}
     args = communication.settled(settings, ["--communication", "auto"], known, known.hosts, [], said.append, True)
     assert args == ("--compress", "bf16") and asked == [(["--of-all", "--forecast", "--"], True)]
     assert said[-1].startswith("communication: --compress bf16: ")
