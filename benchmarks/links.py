@@ -274,6 +274,8 @@ def one_host(work: Work) -> Iterator[Callable[[], list[Record]]]:
             return output.read()
 
         def steps() -> list[Record]:
+            if run.poll() is not None:
+                raise RunFailed(f"one host's run ended by itself:\n{printed()}")
             output_of([str(FAB), "stop"], environment(ALONE, RUN=run_of(printed()), GRACE=STOP_SECONDS))
             try:
                 run.wait(LIMIT_SECONDS)

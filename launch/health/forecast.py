@@ -325,8 +325,8 @@ MEANING = (
 )
 #: And this where there are approximate ways.
 APPROXIMATE = (
-    " --sync-every and powersgd change what is learned (docs/slow-links.md), and save nothing in the first fifth and "
-    "the first tenth of a run."
+    " --sync-every and powersgd change what is learned (docs/slow-links.md), and save nothing in the first tenth of a "
+    "run; --sync-every less until two fifths of it."
 )
 
 

@@ -60,7 +60,8 @@ FOR_SLOW_LINKS = (
     Way(compress="powersgd:4"),
     Way(sync_every=16, compress="int8"),
 )
-#: `make bench-forecast` compares it with real runs, too. It costs more accuracy, so that it has to be asked for.
+#: `make bench-forecast` compares it with real runs, too. What it costs in accuracy is not known of three seeds yet, so
+#: that it has to be asked for.
 STREAMED = Way(sync_every=16, stream=4, compress="int8")
 
 
@@ -68,8 +69,7 @@ STREAMED = Way(sync_every=16, stream=4, compress="int8")
 #: in 1800 steps, the mean of three seeds; with adamw in 600 steps, one seed.
 LOST: Mapping[str, Mapping[str, float]] = {
     "--compress powersgd:4": {"sgd": 0.4, "adamw": 3.3},
-    "--sync-every 16 --compress int8": {"sgd": 0.5, "adamw": 10.1},
-    "--sync-every 16 --stream 4 --compress int8": {"sgd": 1.1},
+    "--sync-every 16 --compress int8": {"sgd": 0.1, "adamw": 9.0},
 }
 MOST_LOST = 0.5  # points; what lost more, or is not known, has to be asked for by its own name
 
