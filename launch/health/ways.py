@@ -60,8 +60,8 @@ FOR_SLOW_LINKS = (
     Way(compress="powersgd:4"),
     Way(sync_every=16, compress="int8"),
 )
-#: `make bench-forecast` compares it with real runs, too. What it costs in accuracy is not known of three seeds yet, so
-#: that it has to be asked for.
+#: `make bench-forecast` compares it with real runs, too. What it gains beside the same without --stream is not measured
+#: yet, so that it has to be asked for.
 STREAMED = Way(sync_every=16, stream=4, compress="int8")
 
 
