@@ -40,20 +40,20 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import FAB, close, environment, fab, lab, take_data_network
+from benchmarks.run import Run
 from launch.health import ways
 
 NAME = "bench-links"
@@ -229,33 +229,28 @@ def rate_of_run(name: str, case: Case) -> float:
 
 def window_of_run(name: str, case: Case) -> list[Record]:
     """The steps of a run that count, and the one before, from its metrics. Raises RunFailed."""
-    printed = output_of([str(FAB), "train"], training(name, case.about["nodes"], case.arguments))
-    return metrics_of(printed)[work_of(case).period_of(option_of(case.about["option"])) - 1 :]
+    variables = environment(name, NODES=case.about["nodes"], **training(case.arguments))
+    printed = output_of([str(FAB), "train"], variables)
+    said = re.search(r"^muster \| run (\S+): ", printed, re.MULTILINE)
+    if said is None:
+        raise RunFailed(printed)
+    return steps_of(said[1])[work_of(case).period_of(option_of(case.about["option"])) - 1 :]
 
 
 def work_of(case: Case) -> Work:
     return next(work for work in WORKS if work.model == case.about["model"])
 
 
-def training(name: str, nodes: int, arguments: Sequence[str]) -> dict[str, str]:
-    """The environment of `make train`."""
-    variables = {"NODES": nodes, "ARGS": shlex.join(arguments), "PROJECT": PROJECT, "SKIP_CHECK": 1}
-    return environment(name, KEEP_RUNS=1, **variables)
+def training(arguments: Sequence[str]) -> Record:
+    """What `make train` is given."""
+    return {"ARGS": shlex.join(arguments), "PROJECT": PROJECT, "SKIP_CHECK": 1, "KEEP_RUNS": 1}
 
 
-def run_of(printed: str) -> str:
-    """The run that `make train` said it began. Raises RunFailed."""
-    said = re.search(r"^muster \| run (\S+): ", printed, re.MULTILINE)
-    if said is None:
-        raise RunFailed(printed)
-    return said[1]
-
-
-def metrics_of(printed: str) -> list[Record]:
-    """The steps of the run that printed this; its folder is removed. Raises RunFailed."""
-    folder = Path("runs") / run_of(printed)
+def steps_of(run: str) -> list[Record]:
+    """From the metrics of a run that was gathered; its folder is removed. Raises RunFailed."""
+    folder = Path("runs") / run
     if not (folder / "metrics.jsonl").is_file():
-        raise RunFailed(printed)
+        raise RunFailed(f"run {run} has no metrics")
     steps = events_of(folder, "step")
     shutil.rmtree(folder)
     return steps
@@ -263,34 +258,21 @@ def metrics_of(printed: str) -> list[Record]:
 
 @contextmanager
 def one_host(work: Work) -> Iterator[Callable[[], list[Record]]]:
-    """Trains on the host of lab ALONE; gives what ends that, and reads its steps. Both raise RunFailed."""
-    arguments = work.arguments(OPTIONS["plain"], 1, ENDLESS)
-    with tempfile.TemporaryFile("w+") as output:
-        variables = training(ALONE, 1, arguments)
-        run = subprocess.Popen([str(FAB), "train"], env=variables, stdout=output, stderr=subprocess.STDOUT)
+    """Trains on the host of lab ALONE; gives what ends that, and reads its steps, which raises RunFailed."""
+    run = Run(ALONE, training(work.arguments(OPTIONS["plain"], 1, ENDLESS)), 1)
 
-        def printed() -> str:
-            output.seek(0)
-            return output.read()
-
-        def steps() -> list[Record]:
-            if run.poll() is not None:
-                raise RunFailed(f"one host's run ended by itself:\n{printed()}")
-            output_of([str(FAB), "stop"], environment(ALONE, RUN=run_of(printed()), GRACE=STOP_SECONDS))
-            try:
-                run.wait(LIMIT_SECONDS)
-            except subprocess.TimeoutExpired as error:
-                raise RunFailed(f"{printed()}\nit did not end within {LIMIT_SECONDS} s") from error
-            return metrics_of(printed())
-
+    def steps() -> list[Record]:
         try:
-            yield steps
-        finally:
-            if run.poll() is None:
-                run.send_signal(signal.SIGINT)  # asks its host to stop
-                with suppress(subprocess.TimeoutExpired):
-                    run.wait(2 * STOP_SECONDS)
-                run.kill()
+            output_of([str(FAB), "stop"], environment(ALONE, RUN=run.id, GRACE=STOP_SECONDS))
+            run.process.wait(LIMIT_SECONDS)
+        except (RunFailed, SystemExit, subprocess.TimeoutExpired) as error:
+            raise RunFailed(f"one host: {error}\n{run.output}") from error
+        return steps_of(run.id)
+
+    try:
+        yield steps
+    finally:
+        run.end()
 
 
 def rate(window: Sequence[Record]) -> float:

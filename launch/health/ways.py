@@ -76,7 +76,7 @@ MOST_LOST = 0.5  # points; what lost more, or is not known, has to be asked for 
 
 def lost(way: Way, optimizer: str) -> float | None:
     """Points of accuracy; None: not measured with this optimizer."""
-    usual = replace(way, shares="", bucket_mb=BUCKET_MB)
+    usual = replace(way, bucket_mb=BUCKET_MB)
     return LOST.get(usual.links, {}).get(optimizer) if way.is_approximate else 0.0
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import links
+from benchmarks import links, run
 from benchmarks.links import OPTIONS, WORKS, Case, Record, RunFailed, figures, losses, missing, parse
 from benchmarks.links_project import noise_images
 from launch.health import ways
@@ -118,7 +118,9 @@ def test_one_host_trains_until_the_other_run_has_ended_or_failed(
     (tmp_path / "runs" / "r1").mkdir(parents=True)
     (tmp_path / "runs" / "r1" / "metrics.jsonl").write_text("\n".join(steps))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(links, "FAB", program)
+    for module in (links, run):
+        monkeypatch.setattr(module, "FAB", program)
+    monkeypatch.setattr(run, "ROOT", tmp_path)
     if fails:
         with pytest.raises(RunFailed, match="the other"), links.one_host(WORKS[0]):
             raise RunFailed("the other")

@@ -301,10 +301,10 @@ def test_exchanges_become_rarer_in_the_first_part_of_a_run() -> None:
 def test_hosts_have_the_same_weights_and_statistics_after_an_exchange_and_others_between(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    settings = settings_in(tmp_path, sync_every=7, keep=9, sync_warmup=3 / STEPS)
+    settings = settings_in(tmp_path, sync_every=7, keep=9, sync_warmup=7 / STEPS)
     assert train(2, settings) == [0, 0]
-    assert "average their weights every 7 steps, more often in the first 3 steps, and before" in capfd.readouterr().out
-    # Together in steps 1, 2, 3 and 7; epochs, with evaluations, end at 4, 8 and 12.
+    assert "average their weights every 7 steps, more often in the first 7 steps, and before" in capfd.readouterr().out
+    # Together in steps 1, 2, 3, 4 and 7; epochs, with evaluations, end at 4, 8 and 12.
     for step, alike in ((2, True), (4, True), (6, False), (8, True), (10, False), (12, True)):
         one, other = (load(tmp_path / "checkpoints", step, member=member) for member in (0, 1))
         common, rows = (load(tmp_path / "checkpoints", step)[part] for part in ("model", "rank_buffers"))
