@@ -90,7 +90,7 @@ class Training:
         self.work = Work()
         left = session.total_steps - session.position.step
         where = session.settings.run_dir, session.place.rank
-        self.profile = Profile(*where, session.settings.profile, left, session.device)
+        self.profile = Profile(*where, session.settings.profile, left, session.device, self.stats.settle)
 
     def train(self) -> Score | None:
         """The last evaluation; None after a stop. Raises NonFiniteLoss, CheckpointError, DataError."""

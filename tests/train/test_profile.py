@@ -4,13 +4,18 @@ import gzip
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch.distributed as dist
 
 from tests.train.resume_ranks import crash_in_step, train
 from tests.train.test_resume import losses, settings_in
+from train.reporting.profile import Profile
+from train.reporting.step_stats import StepRecord, StepStats
 from train.settings import EXIT_STOPPED
 
 
@@ -50,3 +55,36 @@ def test_a_run_that_is_stopped_amid_its_traced_steps_says_where_their_trace_is(
     assert traced(settings.run_dir / "profile" / "rank-0.pt.trace.json.gz")
     said = capfd.readouterr().out
     assert said.count(f"--profile 50: the traces of the ranks are in {settings.run_dir / 'profile'}") == 1
+
+
+@pytest.mark.slow
+def test_nothing_is_under_way_when_the_trace_is_written(tmp_path: Path) -> None:
+    """The profiler would note its end in memory that is another's by then, and ranks die of that now and then."""
+    begun: list[dist.Work] = []
+
+    def watching() -> None:
+        reduce, write = dist.all_reduce, Profile.write
+
+        def noted(*arguments: Any, **options: Any) -> dist.Work | None:
+            work = reduce(*arguments, **options)
+            if options.get("async_op"):
+                begun.append(work)
+            return work
+
+        def checked(self: Profile, profiler: Any) -> None:
+            assert len(begun) > 4 and all(work.is_completed() for work in begun)
+            write(self, profiler)
+
+        mock.patch.object(dist, "all_reduce", noted).start()
+        mock.patch.object(Profile, "write", checked).start()
+
+    def late() -> None:
+        add = StepStats.add
+
+        def slow(self: StepStats, step: int, *rest: Any, **options: Any) -> StepRecord | None:
+            time.sleep(1 if step == 7 else 0)  # the last that is traced
+            return add(self, step, *rest, **options)
+
+        mock.patch.object(StepStats, "add", slow).start()
+
+    assert train(2, settings_in(tmp_path, profile=2, epochs=3), changes={0: watching, 1: late}) == [0, 0]

@@ -5,6 +5,7 @@ show that. The traces are Chrome's format: https://ui.perfetto.dev and TensorBoa
 the first host's ranks are gathered with the run; those of other hosts stay there.
 """
 
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -27,11 +28,16 @@ class Profile:
     """Traces `steps` steps, of the `left` that the run has, after the first few; nothing with 0. Changes no figure of
     the training but its speed in these steps.
 
+    settle: returns when nothing that this rank has started goes on in gloo's threads. These note the end of a
+    collective that began while steps were traced, and write it where the profiler had its notes: after the trace that
+    memory is another's (seen with torch 2.13: a heap that is broken, and now and then a rank that died of SIGSEGV).
     written: the trace's path from the run's folder; complaint: why there is none. Both are empty before the end.
     """
 
-    def __init__(self, folder: Path, rank: int, steps: int, left: int, device: torch.device) -> None:
-        self.folder, self.rank, self.device = folder / FOLDER, rank, device
+    def __init__(
+        self, folder: Path, rank: int, steps: int, left: int, device: torch.device, settle: Callable[[], None]
+    ) -> None:
+        self.folder, self.rank, self.device, self.settle = folder / FOLDER, rank, device, settle
         self.written = self.complaint = ""
         self.profiler: Any = None
         if not steps:
@@ -39,6 +45,7 @@ class Profile:
         steps = min(steps, max(1, left - 1))
         wait = min(WAIT_STEPS, max(0, left - steps - 1))
         warm_up = min(WARM_UP_STEPS, max(0, left - steps - wait))
+        self.steps = wait + warm_up + steps  # to come, until the trace is written
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
         self.profiler = torch.profiler.profile(
             activities=activities,
@@ -61,14 +68,18 @@ class Profile:
         """After each optimizer step. True when the trace has just been written, or could not be."""
         if not self.profiler:
             return False
+        self.steps -= 1
+        if not self.steps:
+            return self.end()
         self.profiler.step()
-        return bool(self.written or self.complaint) and self.end()
+        return False
 
     def end(self) -> bool:
         """Also amid the steps: what is traced until then is written. True as of `step`."""
         profiler, self.profiler = self.profiler, None
         if not profiler:
             return False
+        self.settle()
         profiler.__exit__(None, None, None)
         return bool(self.written or self.complaint)
 

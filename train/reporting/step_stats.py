@@ -9,6 +9,7 @@ computed and waited.
 
 import math
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,6 +105,13 @@ class StepStats:
         NonFiniteLoss."""
         last, self.pending = self.pending, deque()
         return [self._read(each) for each in last]
+
+    def settle(self) -> None:
+        """Waits for the sums under way, of gloo; an error of theirs is left to who reads them."""
+        for _, _, work, *_ in (*self.pending, *([self.votes] if self.votes else [])):
+            with suppress(RuntimeError):
+                if work is not None:
+                    work.wait()
 
     def vote(self, stop: bool) -> bool:
         """Where there are no steps: starts the sum of whether a rank was asked to stop; returns what all ranks said at
