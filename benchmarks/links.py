@@ -132,7 +132,7 @@ class Work:
 
 
 WORKS = (
-    Work("resnet18", 32, 32, period=16),
+    Work("resnet18", 32, 64, period=16),
     Work("resnet50", 32, 16, period=16),
     Work("vgg11", 32, 32, period=6, classes=1000),
 )

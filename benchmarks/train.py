@@ -10,6 +10,7 @@ them. The first few steps of an epoch do not count, nor do the start of workers,
 - model_bound_ratio: resnet18 on images of 96 pixels, their own size; the model takes nearly all the time.
 - tuned_ratio: the same, against the plain script with what it can have of the trainer's own ways: a fused optimizer,
   gradients in DDP's buckets, no buffers sent around, no `loss.item()`, freed memory kept (KEPT_MEMORY).
+- huge_pages_ratio: the trainer as Muster starts it, with memory in huge pages (HUGE_PAGES), against the same without.
 - synthetic_share: a training with input, divided by the same without: in one process, whose epochs alternate between
   the loader's batches and one constant batch. Each pair of epochs is a turn; the first pair warms up, uncounted.
 - input_bound_ratio: the trainer against the plain script on images resized to 224, with a network that takes almost no
@@ -20,7 +21,8 @@ them. The first few steps of an epoch do not count, nor do the start of workers,
 
 On STL-10's files the trainer also crops its images at random, the plain script only mirrors them. Needs 2 cores with
 nothing else running on them: `load` is the machine's load average before and after, of which the benchmark itself
-causes about 2. Takes about 13 minutes; `ARGS="--parts model"` (model, synthetic, input, jpeg) takes a part of it.
+causes about 2. Takes about 16 minutes; `ARGS="--parts model"` takes a part of it (model, pages, synthetic, input,
+jpeg).
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ from typing import Any
 from benchmarks.common import close
 from benchmarks.pictures import write_jpegs, write_stl10
 from benchmarks.train_rank import is_real
-from train.start.group import KEPT_BYTES, LARGEST_KEPT_BYTES
+from train.start.group import HUGE_PAGES, KEPT_BYTES, LARGEST_KEPT_BYTES
 
 ROOT = Path(__file__).resolve().parent.parent
 RANKS = 2
@@ -52,7 +54,7 @@ TURNS = 5
 SKIP = 4  # first steps of an epoch that are not counted
 LIMIT_SECONDS = 300
 WORKERS = (0, 1, 2)  # of the plain script's DataLoader, for each rank
-PARTS = ("model", "synthetic", "input", "jpeg")
+PARTS = ("model", "pages", "synthetic", "input", "jpeg")
 # What train.start.group.keep_freed_memory sets, as glibc reads it from the environment.
 KEPT_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(KEPT_BYTES), "MALLOC_MMAP_THRESHOLD_": str(LARGEST_KEPT_BYTES)}
 OWN = {"small_net": "benchmarks.small_net:small_net"}  # models that are not torchvision's
@@ -133,7 +135,7 @@ def plain(work: Work, data: Path, workers: int, tuned: bool = False) -> Rates:
     return [float(rate) for rate in re.findall(r"([\d.]+) images/s", printed)]
 
 
-def trainer(work: Work, data: Path, *how: str) -> Rates:
+def trainer(work: Work, data: Path, *how: str, **environment: str) -> Rates:
     """Rates of `-m train`, or of the command `how`, which takes the same options."""
     run_dir = data / "run"
     shutil.rmtree(run_dir, ignore_errors=True)
@@ -144,6 +146,7 @@ def trainer(work: Work, data: Path, *how: str) -> Rates:
         *("--batch-size", work.batch_size, "--epochs", work.epochs),
         *("--run-dir", run_dir, "--resume", "none"),
         *("--optimizer", "sgd", "--lr", "0.01", "--momentum", "0.9", "--weight-decay", "5e-4"),
+        **environment,
     )
     return epoch_rates((run_dir / "metrics.jsonl").read_text())
 
@@ -178,6 +181,16 @@ def measure(parts: Sequence[str], turns: int, quickly: bool, root: Path) -> tupl
         workers[part] = fastest(work, data)
         for kind, rates in in_turns(kinds_of(part, work, data, workers[part]), turns).items():
             found[kind] = rates
+    if "pages" in parts:
+        data, work = root / "pages", quick(MODEL_BOUND) if quickly else MODEL_BOUND
+        work.write(data)
+        found |= in_turns(
+            {
+                "huge_pages": lambda: trainer(work, data, GLIBC_TUNABLES=HUGE_PAGES),
+                "small_pages": lambda: trainer(work, data, GLIBC_TUNABLES=""),
+            },
+            turns,
+        )
     if "synthetic" in parts:
         data, work = root / "synthetic", quick(ALTERNATING) if quickly else ALTERNATING
         work.write(data)
@@ -226,6 +239,7 @@ Of = Callable[[Rates], float]
 RATIOS: dict[str, tuple[str, Of, str, Of]] = {
     "model_bound_ratio": ("model_bound", statistics.median, "model_bound_plain", statistics.median),
     "tuned_ratio": ("model_bound", statistics.median, "tuned_plain", statistics.median),
+    "huge_pages_ratio": ("huge_pages", statistics.median, "small_pages", statistics.median),
     "input_bound_first_epoch": ("input_bound", lambda rates: rates[0], "input_bound_plain", statistics.median),
     "input_bound_ratio": ("input_bound", steady, "input_bound_plain", statistics.median),
     "jpeg_ratio": ("jpeg", statistics.median, "jpeg_plain", statistics.median),

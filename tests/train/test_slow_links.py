@@ -6,7 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import accumulate, pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +24,15 @@ from train.checkpoints.files import load, members_of
 from train.inference.weights import read
 from train.parallel import exchange
 from train.parallel.codecs import BLOCK, FLOATS, SLICE, codec_of, decode, encode
-from train.parallel.exchange import MESSAGE_BYTES, Piece, chunks, divided, message_spans, period_in_warmup
+from train.parallel.exchange import (
+    MESSAGE_BYTES,
+    Piece,
+    chunks,
+    divided,
+    keep_to_one_thread,
+    message_spans,
+    period_in_warmup,
+)
 from train.parallel.momentum import Leg, MeanMomentum, mean_momentum
 from train.settings import EXIT_REFUSED, Settings, compression, problems
 
@@ -57,6 +65,15 @@ def test_a_code_loses_at_most_half_a_step(kind: str, count: int) -> None:
     for first in range(0, count, block):
         half = values[first : first + block].abs().max() / (2 ** (bits - 1) - 1) / 2
         assert lost[first : first + block].max() <= half * 1.0001
+
+
+@pytest.mark.parametrize("kind", ["none", "bf16", "int8", "int4"])
+def test_what_a_code_lost_is_what_its_reader_lacks(kind: str) -> None:
+    codec, values, lost = codec_of(kind), torch.randn(1000), torch.empty(1000)
+    code = torch.empty(codec.size(1000), dtype=torch.uint8)
+    codec.encode_slice(values, code, lost)
+    torch.testing.assert_close(lost, values - decode(codec, code, torch.empty(1000)), rtol=0, atol=1e-6)
+    assert lost.any() != codec.is_exact
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
@@ -107,8 +124,8 @@ def test_weights_are_read_where_they_are_as_they_would_be_copied() -> None:
     for start in range(len(flat)):
         for end in range(start + 1, len(flat) + 1):
             part = slice(start, end)
-            assert piece.gradient(part).equal((anchor - flat)[part])
-            assert copied.gradient(part).equal((anchor - flat)[part])
+            assert piece.gradient(part, torch.empty(SLICE)).equal((anchor - flat)[part])
+            assert copied.gradient(part, torch.empty(SLICE)).equal((anchor - flat)[part])
     strided = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
     assert not piece_of(strided, anchor=torch.zeros(96)).is_flat
 
@@ -473,6 +490,18 @@ def test_powersgd_takes_gradients_of_a_lower_rank_than_its_own(tmp_path: Path) -
 
 
 # -- the exchange itself -----------------------------------------------------------------------------------------------
+
+
+def test_a_streams_background_works_with_one_thread_and_training_with_all() -> None:
+    before = torch.get_num_threads()
+    with ThreadPoolExecutor(1) as background, ThreadPoolExecutor(1) as later:
+        torch.set_num_threads(3)
+        try:
+            keep_to_one_thread(background)
+            found = [pool.submit(torch.get_num_threads).result() for pool in (background, later)]
+            assert (torch.get_num_threads(), found) == (3, [1, 3])
+        finally:
+            torch.set_num_threads(before)
 
 
 @pytest.mark.slow

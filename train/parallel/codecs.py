@@ -4,8 +4,8 @@ int8 and int4 cut the values into blocks, each with one float32 scale: its large
 of the code, to which the others are rounded. So a block's error is at most half a scale for each value, wherever its
 values lie, and what a value lost goes into the next exchange (train.parallel.exchange: error feedback).
 
-All works on slices of SLICE values, each coded by itself: they stay in a core's cache, and torch starts no threads for
-so few, which the training beside it has.
+All works on slices of SLICE values, each coded by itself: so many that the calls of torch cost little beside the work,
+and so few that they stay in a core's cache.
 """
 
 from collections.abc import Iterator
@@ -14,10 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-SLICE = 32512  # a multiple of each BLOCK; torch uses threads from 32768 values on
+SLICE = 130048  # a multiple of each BLOCK
 BLOCK = {8: 256, 4: 128}  # values with one scale, by the bits of a value
 LEAST_SCALE = 1e-30  # far smaller values become 0
-NO_FRACTION = 1.5 * 2.0**23  # float32 values from here on are whole: to add and subtract it rounds, half to even
 FLOATS = {"none": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -35,8 +34,11 @@ class Floats:
         """Bytes of so many values."""
         return count * self.dtype.itemsize
 
-    def encode_slice(self, values: Tensor, code: Tensor) -> None:
-        code.view(self.dtype).copy_(values)
+    def encode_slice(self, values: Tensor, code: Tensor, lost: Tensor | None = None) -> None:
+        """lost: gets values less what their code says."""
+        coded = code.view(self.dtype).copy_(values)
+        if lost is not None:
+            torch.sub(values, coded, out=lost)
 
     def decode_slice(self, code: Tensor, values: Tensor) -> None:
         values.copy_(code.view(self.dtype))
@@ -72,19 +74,23 @@ class Blocks:
         blocks = len(code) // (4 + self.row)
         return code[: blocks * 4].view(torch.float32), code[blocks * 4 :].view(torch.int8).view(blocks, self.row)
 
-    def encode_slice(self, values: Tensor, code: Tensor) -> None:
+    def encode_slice(self, values: Tensor, code: Tensor, lost: Tensor | None = None) -> None:
+        """lost: gets values less what their code says."""
         rows, (scales, numbers) = filled(values, self.block), self.parts(code)
-        scale = rows.abs().amax(1).div_(self.largest)
-        scales.copy_(scale)
-        rounded = rows.mul(scale.clamp_(min=LEAST_SCALE).reciprocal_()[:, None])
-        rounded.add_(NO_FRACTION).sub_(NO_FRACTION)  # round_ would start threads, also for so few
+        rounded = rows.abs()
+        torch.amax(rounded, 1, out=scales)
+        factors = scales.div_(self.largest).clamp(min=LEAST_SCALE).reciprocal_()
+        torch.mul(rows, factors[:, None], out=rounded)
+        rounded.round_()
         numbers.copy_(rounded if self.bits == 8 else self.packed(rounded.to(torch.int8)))
+        if lost is not None:
+            torch.sub(values, rounded.mul_(scales[:, None]).view(-1)[: len(values)], out=lost)
 
     def decode_slice(self, code: Tensor, values: Tensor) -> None:
         scales, numbers = self.parts(code)
         numbers = numbers if self.bits == 8 else self.unpacked(numbers)
         if len(values) == numbers.numel():
-            values.view(numbers.shape).copy_(numbers).mul_(scales[:, None])
+            torch.mul(numbers, scales[:, None], out=values.view(numbers.shape))
         else:
             values.copy_((numbers * scales[:, None]).view(-1)[: len(values)])
 

@@ -22,6 +22,7 @@ network, so that equal runs are equal to the bit. Frozen parameters do not take 
 they are, with the first piece.
 """
 
+import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -90,15 +91,15 @@ class Piece:
             part.copy_(parameter.detach())
         return out
 
-    def gradient(self, part: slice) -> Tensor:
+    def gradient(self, part: slice, room: Tensor) -> Tensor:
         """What this member has to say of these values: from its weights to the anchor, as a gradient points, and what
-        it could not say before. When the piece has left."""
-        found = self.anchor[part].clone()
+        it could not say before. When the piece has left. room: [SLICE], which it may take."""
+        found, anchor = room[: part.stop - part.start], self.anchor[part]
         if self.started is not None:
-            found.sub_(self.started[part])
+            torch.sub(anchor, self.started[part], out=found)
         else:
             for values, place in self.live(part):
-                found[place].sub_(values)
+                torch.sub(anchor[place], values, out=found[place])
         return found if self.error is None else found.add_(self.error[part])
 
     @property
@@ -315,36 +316,31 @@ class Exchange:
 
     def encode_own(self, piece: Piece, span: slice, code: Tensor) -> None:
         """What this member sends of these values; what the code lost of them is its new error."""
-        before = self.codec.size(span.start)
+        before, room = self.codec.size(span.start), torch.empty(SLICE)
         for part, place in slices(self.codec, span.start, span.stop):
             self.moved += 1
-            gradient, there = piece.gradient(part), code[place.start - before : place.stop - before]
-            self.codec.encode_slice(gradient, there)
-            if piece.error is not None:
-                self.codec.decode_slice(there, piece.error[part])
-                torch.sub(gradient, piece.error[part], out=piece.error[part])
+            error = None if piece.error is None else piece.error[part]
+            self.codec.encode_slice(piece.gradient(part, room), code[place.start - before : place.stop - before], error)
 
     def encode_mean(
         self, piece: Piece, parts: list[float], span: slice, code: Tensor, received: dict[int, Tensor]
     ) -> None:
         """The mean of the members' values; what the code lost of it becomes this member's error."""
         codec, mine, before = self.codec, self.members.mine, self.codec.size(span.start)
-        theirs = torch.empty(SLICE)
+        sums, theirs = torch.empty(SLICE), torch.empty(SLICE)
         for part, place in slices(codec, span.start, span.stop):
             self.moved += 1
             there = slice(place.start - before, place.stop - before)
-            total, values = torch.zeros(part.stop - part.start), theirs[: part.stop - part.start]
-            for number, weight in enumerate(parts):
-                if number == mine:
-                    total.add_(piece.gradient(part), alpha=weight)
-                else:
-                    codec.decode_slice(received[number][there], values)
-                    total.add_(values, alpha=weight)
-            codec.encode_slice(total, code[there])
-            if piece.error is not None:
-                codec.decode_slice(code[there], values)
-                lost = total.sub_(values).div_(parts[mine]) if parts[mine] > 0 else torch.zeros(len(total))
-                piece.error[part] = lost
+            values = theirs[: part.stop - part.start]
+            total = piece.gradient(part, sums).mul_(parts[mine])
+            for number, code_of_it in received.items():
+                codec.decode_slice(code_of_it[there], values)
+                total.add_(values, alpha=parts[number])
+            if piece.error is None:
+                codec.encode_slice(total, code[there])
+            else:
+                codec.encode_slice(total, code[there], piece.error[part])
+                piece.error[part].div_(parts[mine] or math.inf)
 
     def sent(self, message: Tensor, rank: int, tag: int) -> dist.Work | None:
         return dist.isend(message, rank, group=self.group, tag=tag)
@@ -470,8 +466,18 @@ def make_exchange(
         network, members, settings.sync_every, warmup, settings.stream, codec, made, group,
         mean_momentum(optimizer, settings),
     )  # fmt: skip
+    if settings.stream:  # training goes on meanwhile, and needs its threads
+        keep_to_one_thread(exchange.background)
     exchange.begin()
     return exchange
+
+
+def keep_to_one_thread(background: ThreadPoolExecutor) -> None:
+    """torch's work there; that of other threads, and of those to come, keeps its number of threads."""
+    threads = torch.get_num_threads()
+    background.submit(torch.get_num_threads).result()  # a thread takes the common number over when it first needs it
+    background.submit(torch.set_num_threads, 1).result()
+    torch.set_num_threads(threads)
 
 
 def period_in_warmup(step: int, every: int, warmup: int) -> int:

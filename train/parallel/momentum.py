@@ -58,8 +58,12 @@ class MeanMomentum:
         own: Tensor | None = self.optimizer.state.get(parameter, {}).get("momentum_buffer")
         if own is None or not leg.rates:
             return
-        mean = way.to(own) / (leg.rates * self.factor(self.numbers[parameter]))
-        (own if part is None else own.view(-1)[part]).lerp_(mean, leg.weight)
+        own, way = own if part is None else own.view(-1)[part], way.to(own)
+        rate = leg.rates * self.factor(self.numbers[parameter])
+        if leg.weight == 1:
+            torch.div(way, rate, out=own)
+        else:
+            own.lerp_(way / rate, leg.weight)
 
 
 def mean_momentum(optimizer: torch.optim.Optimizer | None, settings: Settings) -> MeanMomentum | None:

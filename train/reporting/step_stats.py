@@ -108,10 +108,10 @@ class StepStats:
 
     def settle(self) -> None:
         """Waits for the sums under way, of gloo; an error of theirs is left to who reads them."""
-        for _, _, work, *_ in (*self.pending, *([self.votes] if self.votes else [])):
+        works = [work for _, _, work, _ in self.pending] + ([self.votes[2]] if self.votes else [])
+        for work in filter(None, works):
             with suppress(RuntimeError):
-                if work is not None:
-                    work.wait()
+                work.wait()
 
     def vote(self, stop: bool) -> bool:
         """Where there are no steps: starts the sum of whether a rank was asked to stop; returns what all ranks said at

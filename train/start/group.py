@@ -26,6 +26,10 @@ from train.start.rendezvous import meet
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 LARGEST_KEPT_BYTES = 32 << 20  # of one block; the most that glibc accepts
 KEPT_BYTES = 1 << 30  # in all
+# GLIBC_TUNABLES of ranks, which glibc reads when a process starts: it asks the kernel for huge pages (2 MB) wherever it
+# gets memory. In a virtual machine the processor takes long to find a small page's place (benchmarks/RESULTS.md,
+# 2026-11-26, fifth entry; `make bench-train ARGS="--parts pages"`).
+HUGE_PAGES = "glibc.malloc.hugetlb=1"
 SHARED_GPUS = "MUSTER_SHARED_GPUS"  # set by tests, with --backend gloo: ranks of a host may share a GPU
 POLL_SECONDS = 0.1  # between two rounds of wait_for_all
 # rank, local rank, world size, local world size: as torchrun, Open MPI and horovodrun call them.

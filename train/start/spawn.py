@@ -25,7 +25,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.multiprocessing import _prctl_pr_set_pdeathsig, start_processes  # type: ignore[attr-defined]
 
 from keeper.causes import exception_line, is_consequence, last_traceback, signal_name
-from train.start.group import end_at_once
+from train.start.group import HUGE_PAGES, end_at_once
 
 SPAWN_GRACE_SECONDS = 30.0  # between the first failure and SIGKILL for the other ranks, as torchrun's
 RANK_POLL_SECONDS = 0.2
@@ -69,6 +69,8 @@ def shared_variables(count: int, port: int) -> dict[str, str]:
     }
     if "OMP_NUM_THREADS" not in os.environ:
         variables["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // count))
+    if "GLIBC_TUNABLES" not in os.environ:
+        variables["GLIBC_TUNABLES"] = HUGE_PAGES
     if "GLOO_SOCKET_IFNAME" not in os.environ and Path("/sys/class/net/lo").exists():
         variables["GLOO_SOCKET_IFNAME"] = "lo"
     return variables

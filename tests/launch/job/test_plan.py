@@ -8,6 +8,7 @@ import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +20,11 @@ from launch.cli.refusal import Refusal
 from launch.hosts.clustermap import ClusterMap
 from launch.job import plan as plans
 from launch.job.plan import Options, Plan, Ports
+from launch.local import environment
 from tests.launch.fake_hosts import ports
 from tests.launch.samples import cluster
+from train.start.group import HUGE_PAGES
+from train.start.spawn import shared_variables
 
 
 def make(nprocs: list[int], options: Options = Options(), gpus: bool = False) -> Plan:  # noqa: B008
@@ -119,6 +123,18 @@ def test_rdma_is_used_where_every_host_has_an_active_port_of_one_kind(
 
 def test_cores_are_shared_among_the_ranks_of_a_host() -> None:
     assert [host_plan.environment["OMP_NUM_THREADS"] for host_plan in make([1, 2, 8]).hosts] == ["4", "2", "1"]
+
+
+def test_ranks_get_memory_in_huge_pages_however_they_are_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    of_hosts = [host_plan.environment for host_plan in make([1, 2]).hosts]
+    each = [*of_hosts, environment(1, tmp_path, 30), shared_variables(2, 29400)]
+    assert {variables["GLIBC_TUNABLES"] for variables in each} == {HUGE_PAGES}
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=2")
+    assert environment(1, tmp_path, 30)["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=2"
+    assert "GLIBC_TUNABLES" not in shared_variables(2, 29400)  # the user's stays
 
 
 def test_the_engine_does_not_limit_processes() -> None:
