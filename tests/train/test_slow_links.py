@@ -492,7 +492,7 @@ def test_powersgd_takes_gradients_of_a_lower_rank_than_its_own(tmp_path: Path) -
 # -- the exchange itself -----------------------------------------------------------------------------------------------
 
 
-def test_a_streams_background_works_with_one_thread_and_training_with_all() -> None:
+def test_the_background_works_with_one_thread_and_training_with_all() -> None:
     before = torch.get_num_threads()
     with ThreadPoolExecutor(1) as background, ThreadPoolExecutor(1) as later:
         torch.set_num_threads(3)

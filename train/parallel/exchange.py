@@ -466,8 +466,7 @@ def make_exchange(
         network, members, settings.sync_every, warmup, settings.stream, codec, made, group,
         mean_momentum(optimizer, settings),
     )  # fmt: skip
-    if settings.stream:  # training goes on meanwhile, and needs its threads
-        keep_to_one_thread(exchange.background)
+    keep_to_one_thread(exchange.background)  # training has the others
     exchange.begin()
     return exchange
 

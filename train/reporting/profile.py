@@ -28,9 +28,10 @@ class Profile:
     """Traces `steps` steps, of the `left` that the run has, after the first few; nothing with 0. Changes no figure of
     the training but its speed in these steps.
 
-    settle: returns when nothing that this rank has started goes on in gloo's threads. These note the end of a
-    collective that began while steps were traced, and write it where the profiler had its notes: after the trace that
-    memory is another's (seen with torch 2.13: a heap that is broken, and now and then a rank that died of SIGSEGV).
+    settle: returns when the sums of the steps' figures have ended, which go on in gloo's threads beside the next step.
+    These note the end of what began while steps were traced where the profiler had its notes: after the trace that
+    memory is another's (torch 2.13: a broken heap, and now and then a rank that dies of SIGSEGV). After an exception
+    amid a step other collectives may still go on.
     written: the trace's path from the run's folder; complaint: why there is none. Both are empty before the end.
     """
 
