@@ -93,7 +93,7 @@ class Piece:
 
     def gradient(self, part: slice, room: Tensor) -> Tensor:
         """What this member has to say of these values: from its weights to the anchor, as a gradient points, and what
-        it could not say before. When the piece has left. room: [SLICE], which it may take."""
+        it could not say before. When the piece has left. room: [SLICE], where the result is put."""
         found, anchor = room[: part.stop - part.start], self.anchor[part]
         if self.started is not None:
             torch.sub(anchor, self.started[part], out=found)
@@ -336,11 +336,10 @@ class Exchange:
             for number, code_of_it in received.items():
                 codec.decode_slice(code_of_it[there], values)
                 total.add_(values, alpha=parts[number])
-            if piece.error is None:
-                codec.encode_slice(total, code[there])
-            else:
-                codec.encode_slice(total, code[there], piece.error[part])
-                piece.error[part].div_(parts[mine] or math.inf)
+            error = None if piece.error is None else piece.error[part]
+            codec.encode_slice(total, code[there], error)
+            if error is not None:
+                error.div_(parts[mine] or math.inf)  # a member without a part in the mean has no error
 
     def sent(self, message: Tensor, rank: int, tag: int) -> dist.Work | None:
         return dist.isend(message, rank, group=self.group, tag=tag)
