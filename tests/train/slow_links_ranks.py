@@ -12,10 +12,12 @@ from torch import Tensor, nn
 
 from train.checkpoints import files, own
 from train.parallel import make
+from train.parallel.codecs import SLICE
+from train.parallel.compress import Bucket, Compressed
 from train.parallel.ddp import have_equal_weights
 from train.parallel.exchange import make_exchange
 from train.parallel.members import find_members
-from train.settings import Settings
+from train.settings import Settings, compression
 from train.start.group import Place, from_all_ranks
 
 STEPS, SIZE = 60, 700
@@ -114,6 +116,19 @@ def promised(parts: list[int], rank: int, every: int, leaves: int, later: int) -
         if took and not later:
             own = [mean] * len(parts)
     return own[rank]
+
+
+def rounded(place: Place, out: Path) -> Any:
+    """For buckets of some sizes: (the mean in bf16, each rank's gradients)."""
+    hook = Compressed(compression("bf16"), find_members(place), torch.device("cpu"), 60.0, 0)
+    found = []
+    for number, size in enumerate((1, SLICE, 12 * SLICE + 5)):
+        every = [torch.randn(size, generator=torch.Generator().manual_seed(rank)) for rank in range(place.world_size)]
+        mine = every[place.rank].clone()
+        hook.start(Bucket(mine, [mine], number, False)).wait()
+        found.append((mine, every))
+    hook.close()
+    return found
 
 
 def starts(place: Place, out: Path) -> Any:

@@ -24,15 +24,8 @@ from train.checkpoints.files import load, members_of
 from train.inference.weights import read
 from train.parallel import exchange
 from train.parallel.codecs import BLOCK, FLOATS, SLICE, codec_of, decode, encode
-from train.parallel.exchange import (
-    MESSAGE_BYTES,
-    Piece,
-    chunks,
-    divided,
-    keep_to_one_thread,
-    message_spans,
-    period_in_warmup,
-)
+from train.parallel.common_mean import MESSAGE_BYTES, chunks, message_spans
+from train.parallel.exchange import Piece, divided, keep_to_one_thread, period_in_warmup
 from train.parallel.momentum import Leg, MeanMomentum, mean_momentum
 from train.settings import EXIT_REFUSED, Settings, compression, problems
 
@@ -134,12 +127,12 @@ def test_an_exchange_over_a_slow_link_says_that_it_moves(monkeypatch: pytest.Mon
     said: list[int] = []
     monkeypatch.setattr(exchange, "ALIVE_SECONDS", 0.02)
     monkeypatch.setattr(exchange, "still_alive", lambda: said.append(1))
-    made, piece = SimpleNamespace(moved=0, waited=0.0), piece_of(torch.zeros(1), anchor=torch.zeros(1))
+    made, piece = SimpleNamespace(mail=SimpleNamespace(moved=0), waited=0.0), piece_of(torch.zeros(1), anchor=torch.zeros(1))
 
     def background(moves: bool) -> None:
         for _ in range(20):
             time.sleep(0.02)
-            made.moved += moves
+            made.mail.moved += moves
         piece.mean.set_result("the mean")  # type: ignore[union-attr, arg-type]
 
     for moves in (False, True):
@@ -151,6 +144,18 @@ def test_an_exchange_over_a_slow_link_says_that_it_moves(monkeypatch: pytest.Mon
         thread.join()
         assert bool(said) == moves
     assert made.waited > 0
+
+
+@pytest.mark.slow
+def test_a_mean_of_gradients_in_bf16_is_rounded_once_when_it_leaves_and_once_as_a_sum(tmp_path: Path) -> None:
+    """And the same bits on all ranks."""
+    ranks = list(run("slow_links_ranks", "rounded", tmp_path, 3).values())
+    for number, (mean, every) in enumerate(ranks[0]):
+        assert all(found[number][0].equal(mean) for found in ranks)
+        exact = torch.stack(every).double().mean(0)
+        half_a_step = 2.0**-8 * (mean.abs().double() + torch.stack(every).double().abs().mean(0))
+        assert ((mean - exact).abs() <= 1.01 * half_a_step).all()
+        assert mean.bfloat16().float().equal(mean) and mean.abs().sum() > 0
 
 
 # -- momentum ----------------------------------------------------------------------------------------------------------

@@ -25,12 +25,12 @@ they are, with the first piece.
 import math
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import astuple, dataclass, field
 from datetime import timedelta
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import torch
@@ -40,6 +40,7 @@ from torch import Tensor, nn
 from train.model.plain_names import plain
 from train.model.running_statistics import buffers_of, flat, put, unflat
 from train.parallel.codecs import SLICE, Codec, codec_of, decode, encode, slices
+from train.parallel.common_mean import Mail
 from train.parallel.members import Members
 from train.parallel.momentum import Leg, MeanMomentum, mean_momentum
 from train.settings import Settings, compression
@@ -47,8 +48,6 @@ from train.start.muster_run import still_alive
 
 T = TypeVar("T")
 WHOLE = codec_of("none")
-MESSAGE_BYTES = 4 << 20  # each has the process group's timeout to arrive
-CHANGES, MEANS = 1, 2  # tags of messages
 ALIVE_SECONDS = 1.0  # between two words to the keeper while training waits: a slow link is no hang
 
 
@@ -102,6 +101,9 @@ class Piece:
                 torch.sub(anchor[place], values, out=found[place])
         return found if self.error is None else found.add_(self.error[part])
 
+    def error_of(self, part: slice) -> Tensor | None:
+        return None if self.error is None else self.error[part]
+
     @property
     def is_flat(self) -> bool:
         """Whether the weights can be read where they are."""
@@ -127,6 +129,42 @@ class Piece:
         return [piece.view(p.shape) for piece, p in zip(pieces, self.parameters, strict=True)]
 
 
+@dataclass(frozen=True)
+class Change:
+    """How far this member went since the piece left before, with what it could not say then; for the mail.
+
+    parts: of each member in the mean. mine: this one's number. What a code loses becomes the piece's error.
+    """
+
+    piece: Piece
+    codec: Codec
+    parts: Sequence[float]
+    mine: int
+
+    def encode_own(self, span: slice, code: Tensor) -> None:
+        before, room = self.codec.size(span.start), torch.empty(SLICE)
+        for part, place in slices(self.codec, span.start, span.stop):
+            there = slice(place.start - before, place.stop - before)
+            self.codec.encode_slice(self.piece.gradient(part, room), code[there], self.piece.error_of(part))
+
+    def encode_mean(self, span: slice, code: Tensor, received: Mapping[int, Tensor]) -> None:
+        before, sums, theirs = self.codec.size(span.start), torch.empty(SLICE), torch.empty(SLICE)
+        for part, place in slices(self.codec, span.start, span.stop):
+            there = slice(place.start - before, place.stop - before)
+            values = theirs[: part.stop - part.start]
+            total = self.piece.gradient(part, sums).mul_(self.parts[self.mine])
+            for number, code_of_it in received.items():
+                self.codec.decode_slice(code_of_it[there], values)
+                total.add_(values, alpha=self.parts[number])
+            error = self.piece.error_of(part)
+            self.codec.encode_slice(total, code[there], error)
+            if error is not None:
+                error.div_(self.parts[self.mine] or math.inf)  # a member without a part in the mean has no error
+
+    def take_mean(self, span: slice, code: Tensor) -> None:
+        """When all of it is there: see `Exchange.take`."""
+
+
 @dataclass
 class Exchange:
     """The exchanges of a run. Methods marked "collective" are called by all ranks, after the same steps."""
@@ -138,10 +176,9 @@ class Exchange:
     stream: int
     codec: Codec
     pieces: list[Piece]
-    group: Any  # gloo's, of all members' ranks: between the hosts go tensors of the CPU
+    mail: Mail  # between all members' ranks: between the hosts go tensors of the CPU
     momentum: MeanMomentum | None = None  # None: members keep their own
     waited: float = 0.0  # seconds that training has waited here
-    moved: int = 0  # messages and slices so far; of the background
     spare: list[Tensor] = field(default_factory=list)  # see `room`
     background: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "exchange"))
 
@@ -248,10 +285,10 @@ class Exchange:
 
     def result(self, piece: Piece) -> Mean:
         assert piece.mean is not None
-        begun, known = time.monotonic(), self.moved
+        begun, known = time.monotonic(), self.mail.moved
         while not wait_for([piece.mean], ALIVE_SECONDS).done:  # each message of it has the process group's timeout
-            if self.moved != known:
-                known = self.moved
+            if self.mail.moved != known:
+                known = self.mail.moved
                 still_alive()
         found = piece.mean.result()
         self.waited += time.monotonic() - begun
@@ -275,83 +312,14 @@ class Exchange:
         members = self.members
         code = torch.empty(self.codec.size(len(piece.anchor)), dtype=torch.uint8)
         if members.leads:
-            self.reduce_and_gather(piece, parts, code)
-            works = [self.sent(message, rank, MEANS) for rank in members.here[1:] for message in messages(code)]
-        else:
-            works = [self.received(message, members.here.start, MEANS) for message in messages(code)]
-        self.wait(works)
+            self.mail.exchange(Change(piece, self.codec, parts, members.mine), len(piece.anchor), code)
+        self.mail.hand_out(code)
         assert piece.started_buffers is not None
         buffers = piece.started_buffers.clone()
         if len(buffers):
-            dist.all_reduce(buffers, group=self.group)
-            buffers /= dist.get_world_size(self.group)
+            dist.all_reduce(buffers, group=self.mail.group)
+            buffers /= dist.get_world_size(self.mail.group)
         return Mean(self.codec, code, buffers)
-
-    def reduce_and_gather(self, piece: Piece, parts: list[float], code: Tensor) -> None:
-        """Puts the mean of the leaders' changes into `code`.
-
-        Each adds up one chunk of the piece, for which the others send it theirs, and hands the sum out: all get the
-        same bytes, and each sends about twice the piece, however many there are. A message leaves as soon as it is
-        coded, so that a slow link and a slow processor work at the same time.
-        """
-        members, codec, mine = self.members, self.codec, self.members.mine
-        edges = chunks(len(piece.anchor), len(members.ranks), SLICE)
-        spans = [list(message_spans(codec, start, end)) for start, end in pairwise(edges)]
-        others = [(mine + number) % len(spans) for number in range(1, len(spans))]
-        leaders = {number: members.leaders[number] for number in others}
-        theirs = [{number: torch.empty(place.stop - place.start, dtype=torch.uint8) for number in others}
-                  for _, place in spans[mine]]  # fmt: skip
-        changes = [[self.received(values[number], leaders[number], CHANGES) for number in others] for values in theirs]
-        means = [self.received(code[place], leaders[number], MEANS) for number in others for _, place in spans[number]]
-        sent = []
-        for number in others:
-            for part, place in spans[number]:
-                self.encode_own(piece, part, code[place])
-                sent.append(self.sent(code[place], leaders[number], CHANGES))
-        for (part, place), values, arriving in zip(spans[mine], theirs, changes, strict=True):
-            self.wait(arriving)
-            self.encode_mean(piece, parts, part, code[place], values)
-            sent += [self.sent(code[place], leaders[number], MEANS) for number in others]
-        self.wait([*means, *sent])
-
-    def encode_own(self, piece: Piece, span: slice, code: Tensor) -> None:
-        """What this member sends of these values; what the code lost of them is its new error."""
-        before, room = self.codec.size(span.start), torch.empty(SLICE)
-        for part, place in slices(self.codec, span.start, span.stop):
-            self.moved += 1
-            error = None if piece.error is None else piece.error[part]
-            self.codec.encode_slice(piece.gradient(part, room), code[place.start - before : place.stop - before], error)
-
-    def encode_mean(
-        self, piece: Piece, parts: list[float], span: slice, code: Tensor, received: dict[int, Tensor]
-    ) -> None:
-        """The mean of the members' values; what the code lost of it becomes this member's error."""
-        codec, mine, before = self.codec, self.members.mine, self.codec.size(span.start)
-        sums, theirs = torch.empty(SLICE), torch.empty(SLICE)
-        for part, place in slices(codec, span.start, span.stop):
-            self.moved += 1
-            there = slice(place.start - before, place.stop - before)
-            values = theirs[: part.stop - part.start]
-            total = piece.gradient(part, sums).mul_(parts[mine])
-            for number, code_of_it in received.items():
-                codec.decode_slice(code_of_it[there], values)
-                total.add_(values, alpha=parts[number])
-            error = None if piece.error is None else piece.error[part]
-            codec.encode_slice(total, code[there], error)
-            if error is not None:
-                error.div_(parts[mine] or math.inf)  # a member without a part in the mean has no error
-
-    def sent(self, message: Tensor, rank: int, tag: int) -> dist.Work | None:
-        return dist.isend(message, rank, group=self.group, tag=tag)
-
-    def received(self, message: Tensor, rank: int, tag: int) -> dist.Work | None:
-        return dist.irecv(message, rank, group=self.group, tag=tag)
-
-    def wait(self, works: Sequence[dist.Work | None]) -> None:
-        for work in works:
-            if work is not None:
-                work.wait()
-            self.moved += 1
 
     # -- what a checkpoint holds ---------------------------------------------------------------------------------------
 
@@ -462,7 +430,8 @@ def make_exchange(
     group = dist.new_group(ranks, backend="gloo", timeout=timedelta(seconds=settings.timeout))
     warmup = round(settings.sync_warmup * steps)
     exchange = Exchange(
-        network, members, settings.sync_every, warmup, settings.stream, codec, made, group,
+        network, members, settings.sync_every, warmup, settings.stream, codec, made,
+        Mail(group, members, codec),
         mean_momentum(optimizer, settings),
     )  # fmt: skip
     keep_to_one_thread(exchange.background)  # training has the others
@@ -493,21 +462,3 @@ def divided(items: list[T], parts: int, size: Callable[[T], int]) -> list[list[T
         found[min(parts - 1, (before + size(item) // 2) * parts // max(1, total))].append(item)
         before += size(item)
     return [part for part in found if part]
-
-
-def chunks(count: int, parts: int, unit: int) -> list[int]:
-    """Places where the parts of `count` values begin, and the end: multiples of `unit`, but for the end."""
-    units = -(-count // unit)
-    return [min(count, part * units // parts * unit) for part in range(parts + 1)]
-
-
-def message_spans(codec: Codec, start: int, end: int) -> Iterator[tuple[slice, slice]]:
-    """(values, bytes of their code) of each message with the values from start, a multiple of SLICE, to end."""
-    step = max(1, MESSAGE_BYTES // codec.size(SLICE)) * SLICE
-    for first in range(start, end, step):
-        last = min(first + step, end)
-        yield slice(first, last), slice(codec.size(first), codec.size(last))
-
-
-def messages(code: Tensor) -> Sequence[Tensor]:
-    return code.split(MESSAGE_BYTES) if len(code) else ()

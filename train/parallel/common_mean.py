@@ -1,0 +1,109 @@
+"""A mean of what all members have, over the slow network: each adds up one chunk of it, for which the others send it
+theirs, and hands the result out. So all get the same bytes, and each sends about twice what it has, however many there
+are.
+
+What goes over the network is coded (train.parallel.codecs). A message leaves as soon as it is coded, and is used as
+soon as it is there, so that a slow link and a slow processor work at the same time.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from train.parallel.codecs import SLICE, Codec
+from train.parallel.members import Members
+
+MESSAGE_BYTES = 1 << 20  # at most; each has the process group's timeout to arrive
+OWN, MEANS = 1, 2  # tags of messages
+
+
+class Values(Protocol):
+    """What this member has, float32 [n]. span: some of it, from a multiple of SLICE on. code: of these values, uint8."""
+
+    def encode_own(self, span: slice, code: Tensor) -> None:
+        """Put what this member has to say there."""
+
+    def encode_mean(self, span: slice, code: Tensor, received: Mapping[int, Tensor]) -> None:
+        """Put the mean of all members there. received: the others' codes, by the members' numbers."""
+
+    def take_mean(self, span: slice, code: Tensor) -> None:
+        """Another member has made it."""
+
+
+@dataclass
+class Mail:
+    """Messages of tensors of the CPU. group: gloo's."""
+
+    group: Any
+    members: Members
+    codec: Codec
+    moved: int = 0  # messages so far that were coded, or that are there
+
+    def exchange(self, values: Values, count: int, code: Tensor) -> None:
+        """Puts the code of the members' mean into `code`, uint8 [codec.size(count)]. Collective, of the leaders."""
+        mine, leaders = self.members.mine, self.members.leaders
+        edges = chunks(count, len(leaders), SLICE)
+        spans = [list(message_spans(self.codec, start, end)) for start, end in pairwise(edges)]
+        others = [(mine + number) % len(spans) for number in range(1, len(spans))]
+        theirs = [{number: torch.empty(place.stop - place.start, dtype=torch.uint8) for number in others}
+                  for _, place in spans[mine]]  # fmt: skip
+        arriving = [[self.received(each[number], leaders[number], OWN) for number in others] for each in theirs]
+        means = [(part, code[place], self.received(code[place], leaders[number], MEANS))
+                 for number in others for part, place in spans[number]]  # fmt: skip
+        sent = []
+        for number in others:
+            for part, place in spans[number]:
+                values.encode_own(part, code[place])
+                sent.append(self.sent(code[place], leaders[number], OWN))
+        for (part, place), each, works in zip(spans[mine], theirs, arriving, strict=True):
+            self.wait(works)
+            values.encode_mean(part, code[place], each)
+            sent += [self.sent(code[place], leaders[number], MEANS) for number in others]
+        for part, mean, work in means:
+            self.wait([work])
+            values.take_mean(part, mean)
+        self.wait(sent)
+
+    def hand_out(self, code: Tensor) -> None:
+        """From the member's leader to its other ranks (collective, of a member)."""
+        leader, *rest = self.members.here
+        if self.members.leads:
+            self.wait([self.sent(message, rank, MEANS) for rank in rest for message in messages(code)])
+        else:
+            self.wait([self.received(message, leader, MEANS) for message in messages(code)])
+
+    def sent(self, message: Tensor, rank: int, tag: int) -> dist.Work | None:
+        self.moved += 1
+        return dist.isend(message, rank, group=self.group, tag=tag)
+
+    def received(self, message: Tensor, rank: int, tag: int) -> dist.Work | None:
+        return dist.irecv(message, rank, group=self.group, tag=tag)
+
+    def wait(self, works: Sequence[dist.Work | None]) -> None:
+        for work in works:
+            if work is not None:
+                work.wait()
+            self.moved += 1
+
+
+def chunks(count: int, parts: int, unit: int) -> list[int]:
+    """Places where the parts of `count` values begin, and the end: multiples of `unit`, but for the end."""
+    units = -(-count // unit)
+    return [min(count, part * units // parts * unit) for part in range(parts + 1)]
+
+
+def message_spans(codec: Codec, start: int, end: int) -> Iterator[tuple[slice, slice]]:
+    """(values, bytes of their code) of each message with the values from start, a multiple of SLICE, to end."""
+    step = max(1, MESSAGE_BYTES // codec.size(SLICE)) * SLICE
+    for first in range(start, end, step):
+        last = min(first + step, end)
+        yield slice(first, last), slice(codec.size(first), codec.size(last))
+
+
+def messages(code: Tensor) -> Sequence[Tensor]:
+    return code.split(MESSAGE_BYTES) if len(code) else ()
