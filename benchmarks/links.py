@@ -97,6 +97,7 @@ OPTIONS = {
     "bf16": Option(EXACT, "--compress bf16"),
     "powersgd": Option(APPROXIMATE, "--compress powersgd:4"),
     "sync16": Option(APPROXIMATE, "--sync-every 16 --compress int8"),
+    "sync32": Option(APPROXIMATE, "--sync-every 32 --compress int8"),
     "stream16": Option(ASKED, "--sync-every 16 --stream 4 --compress int8"),
 }
 
@@ -134,7 +135,7 @@ class Work:
 WORKS = (
     Work("resnet18", 32, 64, period=16),
     Work("resnet50", 32, 16, period=16),
-    Work("vgg11", 32, 32, period=6, classes=1000),
+    Work("vgg11", 32, 48, period=6, classes=1000),
 )
 
 

@@ -24,7 +24,7 @@ from train.checkpoints.files import load, members_of
 from train.inference.weights import read
 from train.parallel import exchange
 from train.parallel.codecs import BLOCK, FLOATS, SLICE, codec_of, decode, encode
-from train.parallel.common_mean import MESSAGE_BYTES, chunks, message_spans
+from train.parallel.coded_all_reduce import MESSAGE_BYTES, chunks, message_spans
 from train.parallel.exchange import Piece, divided, keep_to_one_thread, period_in_warmup
 from train.parallel.momentum import Leg, MeanMomentum, mean_momentum
 from train.settings import EXIT_REFUSED, Settings, compression, problems
@@ -127,12 +127,15 @@ def test_an_exchange_over_a_slow_link_says_that_it_moves(monkeypatch: pytest.Mon
     said: list[int] = []
     monkeypatch.setattr(exchange, "ALIVE_SECONDS", 0.02)
     monkeypatch.setattr(exchange, "still_alive", lambda: said.append(1))
-    made, piece = SimpleNamespace(mail=SimpleNamespace(moved=0), waited=0.0), piece_of(torch.zeros(1), anchor=torch.zeros(1))
+    made, piece = (
+        SimpleNamespace(all_reduce=SimpleNamespace(moved=0), waited=0.0),
+        piece_of(torch.zeros(1), anchor=torch.zeros(1)),
+    )
 
     def background(moves: bool) -> None:
         for _ in range(20):
             time.sleep(0.02)
-            made.mail.moved += moves
+            made.all_reduce.moved += moves
         piece.mean.set_result("the mean")  # type: ignore[union-attr, arg-type]
 
     for moves in (False, True):

@@ -5,8 +5,8 @@ fp16 or as matrices of low rank (PowerSGD, Vogels et al. 2019, arXiv 1905.13727)
 of a host sends, and error feedback is the host's.
 
 These exchanges are torch's own hooks, but for bf16 and fp16 on CPUs: there torch turns a whole bucket into the other
-type before the first byte leaves, and gloo adds up in it. With train.parallel.common_mean processor and link work at
-the same time, sums are float32's, and it takes a third less computing time (`make bench-links` has both figures).
+type before the first byte leaves, and gloo adds up in it. With train.parallel.coded_all_reduce processor and link work
+at the same time, sums are float32's, and it takes less computing time (RESULTS.md, 2026-11-26, sixth entry).
 
 PowerSGD's ranks begin at 3: for 1 and 2 torch orthogonalises by Gram-Schmidt, which gives 0 / 0 for a gradient of a
 lower rank, such as that of a small layer; with an epsilon, columns that were 0 once stay so. From 3 on it takes QR.
@@ -30,7 +30,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.futures import Future
 
 from train.parallel.codecs import FLOATS, Floats
-from train.parallel.common_mean import Mail
+from train.parallel.coded_all_reduce import CodedAllReduce
 from train.parallel.members import Members, group_between, group_within
 from train.settings import Compression
 
@@ -67,7 +67,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Gradients:
-    """A bucket's, which become the mean of so many members; for the mail."""
+    """A bucket's, which become the mean of so many members, for the all-reduce."""
 
     values: Tensor
     codec: Floats
@@ -97,10 +97,10 @@ class Compressed:
         self.within = group_within(members, device, timeout)
         self.between = group_between(members, device, timeout)
         self.power: PowerSGDState | None = None
-        self.mail: Mail | None = None
+        self.all_reduce: CodedAllReduce | None = None
         if how.kind != "powersgd" and device.type == "cpu":
             self.codec = Floats(FLOATS[how.kind])
-            self.mail = Mail(self.between, members, self.codec)
+            self.all_reduce = CodedAllReduce(self.between, members, self.codec)
         if how.kind == "powersgd":
             whole = max(LEAST_WHOLE, round(WHOLE_STEPS * steps))
             self.power = PowerSGDState(self.between, how.rank, start_powerSGD_iter=whole)
@@ -133,9 +133,9 @@ class Compressed:
         buffer, leader = bucket.buffer(), self.members.here.start
         if self.within is not None:
             dist.reduce(buffer, leader, group=self.within)
-        if self.members.leads and self.mail is not None:
+        if self.members.leads and self.all_reduce is not None:
             gradients = Gradients(buffer, self.codec, len(self.members.ranks))
-            self.mail.exchange(gradients, len(buffer), torch.empty(self.codec.size(len(buffer)), dtype=torch.uint8))
+            self.all_reduce.run(gradients, len(buffer), torch.empty(self.codec.size(len(buffer)), dtype=torch.uint8))
         elif self.members.leads:
             result = self.hook()(bucket).wait()
             if result.data_ptr() != buffer.data_ptr():

@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from train.model.plain_names import plain
 from train.model.running_statistics import buffers_of, flat, put, unflat
 from train.parallel.codecs import SLICE, Codec, codec_of, decode, encode, slices
-from train.parallel.common_mean import Mail
+from train.parallel.coded_all_reduce import CodedAllReduce
 from train.parallel.members import Members
 from train.parallel.momentum import Leg, MeanMomentum, mean_momentum
 from train.settings import Settings, compression
@@ -131,7 +131,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Change:
-    """How far this member went since the piece left before, with what it could not say then; for the mail.
+    """How far this member went since the piece left before, with what it could not say then, for the all-reduce.
 
     parts: of each member in the mean. mine: this one's number. What a code loses becomes the piece's error.
     """
@@ -176,7 +176,7 @@ class Exchange:
     stream: int
     codec: Codec
     pieces: list[Piece]
-    mail: Mail  # between all members' ranks: between the hosts go tensors of the CPU
+    all_reduce: CodedAllReduce  # between all members' ranks: between the hosts go tensors of the CPU
     momentum: MeanMomentum | None = None  # None: members keep their own
     waited: float = 0.0  # seconds that training has waited here
     spare: list[Tensor] = field(default_factory=list)  # see `room`
@@ -285,10 +285,10 @@ class Exchange:
 
     def result(self, piece: Piece) -> Mean:
         assert piece.mean is not None
-        begun, known = time.monotonic(), self.mail.moved
+        begun, known = time.monotonic(), self.all_reduce.moved
         while not wait_for([piece.mean], ALIVE_SECONDS).done:  # each message of it has the process group's timeout
-            if self.mail.moved != known:
-                known = self.mail.moved
+            if self.all_reduce.moved != known:
+                known = self.all_reduce.moved
                 still_alive()
         found = piece.mean.result()
         self.waited += time.monotonic() - begun
@@ -312,13 +312,13 @@ class Exchange:
         members = self.members
         code = torch.empty(self.codec.size(len(piece.anchor)), dtype=torch.uint8)
         if members.leads:
-            self.mail.exchange(Change(piece, self.codec, parts, members.mine), len(piece.anchor), code)
-        self.mail.hand_out(code)
+            self.all_reduce.run(Change(piece, self.codec, parts, members.mine), len(piece.anchor), code)
+        self.all_reduce.broadcast_within(code)
         assert piece.started_buffers is not None
         buffers = piece.started_buffers.clone()
         if len(buffers):
-            dist.all_reduce(buffers, group=self.mail.group)
-            buffers /= dist.get_world_size(self.mail.group)
+            dist.all_reduce(buffers, group=self.all_reduce.group)
+            buffers /= dist.get_world_size(self.all_reduce.group)
         return Mean(self.codec, code, buffers)
 
     # -- what a checkpoint holds ---------------------------------------------------------------------------------------
@@ -431,7 +431,7 @@ def make_exchange(
     warmup = round(settings.sync_warmup * steps)
     exchange = Exchange(
         network, members, settings.sync_every, warmup, settings.stream, codec, made,
-        Mail(group, members, codec),
+        CodedAllReduce(group, members, codec),
         mean_momentum(optimizer, settings),
     )  # fmt: skip
     keep_to_one_thread(exchange.background)  # training has the others

@@ -39,6 +39,12 @@ def test_what_changes_the_training_needs_the_flag_and_its_cost_is_said() -> None
     assert way == SYNC and f"it cost {lost(SYNC, 'sgd')} points of accuracy with sgd" in said
 
 
+def test_of_ways_that_are_about_as_fast_the_one_that_costs_least_is_taken() -> None:
+    rarer = Way(sync_every=32, compress="int8")
+    assert choice(0.5, 0.5, 0.1, True)[0] == SYNC and lost(SYNC, "sgd") < lost(rarer, "sgd")  # type: ignore[operator]
+    assert choice(0.5, 0.5, 1.0, True)[0] == rarer  # long exchanges: half as many are much faster
+
+
 def test_what_cost_much_with_this_optimizer_or_is_not_known_is_not_taken() -> None:
     assert [is_advised(SYNC, optimizer) for optimizer in ("sgd", "adamw", "another")] == [True, False, False]
     assert choice(0.5, 0.3, 0.1, True, "adamw")[0] == Way(compress="bf16")

@@ -1,6 +1,6 @@
-"""A mean of what all members have, over the slow network: each adds up one chunk of it, for which the others send it
-theirs, and hands the result out. So all get the same bytes, and each sends about twice what it has, however many there
-are.
+"""An all-reduce over the slow network, which gives the mean of what all members have: each adds up one chunk, for which
+the others send it theirs, and hands the result out. So all get the same bytes, and each sends about twice what it has,
+however many there are.
 
 What goes over the network is coded (train.parallel.codecs). A message leaves as soon as it is coded, and is used as
 soon as it is there, so that a slow link and a slow processor work at the same time.
@@ -23,7 +23,7 @@ OWN, MEANS = 1, 2  # tags of messages
 
 
 class Values(Protocol):
-    """What this member has, float32 [n]. span: some of it, from a multiple of SLICE on. code: of these values, uint8."""
+    """What this member has, float32 [n]. span: some of it, from a multiple of SLICE on. code: its bytes, uint8."""
 
     def encode_own(self, span: slice, code: Tensor) -> None:
         """Put what this member has to say there."""
@@ -36,7 +36,7 @@ class Values(Protocol):
 
 
 @dataclass
-class Mail:
+class CodedAllReduce:
     """Messages of tensors of the CPU. group: gloo's."""
 
     group: Any
@@ -44,7 +44,7 @@ class Mail:
     codec: Codec
     moved: int = 0  # messages so far that were coded, or that are there
 
-    def exchange(self, values: Values, count: int, code: Tensor) -> None:
+    def run(self, values: Values, count: int, code: Tensor) -> None:
         """Puts the code of the members' mean into `code`, uint8 [codec.size(count)]. Collective, of the leaders."""
         mine, leaders = self.members.mine, self.members.leaders
         edges = chunks(count, len(leaders), SLICE)
@@ -69,7 +69,7 @@ class Mail:
             values.take_mean(part, mean)
         self.wait(sent)
 
-    def hand_out(self, code: Tensor) -> None:
+    def broadcast_within(self, code: Tensor) -> None:
         """From the member's leader to its other ranks (collective, of a member)."""
         leader, *rest = self.members.here
         if self.members.leads:
