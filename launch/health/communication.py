@@ -46,7 +46,7 @@ def settled(
 
 
 def chosen(made: Sequence[Outlook], approximate: bool, optimizer: str) -> Outlook:
-    """One of the fastest, if it is worth it; else the one that was asked for, which comes first. Pure.
+    """One of the fastest of those that are worth it; else the one that was asked for, which comes first. Pure.
 
     made: for all hosts of the run. Shares are as asked for. approximate: also ways that cost little accuracy with this
     optimizer.
@@ -54,8 +54,7 @@ def chosen(made: Sequence[Outlook], approximate: bool, optimizer: str) -> Outloo
     asked = made[0]
     advised = [one for one in made if one.way.links and is_advised(one.way, optimizer)]
     may = [one for one in advised if approximate or not one.way.is_approximate]
-    best = forecast.least_costly(may, optimizer, asked)
-    return best if best.images_per_second > WORTH * asked.images_per_second else asked
+    return forecast.most_accurate(may, optimizer, asked)
 
 
 def sentence(made: Sequence[Outlook], best: Outlook, optimizer: str) -> str:

@@ -325,8 +325,8 @@ MEANING = (
 )
 #: And this where there are approximate ways.
 APPROXIMATE = (
-    " --sync-every and powersgd change what is learned (docs/slow-links.md), and save nothing in the first tenth of a "
-    "run; --sync-every less until two fifths of it."
+    " --sync-every and powersgd change what is learned (docs/slow-links.md), and save nothing in about the first tenth "
+    "of a run; --sync-every less until two fifths of it."
 )
 
 
@@ -343,12 +343,13 @@ def recommended(outlooks: Sequence[Outlook]) -> Outlook:
     return chosen
 
 
-def least_costly(may: Sequence[Outlook], optimizer: str, default: Outlook) -> Outlook:
-    """Of the ways that are nearly as fast as the fastest of these, the one that cost least accuracy; of equal ones the
-    fastest. All are advised with this optimizer."""
-    most = max((one.images_per_second for one in may), default=0.0)
-    near = [one for one in may if one.images_per_second * WORTH >= most]
-    return min(near, key=lambda one: (ways.lost(one.way, optimizer), -one.images_per_second), default=default)
+def most_accurate(advised: Sequence[Outlook], optimizer: str, asked: Outlook) -> Outlook:
+    """Of the ways that are worth it beside what was asked for, and nearly as fast as the fastest of them, the one that
+    lost least accuracy; of equal ones the fastest. What was asked for, if none is worth it."""
+    worth = [one for one in advised if one.images_per_second > asked.images_per_second * WORTH]
+    most = max((one.images_per_second for one in worth), default=0.0)
+    near = [one for one in worth if one.images_per_second * WORTH >= most]
+    return min(near, key=lambda one: (ways.lost(one.way, optimizer), -one.images_per_second), default=asked)
 
 
 def recommend(document: Document, link: str = "link") -> str:
@@ -359,8 +360,8 @@ def recommend(document: Document, link: str = "link") -> str:
     optimizer = document["settings"]["optimizer"]
     others = [one for one in made if one.nodes == most and one.way.is_approximate and one.way != made[0].way]
     rough = [one for one in others if ways.is_advised(one.way, optimizer)]
-    best = least_costly(rough, optimizer, chosen)
-    if best.images_per_second > chosen.images_per_second * WORTH:
+    best = most_accurate(rough, optimizer, chosen)
+    if best is not chosen:
         cost = f"At some cost in accuracy ({ways.lost(best.way, optimizer)} points in our table, docs/slow-links.md)"
         said += f" {cost}: {times(best.speed_up)} with {best.option}."
     return said

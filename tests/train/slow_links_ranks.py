@@ -3,6 +3,7 @@
 import os
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -119,16 +120,24 @@ def promised(parts: list[int], rank: int, every: int, leaves: int, later: int) -
 
 
 def rounded(place: Place, out: Path) -> Any:
-    """For buckets of some sizes: (the mean in bf16, each rank's gradients)."""
+    """For buckets that are under way together: (the mean in bf16, each rank's gradients)."""
     hook = Compressed(compression("bf16"), find_members(place), torch.device("cpu"), 60.0, 0)
-    found = []
-    for number, size in enumerate((1, SLICE, 12 * SLICE + 5)):
-        every = [torch.randn(size, generator=torch.Generator().manual_seed(rank)) for rank in range(place.world_size)]
-        mine = every[place.rank].clone()
-        hook.start(Bucket(mine, [mine], number, False)).wait()
-        found.append((mine, every))
+    sizes = [(1, torch.float32), (SLICE, torch.float64), (0, torch.float32), (40 * SLICE + 5, torch.float32)]
+    every = [[gradients(rank, *size) for rank in range(place.world_size)] for size in sizes]
+    mine = [ranks[place.rank].clone() for ranks in every]
+    works = []
+    for number, values in enumerate(mine):
+        works.append(hook.start(Bucket(values, [values], number, False)))
+        time.sleep(0.05 * place.rank)
+    for work in works:
+        work.wait()
+    assert hook.all_reduce is not None and hook.all_reduce.moved > 0
     hook.close()
-    return found
+    return list(zip(mine, every, strict=True))
+
+
+def gradients(rank: int, count: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(rank), dtype=dtype)
 
 
 def starts(place: Place, out: Path) -> Any:

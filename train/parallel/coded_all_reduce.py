@@ -7,45 +7,52 @@ soon as it is there, so that a slow link and a slow processor work at the same t
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, Protocol
+from itertools import pairwise, zip_longest
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from train.parallel.codecs import SLICE, Codec
+from train.parallel.codecs import SLICE, Codec, slices
 from train.parallel.members import Members
 
+T = TypeVar("T")
 MESSAGE_BYTES = 1 << 20  # at most; each has the process group's timeout to arrive
 OWN, MEANS = 1, 2  # tags of messages
 
 
 class Values(Protocol):
-    """What this member has, float32 [n]. span: some of it, from a multiple of SLICE on. code: its bytes, uint8."""
+    """What this member has, float32 [n]. part: a slice of it. code: the bytes of that slice, uint8."""
 
-    def encode_own(self, span: slice, code: Tensor) -> None:
+    def encode_own(self, part: slice, code: Tensor) -> None:
         """Put what this member has to say there."""
 
-    def encode_mean(self, span: slice, code: Tensor, received: Mapping[int, Tensor]) -> None:
+    def encode_mean(self, part: slice, code: Tensor, received: Mapping[int, Tensor]) -> None:
         """Put the mean of all members there. received: the others' codes, by the members' numbers."""
 
-    def take_mean(self, span: slice, code: Tensor) -> None:
+    def take_mean(self, part: slice, code: Tensor) -> None:
         """Another member has made it."""
 
 
 @dataclass
 class CodedAllReduce:
-    """Messages of tensors of the CPU. group: gloo's."""
+    """Messages of tensors of the CPU. group: gloo's. moved: grows with each slice and message, to show that there is
+    progress."""
 
     group: Any
     members: Members
     codec: Codec
-    moved: int = 0  # messages so far that were coded, or that are there
+    moved: int = 0
 
     def run(self, values: Values, count: int, code: Tensor) -> None:
-        """Puts the code of the members' mean into `code`, uint8 [codec.size(count)]. Collective, of the leaders."""
+        """Puts the code of the members' mean into `code`, uint8 [codec.size(count)]. Collective, of the leaders; one at
+        a time and in one order on all of them, as messages are told apart by their order alone.
+
+        Where a member has sent its own code, the mean arrives: it cannot be there before that has left.
+        """
         mine, leaders = self.members.mine, self.members.leaders
         edges = chunks(count, len(leaders), SLICE)
         spans = [list(message_spans(self.codec, start, end)) for start, end in pairwise(edges)]
@@ -53,21 +60,30 @@ class CodedAllReduce:
         theirs = [{number: torch.empty(place.stop - place.start, dtype=torch.uint8) for number in others}
                   for _, place in spans[mine]]  # fmt: skip
         arriving = [[self.received(each[number], leaders[number], OWN) for number in others] for each in theirs]
-        means = [(part, code[place], self.received(code[place], leaders[number], MEANS))
-                 for number in others for part, place in spans[number]]  # fmt: skip
+        means = [(span, self.received(code[place], leaders[number], MEANS))
+                 for number in others for span, place in spans[number]]  # fmt: skip
         sent = []
-        for number in others:
-            for part, place in spans[number]:
-                values.encode_own(part, code[place])
-                sent.append(self.sent(code[place], leaders[number], OWN))
-        for (part, place), each, works in zip(spans[mine], theirs, arriving, strict=True):
+        for number, (span, place) in in_turns([(number, spans[number]) for number in others]):
+            for part, bytes_ in self.slices(span):
+                values.encode_own(part, code[bytes_])
+            sent.append(self.sent(code[place], leaders[number], OWN))
+        for (span, place), each, works in zip(spans[mine], theirs, arriving, strict=True):
             self.wait(works)
-            values.encode_mean(part, code[place], each)
+            for part, bytes_ in self.slices(span):
+                there = slice(bytes_.start - place.start, bytes_.stop - place.start)
+                values.encode_mean(part, code[bytes_], {number: message[there] for number, message in each.items()})
             sent += [self.sent(code[place], leaders[number], MEANS) for number in others]
-        for part, mean, work in means:
+        for span, work in means:
             self.wait([work])
-            values.take_mean(part, mean)
+            for part, bytes_ in self.slices(span):
+                values.take_mean(part, code[bytes_])
         self.wait(sent)
+
+    def slices(self, span: slice) -> Iterator[tuple[slice, slice]]:
+        """(values, bytes of their code) of each slice of a message."""
+        for found in slices(self.codec, span.start, span.stop):
+            self.moved += 1
+            yield found
 
     def broadcast_within(self, code: Tensor) -> None:
         """From the member's leader to its other ranks (collective, of a member)."""
@@ -105,5 +121,19 @@ def message_spans(codec: Codec, start: int, end: int) -> Iterator[tuple[slice, s
         yield slice(first, last), slice(codec.size(first), codec.size(last))
 
 
+def in_turns(lists: Sequence[tuple[int, Sequence[T]]]) -> Iterator[tuple[int, T]]:
+    """(number, item): the first of each list, then the second of each, ..."""
+    for row in zip_longest(*(items for _, items in lists)):
+        yield from ((number, item) for (number, _), item in zip(lists, row, strict=True) if item is not None)
+
+
 def messages(code: Tensor) -> Sequence[Tensor]:
     return code.split(MESSAGE_BYTES) if len(code) else ()
+
+
+def keep_to_one_thread(background: ThreadPoolExecutor) -> None:
+    """torch's work there; that of other threads, and of those to come, keeps its number of threads."""
+    threads = torch.get_num_threads()
+    background.submit(torch.get_num_threads).result()  # a thread takes the common number over when it first needs it
+    background.submit(torch.set_num_threads, 1).result()
+    torch.set_num_threads(threads)

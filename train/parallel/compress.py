@@ -6,14 +6,16 @@ of a host sends, and error feedback is the host's.
 
 These exchanges are torch's own hooks, but for bf16 and fp16 on CPUs: there torch turns a whole bucket into the other
 type before the first byte leaves, and gloo adds up in it. With train.parallel.coded_all_reduce processor and link work
-at the same time, sums are float32's, and it takes less computing time (RESULTS.md, 2026-11-26, sixth entry).
+at the same time, gradients are added up in their own type, and it takes less computing time (benchmarks/RESULTS.md,
+2026-11-26, sixth entry).
 
 PowerSGD's ranks begin at 3: for 1 and 2 torch orthogonalises by Gram-Schmidt, which gives 0 / 0 for a gradient of a
 lower rank, such as that of a small layer; with an epsilon, columns that were 0 once stay so. From 3 on it takes QR.
 
 PowerSGD's hook makes three all-reduces in a row for each bucket, the later ones from callbacks. With gloo those of two
-buckets would go out in another order on each host; so on CPUs a thread of its own takes one bucket after the other,
-with a process group of its own, while backward goes on. On GPUs a stream does.
+buckets would go out in another order on each host, and the messages of train.parallel.coded_all_reduce are told apart
+by their order; so on CPUs a thread of its own takes one bucket after the other, with a process group of its own, while
+backward goes on. On GPUs a stream does.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,8 +31,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.futures import Future
 
-from train.parallel.codecs import FLOATS, Floats
-from train.parallel.coded_all_reduce import CodedAllReduce
+from train.parallel.codecs import Codec, codec_of
+from train.parallel.coded_all_reduce import CodedAllReduce, keep_to_one_thread
 from train.parallel.members import Members, group_between, group_within
 from train.settings import Compression
 
@@ -67,24 +69,26 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Gradients:
-    """A bucket's, which become the mean of so many members, for the all-reduce."""
+    """A bucket's, which become the mean of so many members; for the all-reduce."""
 
     values: Tensor
-    codec: Floats
+    codec: Codec
     members: int
 
-    def encode_own(self, span: slice, code: Tensor) -> None:
-        self.codec.encode_slice(self.values[span], code)
+    def encode_own(self, part: slice, code: Tensor) -> None:
+        self.codec.encode_slice(self.values[part], code)
 
-    def encode_mean(self, span: slice, code: Tensor, received: Mapping[int, Tensor]) -> None:
-        total = self.values[span]
-        for theirs in received.values():
-            total.add_(theirs.view(self.codec.dtype))
+    def encode_mean(self, part: slice, code: Tensor, received: Mapping[int, Tensor]) -> None:
+        total = self.values[part]
+        theirs = torch.empty_like(total)
+        for code_of_it in received.values():
+            self.codec.decode_slice(code_of_it, theirs)
+            total.add_(theirs)
         self.codec.encode_slice(total.div_(self.members), code)
         self.codec.decode_slice(code, total)  # what the others get
 
-    def take_mean(self, span: slice, code: Tensor) -> None:
-        self.codec.decode_slice(code, self.values[span])
+    def take_mean(self, part: slice, code: Tensor) -> None:
+        self.codec.decode_slice(code, self.values[part])
 
 
 class Compressed:
@@ -99,12 +103,13 @@ class Compressed:
         self.power: PowerSGDState | None = None
         self.all_reduce: CodedAllReduce | None = None
         if how.kind != "powersgd" and device.type == "cpu":
-            self.codec = Floats(FLOATS[how.kind])
-            self.all_reduce = CodedAllReduce(self.between, members, self.codec)
+            self.all_reduce = CodedAllReduce(self.between, members, codec_of(how.kind))
         if how.kind == "powersgd":
             whole = max(LEAST_WHOLE, round(WHOLE_STEPS * steps))
             self.power = PowerSGDState(self.between, how.rank, start_powerSGD_iter=whole)
         self.thread = ThreadPoolExecutor(1, "compress") if device.type == "cpu" else None
+        if self.thread is not None and self.all_reduce is not None:
+            keep_to_one_thread(self.thread)  # backward has the others
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def start(self, bucket: Any) -> Future[Tensor]:
@@ -134,8 +139,9 @@ class Compressed:
         if self.within is not None:
             dist.reduce(buffer, leader, group=self.within)
         if self.members.leads and self.all_reduce is not None:
-            gradients = Gradients(buffer, self.codec, len(self.members.ranks))
-            self.all_reduce.run(gradients, len(buffer), torch.empty(self.codec.size(len(buffer)), dtype=torch.uint8))
+            codec, count = self.all_reduce.codec, len(buffer)
+            gradients = Gradients(buffer, codec, len(self.members.ranks))
+            self.all_reduce.run(gradients, count, torch.empty(codec.size(count), dtype=torch.uint8))
         elif self.members.leads:
             result = self.hook()(bucket).wait()
             if result.data_ptr() != buffer.data_ptr():

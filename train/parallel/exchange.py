@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from train.model.plain_names import plain
 from train.model.running_statistics import buffers_of, flat, put, unflat
 from train.parallel.codecs import SLICE, Codec, codec_of, decode, encode, slices
-from train.parallel.coded_all_reduce import CodedAllReduce
+from train.parallel.coded_all_reduce import CodedAllReduce, keep_to_one_thread
 from train.parallel.members import Members
 from train.parallel.momentum import Leg, MeanMomentum, mean_momentum
 from train.settings import Settings, compression
@@ -140,28 +140,24 @@ class Change:
     codec: Codec
     parts: Sequence[float]
     mine: int
+    room: Tensor = field(default_factory=lambda: torch.empty(SLICE))
+    theirs: Tensor = field(default_factory=lambda: torch.empty(SLICE))
 
-    def encode_own(self, span: slice, code: Tensor) -> None:
-        before, room = self.codec.size(span.start), torch.empty(SLICE)
-        for part, place in slices(self.codec, span.start, span.stop):
-            there = slice(place.start - before, place.stop - before)
-            self.codec.encode_slice(self.piece.gradient(part, room), code[there], self.piece.error_of(part))
+    def encode_own(self, part: slice, code: Tensor) -> None:
+        self.codec.encode_slice(self.piece.gradient(part, self.room), code, self.piece.error_of(part))
 
-    def encode_mean(self, span: slice, code: Tensor, received: Mapping[int, Tensor]) -> None:
-        before, sums, theirs = self.codec.size(span.start), torch.empty(SLICE), torch.empty(SLICE)
-        for part, place in slices(self.codec, span.start, span.stop):
-            there = slice(place.start - before, place.stop - before)
-            values = theirs[: part.stop - part.start]
-            total = self.piece.gradient(part, sums).mul_(self.parts[self.mine])
-            for number, code_of_it in received.items():
-                self.codec.decode_slice(code_of_it[there], values)
-                total.add_(values, alpha=self.parts[number])
-            error = self.piece.error_of(part)
-            self.codec.encode_slice(total, code[there], error)
-            if error is not None:
-                error.div_(self.parts[self.mine] or math.inf)  # a member without a part in the mean has no error
+    def encode_mean(self, part: slice, code: Tensor, received: Mapping[int, Tensor]) -> None:
+        total = self.piece.gradient(part, self.room).mul_(self.parts[self.mine])
+        theirs = self.theirs[: len(total)]
+        for number, code_of_it in received.items():
+            self.codec.decode_slice(code_of_it, theirs)
+            total.add_(theirs, alpha=self.parts[number])
+        error = self.piece.error_of(part)
+        self.codec.encode_slice(total, code, error)
+        if error is not None:
+            error.div_(self.parts[self.mine] or math.inf)  # a member without a part in the mean has no error
 
-    def take_mean(self, span: slice, code: Tensor) -> None:
+    def take_mean(self, part: slice, code: Tensor) -> None:
         """When all of it is there: see `Exchange.take`."""
 
 
@@ -437,14 +433,6 @@ def make_exchange(
     keep_to_one_thread(exchange.background)  # training has the others
     exchange.begin()
     return exchange
-
-
-def keep_to_one_thread(background: ThreadPoolExecutor) -> None:
-    """torch's work there; that of other threads, and of those to come, keeps its number of threads."""
-    threads = torch.get_num_threads()
-    background.submit(torch.get_num_threads).result()  # a thread takes the common number over when it first needs it
-    background.submit(torch.set_num_threads, 1).result()
-    torch.set_num_threads(threads)
 
 
 def period_in_warmup(step: int, every: int, warmup: int) -> int:

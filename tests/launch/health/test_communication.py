@@ -39,10 +39,18 @@ def test_what_changes_the_training_needs_the_flag_and_its_cost_is_said() -> None
     assert way == SYNC and f"it cost {lost(SYNC, 'sgd')} points of accuracy with sgd" in said
 
 
-def test_of_ways_that_are_about_as_fast_the_one_that_costs_least_is_taken() -> None:
+def test_of_ways_that_are_about_as_fast_the_one_that_lost_least_is_taken() -> None:
     rarer = Way(sync_every=32, compress="int8")
     assert choice(0.5, 0.5, 0.1, True)[0] == SYNC and lost(SYNC, "sgd") < lost(rarer, "sgd")  # type: ignore[operator]
     assert choice(0.5, 0.5, 1.0, True)[0] == rarer  # long exchanges: half as many are much faster
+
+
+def test_a_way_that_is_worth_it_gives_way_to_no_other_that_is_not() -> None:
+    made = [one for one in forecast.outlooks(with_options(document(0.5, (1.0, 1.0)), 0.5, 0.1)) if one.nodes == 2]
+    speeds = {"": 100.0, "--compress bf16": 101.5, "--sync-every 16 --compress int8": 106.0}
+    known = [replace(one, images_per_second=speeds[one.way.links]) for one in made if one.way.links in speeds]
+    assert communication.chosen(known, True, "sgd").way == SYNC
+    assert communication.chosen(known, False, "sgd").way == Way()
 
 
 def test_what_cost_much_with_this_optimizer_or_is_not_known_is_not_taken() -> None:
