@@ -6,7 +6,7 @@ of a host sends, and error feedback is the host's.
 
 These exchanges are torch's own hooks, but for bf16 and fp16 on CPUs: there torch turns a whole bucket into the other
 type before the first byte leaves, and gloo adds up in it. With train.parallel.coded_all_reduce processor and link work
-at the same time, gradients are added up in their own type, and it takes less computing time (benchmarks/RESULTS.md,
+at the same time, gradients are added up in their own type, and it takes no more computing time (benchmarks/RESULTS.md,
 2026-11-26, sixth entry).
 
 PowerSGD's ranks begin at 3: for 1 and 2 torch orthogonalises by Gram-Schmidt, which gives 0 / 0 for a gradient of a
