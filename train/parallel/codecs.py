@@ -1,4 +1,5 @@
-"""Changes of weights in few bits (`--compress` with --sync-every): float32 values to bytes and back, on the CPU.
+"""Changes of weights in few bits (`--compress` with --sync-every), and gradients in bf16 and fp16: floats to bytes and
+back, on the CPU.
 
 int8 and int4 cut the values into blocks, each with one float32 scale: its largest value, divided by the largest number
 of the code, to which the others are rounded. So a block's error is at most half a scale for each value, wherever its

@@ -166,17 +166,19 @@ class Exchange:
     """The exchanges of a run. Methods marked "collective" are called by all ranks, after the same steps."""
 
     network: nn.Module
-    members: Members
     every: int
     warmup: int  # steps at the beginning of the run in which exchanges are of all pieces, and the period grows
     stream: int
-    codec: Codec
     pieces: list[Piece]
     all_reduce: CodedAllReduce  # between all members' ranks: between the hosts go tensors of the CPU
     momentum: MeanMomentum | None = None  # None: members keep their own
     waited: float = 0.0  # seconds that training has waited here
     spare: list[Tensor] = field(default_factory=list)  # see `room`
     background: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "exchange"))
+
+    @property
+    def members(self) -> Members:
+        return self.all_reduce.members
 
     # -- when ----------------------------------------------------------------------------------------------------------
 
@@ -305,17 +307,17 @@ class Exchange:
     @torch.no_grad()
     def averaged(self, piece: Piece, parts: list[float]) -> Mean:
         """The members' mean. parts: of each member in it."""
-        members = self.members
-        code = torch.empty(self.codec.size(len(piece.anchor)), dtype=torch.uint8)
+        codec, members = self.all_reduce.codec, self.members
+        code = torch.empty(codec.size(len(piece.anchor)), dtype=torch.uint8)
         if members.leads:
-            self.all_reduce.run(Change(piece, self.codec, parts, members.mine), len(piece.anchor), code)
+            self.all_reduce.run(Change(piece, codec, parts, members.mine), len(piece.anchor), code)
         self.all_reduce.broadcast_within(code)
         assert piece.started_buffers is not None
         buffers = piece.started_buffers.clone()
         if len(buffers):
             dist.all_reduce(buffers, group=self.all_reduce.group)
             buffers /= dist.get_world_size(self.all_reduce.group)
-        return Mean(self.codec, code, buffers)
+        return Mean(codec, code, buffers)
 
     # -- what a checkpoint holds ---------------------------------------------------------------------------------------
 
@@ -426,9 +428,8 @@ def make_exchange(
     group = dist.new_group(ranks, backend="gloo", timeout=timedelta(seconds=settings.timeout))
     warmup = round(settings.sync_warmup * steps)
     exchange = Exchange(
-        network, members, settings.sync_every, warmup, settings.stream, codec, made,
-        CodedAllReduce(group, members, codec),
-        mean_momentum(optimizer, settings),
+        network, settings.sync_every, warmup, settings.stream, made,
+        CodedAllReduce(group, members, codec), mean_momentum(optimizer, settings),
     )  # fmt: skip
     keep_to_one_thread(exchange.background)  # training has the others
     exchange.begin()
