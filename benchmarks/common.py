@@ -59,6 +59,12 @@ def take_data_network(name: str) -> None:
     (folder / "group_vars" / "all.yml").write_text(f"train_network: 10.78.{address[1]}.0/24\n")
 
 
+def run_in(printed: str) -> str | None:
+    """The id of the run that `make train` began; None: none yet."""
+    said = re.search(r"^muster \| run (\S+): ", printed, re.MULTILINE)
+    return said[1] if said else None
+
+
 def whole_number(name: str, text: str, least: int) -> int:
     """A variable as it was typed. Raises SystemExit."""
     if not (text.isascii() and text.isdigit() and least <= int(text) <= MOST):

@@ -26,7 +26,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shlex
 import shutil
 import statistics
@@ -38,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import links
-from benchmarks.common import FAB, close, environment, fab, lab, take_data_network
+from benchmarks.common import FAB, close, environment, fab, lab, run_in, take_data_network
 from launch.health import forecast, run_probe
 from launch.hosts import clustermap
 from launch.hosts.connection import machines
@@ -78,7 +77,7 @@ def forecast_rates(name: str, work: Work) -> dict[int, float]:
         document = run_probe.run(cluster, cluster.hosts, opened, arguments)["forecast"]
     found = [one for one in forecast.outlooks(document) if one.option == "--parallel ddp"]
     print(forecast.recommend(document), flush=True)
-    return {one.nodes: one.images_per_second for one in found}
+    return {one.nodes: one.steady_images_per_second for one in found}
 
 
 def measure(name: str, work: Work, nodes: int) -> float:
@@ -91,10 +90,10 @@ def measure(name: str, work: Work, nodes: int) -> float:
         [FAB, "train"], env=environment(name, NODES=nodes, ARGS=shlex.join(work.arguments)), check=False,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_SECONDS,
     )  # fmt: skip
-    said = re.search(r"^muster \| run (\S+): ", done.stdout, re.MULTILINE)
-    if done.returncode != 0 or said is None:
+    run = run_in(done.stdout)
+    if done.returncode != 0 or run is None:
         raise SystemExit(f"benchmark: the run failed:\n{done.stdout}")
-    folder = Path("runs") / said.group(1)
+    folder = Path("runs") / run
     events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     shutil.rmtree(folder)
     return steady_rate([event for event in events if event["event"] == "step"])

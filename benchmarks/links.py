@@ -5,28 +5,29 @@ ones, which change what is learned from, of which --communication auto takes tho
 to be asked for.
 
 Speed: `make train` on 2 and 3 hosts that have a quota of CPUS cores each, for each speed of the links (the same lab
-with another rate limit), model and option; and beside each such run, on a host of another lab with the same quota, the
-same training on one host, which sends nothing. The rate of the one host is of the same seconds as the rate that is
-compared with it: a shared machine's speed changes by a factor of 1.8 within an hour. Each host has the same batch in
-each case, as when a cluster grows: so the ideal is as many times the images/s of one host as there are hosts. The
-models' gradients are of 45, 94 and 515 MB, and the batch of VGG-11 is so small that plain DDP loses a third and more at
-1 Gbit/s. The optimizer is SGD with momentum. The pictures are noise (links_project/noise_images.py): an epoch is as
-long as a case needs.
+with another rate limit), model and option. Each host has the same batch in each case, as when a cluster grows: so the
+ideal is as many times the images/s of one host as there are hosts. One host's rate is a host's share of what the same
+hosts make while each trains for itself and sends nothing, in a run before and another one after the one that is
+compared with it (`apart` in the record, of all hosts). So in both all hosts compute: on one machine they share its
+caches and its memory's bandwidth, which real hosts do not. (A host that trains beside a run, of which it is no part, is
+slowed down by what that run sends: benchmarks/RESULTS.md, 2026-11-27.) The models' gradients are of 45, 94 and 515 MB,
+and plain DDP loses a third and more with two of them at 1 Gbit/s. The optimizer is SGD with momentum. The pictures are
+noise (links_project/noise_images.py): an epoch is as long as a case needs.
 
 A rate is of PERIODS whole periods: images of --sync-every's steps with the exchange that belongs to them, divided by
 their time, never a median step. Where gradients go in every step, a period is some steps (Work.period). The first
 period does not count: memory is new then, DDP sorts its buckets, PowerSGD still sends whole gradients, and what starts
 a run shares a host's quota of CPUS with it. The first part of a run, in which exchanges are more frequent
 (--sync-warmup), is left out. Checkpoints and evaluations come after the last step.
-`forecast` is that of `make check`, of the same training on the same hosts; its error: |forecast - measured| / measured,
-both in times of one host's images/s, which the forecast has, too.
+`forecast` is that of `make check`, of the same training on the same hosts, in a run's steady state; its error:
+|forecast - measured| / measured, both in times of one host's images/s, which are measured before and after it, too.
 
 Accuracy: `python -m train --spawn 3` on this machine, where each rank trains as a host of its own would: the digits,
 and the pictures of links_project/made_images.py, where a plain training ends between 70 and 95 %. A loss is the mean
 accuracy of plain DDP, in percent of held-out images, less the option's, over SEEDS. There is one evaluation, the last:
 each would make the hosts exchange. Digits' accuracies are multiples of 0.28 points.
 
-VGG-11 takes 4 GB of memory on each host (3 GB without --sync-every), four hosts 15 GB. The whole takes hours. Each
+VGG-11 takes 4 GB of memory on each host (3 GB without --sync-every). The whole takes hours. Each
 result is kept in build/bench-links.jsonl as soon as it is there, and is not measured again while the arguments are the
 same. After a change of the trainer remove the file, or give --again. Needs an otherwise idle machine: `load` is the
 machine's load average after a case, of which the hosts themselves cause up to 4.
@@ -46,25 +47,21 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import FAB, close, environment, fab, lab, take_data_network
-from benchmarks.run import Run
+from benchmarks.common import FAB, close, environment, fab, lab, run_in, take_data_network
 from launch.health import ways
 
 NAME = "bench-links"
-ALONE = "bench-alone"  # the lab of the one host
 PROJECT = Path("benchmarks/links_project")
 RESULTS = Path("build/bench-links.jsonl")
 HOSTS = 3
 CPUS = 0.4
 LIMIT_SECONDS = 1200
-STOP_SECONDS = 30
-ENDLESS = 100_000  # steps, of a run that is stopped
+RECENT_SECONDS = 60  # what the hosts make apart is measured anew after that
 LINKS = ("1gbit", "200mbit")
 PARTS = ("speed", "accuracy")
 SEEDS = (0, 1, 2)
@@ -92,6 +89,8 @@ class Option:
         return self.number("--sync-every")
 
 
+#: Each host for itself: the exchange would come after the end.
+APART = Option("apart", "--sync-every 100000 --sync-warmup 0")
 OPTIONS = {
     "plain": Option(PLAIN),
     "bf16": Option(EXACT, "--compress bf16"),
@@ -113,29 +112,28 @@ class Work:
     classes: int = 10
 
     def period_of(self, option: Option) -> int:
-        return option.sync_every or self.period
+        return self.period if option is APART else option.sync_every or self.period
 
     def steps(self, option: Option) -> int:
         """Of a run; its first period does not count."""
         return self.period_of(option) * (1 + PERIODS)
 
-    def arguments(self, option: Option, nodes: int, steps: int = 0) -> list[str]:
-        """steps: of the run; by default as many as are measured."""
+    def arguments(self, option: Option, nodes: int) -> list[str]:
         batch_size = self.batch_size * nodes
-        images = (steps or self.steps(option)) * batch_size
+        images = self.steps(option) * batch_size
         return [
             *("--model", self.model, "--dataset", f"noise_images:of_{images}_{self.image_size}", "--workers", "0"),
             *("--classes", str(self.classes), "--batch-size", str(batch_size), "--epochs", "1"),
             *("--optimizer", "sgd", "--lr", "0.001"),
             *("--blocking-checkpoints", "--loggers=none", *shlex.split(option.arguments)),
-            *(("--sync-warmup", "0") if option.sync_every else ()),
+            *(("--sync-warmup", "0") if option.sync_every and option is not APART else ()),
         ]
 
 
 WORKS = (
     Work("resnet18", 32, 64, period=16),
     Work("resnet50", 32, 16, period=16),
-    Work("vgg11", 32, 48, period=6, classes=1000),
+    Work("vgg11", 32, 96, period=6, classes=1000),
 )
 
 
@@ -215,36 +213,58 @@ def accuracy_cases(options: Sequence[str]) -> Iterator[Case]:
 # -- one run -----------------------------------------------------------------------------------------------------------
 
 
-def measure_speed(name: str, case: Case) -> Record:
-    """The images/s of a run, and meanwhile of one host alone. Raises RunFailed."""
-    with one_host(work_of(case)) as steps_alone:
-        window = window_of_run(name, case)
-        alone = rate_between(steps_alone(), window[0]["time"], window[-1]["time"])
-    return {"rate": round(rate(window), 2), "alone": round(alone, 2), "load": round(os.getloadavg()[0], 1)}
+@dataclass
+class Hosts:
+    """Of a lab. apart: what they made last while each trained for itself: of what case, when, and the images/s."""
+
+    name: str
+    apart: tuple[Any, float, float] = (None, 0.0, 0.0)
+
+    def measure(self, case: Case) -> Record:
+        """The images/s of a run, or the forecasts, and what one of the hosts makes. Raises RunFailed."""
+        what, at, before = self.apart
+        if what != self.same(case) or time.monotonic() - at > RECENT_SECONDS:
+            before = self.measure_apart(case)
+        is_run = case.part == "speed"
+        found = {"rate": round(rate_of_run(self.name, case), 2)} if is_run else forecast_of(self.name, case)
+        apart = [before, self.measure_apart(case)]
+        return {
+            **found,
+            "alone": round(statistics.fmean(apart) / case.about["nodes"], 2),
+            "apart": [round(each, 2) for each in apart],
+            "load": round(os.getloadavg()[0], 1),
+        }
+
+    def measure_apart(self, case: Case) -> float:
+        """Of all hosts together."""
+        work, nodes = work_of(case), case.about["nodes"]
+        found = rate_of(self.name, nodes, work.arguments(APART, nodes), work.period_of(APART))
+        self.apart = self.same(case), time.monotonic(), found
+        return found
+
+    def same(self, case: Case) -> tuple[str, int]:
+        """The cases with which it may be compared."""
+        return case.about["model"], case.about["nodes"]
 
 
 def rate_of_run(name: str, case: Case) -> float:
     """Images/s. Raises RunFailed."""
-    return rate(window_of_run(name, case))
+    period = work_of(case).period_of(option_of(case.about["option"]))
+    return rate_of(name, case.about["nodes"], case.arguments, period)
 
 
-def window_of_run(name: str, case: Case) -> list[Record]:
-    """The steps of a run that count, and the one before, from its metrics. Raises RunFailed."""
-    variables = environment(name, NODES=case.about["nodes"], **training(case.arguments))
-    printed = output_of([str(FAB), "train"], variables)
-    said = re.search(r"^muster \| run (\S+): ", printed, re.MULTILINE)
-    if said is None:
+def rate_of(name: str, nodes: int, arguments: Sequence[str], period: int) -> float:
+    """Images/s of a run after its first period, from its metrics. Raises RunFailed."""
+    given = {"ARGS": shlex.join(arguments), "PROJECT": PROJECT, "SKIP_CHECK": 1, "KEEP_RUNS": 1}
+    printed = output_of([str(FAB), "train"], environment(name, NODES=nodes, **given))
+    run = run_in(printed)
+    if run is None:
         raise RunFailed(printed)
-    return steps_of(said[1])[work_of(case).period_of(option_of(case.about["option"])) - 1 :]
+    return rate(steps_of(run)[period - 1 :])
 
 
 def work_of(case: Case) -> Work:
     return next(work for work in WORKS if work.model == case.about["model"])
-
-
-def training(arguments: Sequence[str]) -> Record:
-    """What `make train` is given."""
-    return {"ARGS": shlex.join(arguments), "PROJECT": PROJECT, "SKIP_CHECK": 1, "KEEP_RUNS": 1}
 
 
 def steps_of(run: str) -> list[Record]:
@@ -257,65 +277,28 @@ def steps_of(run: str) -> list[Record]:
     return steps
 
 
-@contextmanager
-def one_host(work: Work) -> Iterator[Callable[[], list[Record]]]:
-    """Trains on the host of lab ALONE; gives what ends that, and reads its steps, which raises RunFailed."""
-    run = Run(ALONE, training(work.arguments(OPTIONS["plain"], 1, ENDLESS)), 1)
-
-    def steps() -> list[Record]:
-        try:
-            output_of([str(FAB), "stop"], environment(ALONE, RUN=run.id, GRACE=STOP_SECONDS))
-            run.process.wait(LIMIT_SECONDS)
-        except (RunFailed, SystemExit, subprocess.TimeoutExpired) as error:
-            raise RunFailed(f"one host: {error}\n{run.output}") from error
-        return steps_of(run.id)
-
-    try:
-        yield steps
-    finally:
-        run.end()
-
-
 def rate(window: Sequence[Record]) -> float:
     """Images/s after the first of these steps of one epoch. Pure."""
     return sum(step["images"] for step in window[1:]) / (window[-1]["seconds"] - window[0]["seconds"])
 
 
-def rate_between(steps: Sequence[Record], begin: float, end: float) -> float:
-    """Images/s of the steps that ended between these times, in unix seconds. Pure. Raises RunFailed."""
-    if len(steps) < 2 or steps[1]["time"] > begin or steps[-1]["time"] < end:
-        raise RunFailed("one host did not train for as long as the run that is compared with it")
-    first = max(index for index, step in enumerate(steps) if step["time"] <= begin)
-    last = min(index for index, step in enumerate(steps) if step["time"] >= end)
-    return rate(steps[first : last + 1])
-
-
-def measure_forecast(name: str, case: Case) -> Record:
-    """The forecasts of `make check`, with as much beside it as beside a run. Raises RunFailed."""
-    with one_host(work_of(case)) as steps_alone:
-        found = forecast_of(name, case)
-        steps_alone()
-    return {**found, "load": round(os.getloadavg()[0], 1)}
-
-
 def forecast_of(name: str, case: Case) -> Record:
     """The images/s that `make check` expects: "rates" of each option and of plain DDP with the buckets that it would
-    choose, "alone" of one host. Raises RunFailed."""
+    choose. Raises RunFailed."""
     variables = {"NODES": case.about["nodes"], "ARGS": shlex.join(case.arguments), "PROJECT": PROJECT, "JSON": 1}
     printed = output_of([str(FAB), "check"], environment(name, **variables))
     document = json.loads(next(line for line in printed.splitlines() if line.startswith('{"schema"')))
     named = {option.arguments or str(ways.PLAIN): name for name, option in OPTIONS.items()}
     rows = document["forecast"]["rows"]
     rates = {
-        named.get(way, way): round(row["images_per_second"], 2)
+        named.get(way, way): round(row["steady_images_per_second"], 2)
         for row in rows
         if row["nodes"] == case.about["nodes"]
         and ((way := row["option"].removesuffix(" *")) in named or way.startswith("--bucket-mb"))
     }
-    alone = [row["images_per_second"] for row in rows if row["nodes"] == 1]
-    if not (rates and alone):
+    if not rates:
         raise RunFailed(printed)
-    return {"rates": rates, "alone": round(alone[0], 2)}
+    return {"rates": rates}
 
 
 def measure_accuracy(case: Case) -> Record:
@@ -461,7 +444,7 @@ def figures(records: Sequence[Record]) -> dict[str, float | None]:
 
 
 def speed_rows(records: Sequence[Record]) -> Iterator[str]:
-    """A table: images/s, those of one host meanwhile, their ratio, as measured and as in the forecast."""
+    """A table: images/s, one host's, their ratio, as measured and as in the forecast."""
     expected = forecasts(records)
     yield f"{'link':8} {'model':9} {'option':9} hosts  images/s  one host  ratio  forecast"
     for one in (one for one in records if "rate" in one):
@@ -505,7 +488,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         parser.add_argument(f"--{what}", default=",".join(known), help=f"which {what}, separated by commas")
     parser.add_argument("--nodes", type=int, choices=range(2, HOSTS + 1), default=HOSTS, help="the most hosts")
     parser.add_argument("--again", action="store_true", help=f"measure anew what is in {RESULTS} already")
-    parser.add_argument("--there", action="store_true", help=f"use existing labs {NAME} and {ALONE}, and keep them")
+    parser.add_argument("--there", action="store_true", help=f"use an existing lab {NAME}, and keep it")
     given = parser.parse_args(arguments)
     for what, known in lists.items():
         setattr(given, what, chosen(getattr(given, what), known, what))
@@ -520,28 +503,18 @@ def cases_of(given: argparse.Namespace) -> list[Case]:
     return [*speed, *accuracy]
 
 
-@contextmanager
-def labs(there: bool) -> Iterator[None]:
-    """NAME and ALONE, deployed; they are there already, or only meanwhile."""
-    with ExitStack() as stack:
-        for name, hosts in () if there else ((NAME, HOSTS), (ALONE, 1)):
-            stack.enter_context(lab(name, hosts))
-            take_data_network(name)
-            fab(name, "lab", HOSTS=hosts, CPUS=CPUS)
-            fab(name, "deploy")
-        yield
-
-
 def run_speed(cases: Sequence[Case], there: bool, path: Path) -> Iterator[Record | None]:
-    """The results of these cases, on labs that are there only for them."""
-    with labs(there):
-        link = None
+    """The results of these cases, on a lab that is there only for them."""
+    with nullcontext() if there else lab(NAME, HOSTS):
+        if not there:
+            take_data_network(NAME)
+            fab(NAME, "deploy")
+        hosts, link = Hosts(NAME), None
         for case in cases:
             if case.about["link"] != link:
                 link = case.about["link"]
                 fab(NAME, "lab", HOSTS=HOSTS, CPUS=CPUS, LINK=link)
-            measure = measure_speed if case.part == "speed" else measure_forecast
-            yield measured(case, partial(measure, NAME), path)
+            yield measured(case, hosts.measure, path)
 
 
 def main() -> None:
@@ -565,7 +538,7 @@ def main() -> None:
             "failed": found.count(None),
             "cpus": CPUS,
             "minutes": round((time.monotonic() - begun) / 60, 1),
-            "reference": "images/s of one host at the same time; of plain DDP on the same hosts; accuracy of plain DDP",
+            "reference": "images/s of one of the hosts that train apart; of plain DDP on them; accuracy of plain DDP",
         }
     )
 

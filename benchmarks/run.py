@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import FAB, environment
+from benchmarks.common import FAB, environment, run_in
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_SECONDS = 150  # for a run to start, and to end after its fault
@@ -79,7 +79,7 @@ class Run:
     @cached_property
     def id(self) -> str:
         """The run's id, as announced."""
-        return str(self.wait_for(lambda: re.search(r"^muster \| run (\S+):", self.output, re.MULTILINE), "run")[1])
+        return str(self.wait_for(lambda: run_in(self.output), "run"))
 
     @cached_property
     def plan(self) -> dict[str, Any]:

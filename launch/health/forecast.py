@@ -6,7 +6,8 @@ of these sizes take. A step is simulated bucket by bucket, as DDP does it: forwa
 is summed; a bucket's all-reduce begins when its gradients are ready on all ranks and the all-reduce before it has
 ended; the optimizer waits for the last one. On hosts without GPUs, an all-reduce needs the same cores as the backward
 pass; see `ddp_step_seconds`. With an exchange now and then (--sync-every), a period is simulated; see
-`period_seconds`.
+`period_seconds`. Where the first part of a run sends more than the rest, speeds are of the whole run; see
+`steps_seconds`.
 
 Not in the forecast: evaluation, checkpoints, the time to start, and the first epoch's reading of files from disk.
 """
@@ -66,8 +67,9 @@ class Outlook:
     nodes: int
     way: Way
     counts: tuple[int, ...]  # samples of each rank in a step
-    step_seconds: float
+    step_seconds: float  # on average of the whole run
     images_per_second: float  # in training, as in the trainer's result.json
+    steady_images_per_second: float  # after the part of a run in which --sync-every and powersgd send more
     speed_up: float  # times the first host alone
     efficiency: float  # part of the sum of what the hosts do alone
     waiting: float  # part of the step in which the slowest rank waits for communication
@@ -111,13 +113,10 @@ def outlook(document: Document, share: Mapping[str, Any], way: Way, alone: Outlo
         buckets = bucketed(document, plain.bucket_mb)
         sums = resized(sums, document["buckets"], [sum(document["gradients"][i] for i in each) for each in buckets])
         ranks = [with_buckets(document, one, rank, counts[rank], buckets) for rank, one in enumerate(ranks)]
-    if plain.sync_every:
-        within = reduces(document, 1, document["shares"][0]["world_size"])
-        if not within:  # a host of one rank has nothing to average
-            ranks = [without_ddp(one, part) for one, part in zip(ranks, document["without_ddp"], strict=False)]
-        step = period_seconds(ranks, within, sums, way.sync_every, way.stream) / way.sync_every
-    else:
-        step = fsdp_step_seconds(ranks, sums) if way.parallel == "fsdp" and sums else ddp_step_seconds(ranks, sums)
+    within = reduces(document, 1, document["shares"][0]["world_size"]) if plain.sync_every else []
+    if plain.sync_every and not within:  # a host of one rank has nothing to average
+        ranks = [without_ddp(one, part) for one, part in zip(ranks, document["without_ddp"], strict=False)]
+    steady, step = steps_seconds(document, share, plain, ranks, within, sums)
     speed = sum(counts) / step
     speed_up = speed / alone.images_per_second if alone else 1.0
     return Outlook(
@@ -126,11 +125,40 @@ def outlook(document: Document, share: Mapping[str, Any], way: Way, alone: Outlo
         counts=tuple(counts),
         step_seconds=step,
         images_per_second=speed,
+        steady_images_per_second=sum(counts) / steady,
         speed_up=speed_up,
         efficiency=speed_up / relative_power(document, share["world_size"]),
         waiting=max(0.0, 1 - max(rank.seconds for rank in ranks) / step),
         verified=way.is_verified or not sums,
     )
+
+
+def steps_seconds(
+    document: Document,
+    share: Mapping[str, Any],
+    way: Way,
+    ranks: Sequence[Compute],
+    within: Sequence[Reduce],
+    sums: Sequence[Reduce],
+) -> tuple[float, float]:
+    """A step's seconds in a run's steady state, and on average of the whole run, whose first part may send more.
+
+    within: all-reduces of the ranks of a host; of --sync-every alone.
+    """
+    begins = document["beginnings"]
+    if way.sync_every:
+        steady = period_seconds(ranks, within, sums, way.sync_every, way.stream) / way.sync_every
+        part, exchanges = begins["exchanges"][str(way.sync_every)]
+        waited = sum(piece.seconds + piece.training_seconds for piece in sums)
+        first = ddp_step_seconds(ranks, within) + exchanges * waited
+    elif way.compress.startswith("powersgd"):
+        steady, part = ddp_step_seconds(ranks, sums), begins["powersgd"]
+        whole = reduces(document, share["nodes"], share["world_size"], ways.without_links(way))
+        first = ddp_step_seconds(ranks, whole)
+    else:
+        steady = fsdp_step_seconds(ranks, sums) if way.parallel == "fsdp" and sums else ddp_step_seconds(ranks, sums)
+        return steady, steady
+    return steady, part * first + (1 - part) * steady
 
 
 def relative_power(document: Document, world: int) -> float:
@@ -320,13 +348,13 @@ def period_seconds(
 
 #: What is said below every forecast.
 MEANING = (
-    "This is the speed in the steady state, without starting, first steps, evaluation, checkpoints and event files: a "
-    "run, above all one with short epochs, is slower. Efficiency: this speed as a part of all hosts' speeds alone."
+    "This is the speed without starting, first steps, evaluation, checkpoints and event files: a run, above all one "
+    "with short epochs, is slower. Efficiency: this speed as a part of all hosts' speeds alone."
 )
 #: And this where there are approximate ways.
 APPROXIMATE = (
-    " --sync-every and powersgd change what is learned (docs/slow-links.md), and save nothing in about the first tenth "
-    "of a run; --sync-every less until two fifths of it."
+    " --sync-every and powersgd change what is learned (docs/slow-links.md). They send more in the first part of a "
+    "run; these are the speeds of a whole run."
 )
 
 

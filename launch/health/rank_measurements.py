@@ -124,6 +124,7 @@ def make_forecast(
             "option": one.option + ("" if one.verified else " *"),
             "step_seconds": one.step_seconds,
             "images_per_second": one.images_per_second,
+            "steady_images_per_second": one.steady_images_per_second,
             "speedup": one.speed_up,
             "efficiency": one.efficiency,
         }

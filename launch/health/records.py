@@ -42,7 +42,8 @@ def document(
     sameness: {"hosts": [name], "rows": [{"property", "values": [text by host], "odd": [host], "level": of the
         difference, "majority": text}]}
     allreduce: {"rows": [{"bytes", "seconds", "bus_mbits"}], "note": text}
-    forecast: {"rows": [{"nodes", "option", "step_seconds", "images_per_second", "speedup", "efficiency"}],
+    forecast: {"rows": [{"nodes", "option", "step_seconds", "images_per_second", "steady_images_per_second",
+        "speedup", "efficiency"}],
         "recommendation": text, "note": text}
     """
     return {

@@ -43,7 +43,7 @@ class Way:
 
     @property
     def is_verified(self) -> bool:
-        """`make bench-forecast` compares forecasts of it with real runs."""
+        """`make bench-forecast` compares forecasts of its steady state with real runs."""
         usual = replace(self, bucket_mb=BUCKET_MB)
         return usual in (PLAIN, Way("none"), *FOR_SLOW_LINKS, STREAMED)
 

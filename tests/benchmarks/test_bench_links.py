@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import links, run
+from benchmarks import links
 from benchmarks.links import OPTIONS, WORKS, Case, Record, RunFailed, figures, losses, missing, parse
 from benchmarks.links_project import noise_images
 from launch.health import ways
@@ -75,10 +76,10 @@ def test_tables_have_a_row_for_each_result_and_a_column_for_a_forecast() -> None
 # -- rates -------------------------------------------------------------------------------------------------------------
 
 
-def steps_of(seconds: list[float], began: float = 0.0) -> list[dict[str, Any]]:
+def steps_of(seconds: list[float]) -> list[dict[str, Any]]:
     """Steps of eight images each, which took so long, one after the other."""
     ends = [sum(seconds[:number]) for number in range(1, len(seconds) + 1)]
-    return [{"event": "step", "images": 8, "seconds": end, "time": began + end} for end in ends]
+    return [{"event": "step", "images": 8, "seconds": end} for end in ends]
 
 
 def test_a_rate_is_of_the_steps_after_the_first_one() -> None:
@@ -86,53 +87,50 @@ def test_a_rate_is_of_the_steps_after_the_first_one() -> None:
     assert links.rate(steps_of([9.0, *period, *period])) == pytest.approx(64 / 16)
 
 
-def test_one_host_is_measured_in_the_seconds_of_the_run_that_is_compared_with_it() -> None:
-    alone = steps_of([1.0] * 5 + [0.5] * 10 + [2.0] * 5, began=100.0)  # the machine is twice as fast from 105 to 110
-    assert links.rate_between(alone, 105.0, 110.0) == pytest.approx(16.0)
-    assert links.rate_between(alone, 105.2, 109.8) == pytest.approx(16.0)  # whole steps
-    for begin, end in ((101.5, 110.0), (105.0, 121.0)):  # its first step counts nowhere; nor was it there at the end
-        with pytest.raises(RunFailed, match="did not train for as long"):
-            links.rate_between(alone, begin, end)
-
-
 FAKE_FAB = """#!/bin/sh
 cd {folder}
-case $1 in
-train)
-    echo "muster | run r1: here"
-    echo "$NODES $INVENTORY $ARGS" > asked
-    while [ ! -e stopped ]; do sleep 0.02; done ;;
-stop) [ "$RUN" = r1 ] && touch stopped ;;
-esac
+n=$(cat asked 2>/dev/null | wc -l)
+echo "$NODES $INVENTORY $ARGS" >> asked
+echo "muster | run r$n: here"
 """
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_one_host_trains_until_the_other_run_has_ended_or_failed(
-    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "old",
+    [(("resnet18", 2), time.monotonic(), 99.0), (("vgg11", 2), -links.RECENT_SECONDS, 99.0)],
+    ids=["other", "old"],
+)
+def test_one_host_is_what_the_same_hosts_make_apart_before_and_after(
+    old: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "fab"
     program.write_text(FAKE_FAB.format(folder=tmp_path))
     program.chmod(0o755)
-    steps = [json.dumps(step) for step in steps_of([1.0, 2.0])]
-    (tmp_path / "runs" / "r1").mkdir(parents=True)
-    (tmp_path / "runs" / "r1" / "metrics.jsonl").write_text("\n".join(steps))
+    work, case = WORKS[2], links.speed_case("1gbit", WORKS[2], "bf16", 2)
+    for number, seconds in enumerate((1.0, 2.0, 3.0, 2.0, 4.0, 4.0, 2.0, 4.0)):  # apart, bf16, apart; bf16, apart; ...
+        folder = tmp_path / "runs" / f"r{number}"
+        folder.mkdir(parents=True)
+        steps = steps_of([9.0] * work.period + [seconds] * 12)
+        (folder / "metrics.jsonl").write_text("\n".join(json.dumps(step) for step in steps))
     monkeypatch.chdir(tmp_path)
-    for module in (links, run):
-        monkeypatch.setattr(module, "FAB", program)
-    monkeypatch.setattr(run, "ROOT", tmp_path)
-    if fails:
-        with pytest.raises(RunFailed, match="the other"), links.one_host(WORKS[0]):
-            raise RunFailed("the other")
-        assert not (tmp_path / "stopped").exists()
-        return
-    with links.one_host(WORKS[0]) as steps_alone:
-        while not (tmp_path / "asked").exists():
-            pass
-        assert [step["seconds"] for step in steps_alone()] == [1.0, 3.0]
-    asked = (tmp_path / "asked").read_text()
-    assert asked.startswith("1 inventory/bench-alone ") and f"--batch-size {WORKS[0].batch_size} " in asked
-    assert not (tmp_path / "runs" / "r1").exists()
+    monkeypatch.setattr(links, "FAB", program)
+    hosts = links.Hosts("bench-links")
+    first = hosts.measure(case)
+    assert (first["rate"], first["apart"], first["alone"]) == (4.0, [8.0, 2.67], 2.67)  # the mean, for each of two
+    assert hosts.measure(case)["apart"] == [2.67, 2.0]  # the last one is taken again
+    hosts.apart = old
+    assert hosts.measure(case)["apart"] == [2.0, 2.0]
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert all(line.startswith("2 inventory/bench-links ") for line in asked)
+    assert ["--sync-every" in line for line in asked] == [True, False, True, False, True, True, False, True]
+    assert not list((tmp_path / "runs").iterdir())
+
+
+def test_hosts_that_train_apart_have_no_exchange() -> None:
+    for work in WORKS:
+        settings = settings_of(work.arguments(links.APART, 2))
+        assert problems(settings, 2) == [] and settings.sync_warmup == 0
+        assert settings.sync_every > work.steps(links.APART) == work.steps(OPTIONS["plain"])
 
 
 @pytest.mark.parametrize("work", WORKS, ids=lambda work: work.model)
@@ -165,13 +163,14 @@ def test_each_piece_leaves_and_takes_effect_once_in_the_period_that_counts(name:
 def test_a_forecast_is_read_from_what_make_check_prints(monkeypatch: pytest.MonkeyPatch) -> None:
     ways = ["--parallel ddp", "--bucket-mb 4", "--compress bf16", "--compress bf16 --bucket-mb 4"]
     ways += ["--sync-every 16 --stream 4 --compress int8", "--parallel fsdp *"]
-    rows = [{"nodes": nodes, "option": way, "images_per_second": 10.0 * nodes} for nodes in (1, 2) for way in ways]
+    speeds = [(nodes, {"images_per_second": 9.0, "steady_images_per_second": 10.0 * nodes}) for nodes in (1, 2)]
+    rows = [{"nodes": nodes, "option": way, **each} for nodes, each in speeds for way in ways]
     document = json.dumps({"schema": "muster.check/2", "forecast": {"rows": rows}})
     monkeypatch.setattr(links, "output_of", lambda command, variables: f"==> Surveying\n{document}\n")
     case = Case("forecast", {"link": "1gbit", "model": "resnet18", "nodes": 2}, [])
     found = links.forecast_of("lab", case)
     rates = {"plain": 20.0, "--bucket-mb 4": 20.0, "bf16": 20.0, "stream16": 20.0}
-    assert found == {"rates": rates, "alone": 10.0}
+    assert found == {"rates": rates}
     assert links.option_of("--bucket-mb 4") == links.Option(links.EXACT, "--bucket-mb 4")
     assert links.option_of("bf16") == OPTIONS["bf16"]
 

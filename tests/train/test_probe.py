@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from launch.health.ways import FOR_SLOW_LINKS
 from tests.train.parallel_ranks import ROOT, environment
 from tests.train.test_group import free_port
 from train.forecast import communication, link_options, probe, step_times
@@ -170,6 +171,11 @@ def test_a_forecast_gets_what_each_option_for_slow_links_takes(tmp_path: Path) -
     for name in FIGURES:
         assert all(len(one[name]) == len(document["forecast"]["buckets"]) for one in sums["compress"].values())
         assert all(len(one[name]) == 2 and min(one[name]) > 0 for one in sums["exchange"].values())
+    begins = document["forecast"]["beginnings"]
+    part, exchanges = begins["exchanges"]["8"]
+    assert part == pytest.approx(0.4, abs=0.01) and exchanges == pytest.approx((1 + 1 / 2 + 1 / 4) / 3)
+    assert set(begins["exchanges"]) == {"8", *(str(way.sync_every) for way in FOR_SLOW_LINKS if way.sync_every)}
+    assert begins["powersgd"] == pytest.approx(0.1, abs=0.01)
 
 
 @pytest.mark.parametrize(

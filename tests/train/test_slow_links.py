@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.train.parallel_ranks import run
 from tests.train.resume_ranks import CRASH, SETTINGS, STEPS, Change, crash_in_step, end_of, in_order, own_host, train
@@ -25,7 +27,7 @@ from train.inference.weights import read
 from train.parallel import exchange
 from train.parallel.codecs import BLOCK, FLOATS, SLICE, codec_of, decode, encode
 from train.parallel.coded_all_reduce import MESSAGE_BYTES, chunks, in_turns, keep_to_one_thread, message_spans
-from train.parallel.exchange import Piece, divided, period_in_warmup
+from train.parallel.exchange import Piece, divided, exchanges_in_warmup, period_in_warmup, periods_in_warmup
 from train.parallel.momentum import Leg, MeanMomentum, mean_momentum
 from train.settings import EXIT_REFUSED, Settings, compression, problems
 
@@ -323,6 +325,15 @@ def test_exchanges_become_rarer_in_the_first_part_of_a_run() -> None:
     assert [period_in_warmup(step, 5, 7) for step in range(1, 8)] == [1, 1, 1, 2, 2, 4, 4]
     assert {period_in_warmup(step, every, 9) for every in (1, 2) for step in range(1, 10)} == {1}
     assert period_in_warmup(1, 16, 1) == 1
+
+
+@given(st.integers(1, 40), st.integers(1, 20))
+def test_so_many_exchanges_for_a_step_are_in_the_first_part_as_are_said(every: int, times: int) -> None:
+    """Whole periods of each length, so that none is cut off."""
+    periods = periods_in_warmup(every)
+    warmup = len(periods) * max(periods) * times
+    counted = sum(step % period_in_warmup(step, every, warmup) == 0 for step in range(1, warmup + 1))
+    assert counted == pytest.approx(warmup * exchanges_in_warmup(every))
 
 
 @pytest.mark.slow

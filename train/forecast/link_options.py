@@ -6,6 +6,11 @@ hosts or more and --parallel ddp; all times in seconds:
     exchange: by --compress of changes: {"seconds", "cpu_seconds", "busy_seconds": of each piece (--stream) on its way,
         "training_seconds": of each piece, for which training waits at its begin and its end}
 
+Its `beginnings` says how much of a run sends more than the rest, and what:
+
+    exchanges: by --sync-every [part of the run's steps, exchanges for each step in it, for which training waits]
+    powersgd: part of the run's steps with whole gradients
+
 Measured are the kinds that `launch.health.forecast` compares, and those that the settings ask for. They are left out
 where the all-reduces are so short beside a step that none can gain anything, unless asked for.
 """
@@ -21,14 +26,15 @@ import torch.distributed as dist
 from torch import Size, nn
 
 from train.forecast.communication import Timed, merged, time_all, wait_for
-from train.parallel.compress import Bucket, Compressed
-from train.parallel.exchange import Exchange, Piece, make_exchange
+from train.parallel.compress import Bucket, Compressed, whole_steps
+from train.parallel.exchange import Exchange, Piece, exchanges_in_warmup, make_exchange, warmup_steps
 from train.parallel.members import Members
 from train.settings import LINKS_OFF, Settings, compression, slow_links
 from train.start.group import Place, from_all_ranks
 
 COMPARED = ("bf16", "powersgd:4")  # of --compress without --sync-every
 EXCHANGED = ("int8",)  # with it
+PERIODS = (16, 32)  # of --sync-every
 PIECES = 4
 OPTION_REPEATS = 2  # of each, at most
 LEAST_WAIT = 0.05  # part of a step; shorter all-reduces leave nothing to gain
@@ -46,6 +52,16 @@ def kinds_of(settings: Settings, reduced: float, step: float) -> Kinds:
     (rare if settings.sync_every else every).append(settings.compress)
     fits = [kind for kind in rare if not list(slow_links(exchanging(settings, kind)))]
     return [kind for kind in dict.fromkeys(every) if kind != "none"], list(dict.fromkeys(fits))
+
+
+def beginnings(settings: Settings, steps: int) -> dict[str, Any]:
+    """The document's. steps: of the whole run."""
+    periods = sorted({*PERIODS, settings.sync_every} - {0})
+    part = warmup_steps(settings, steps) / steps
+    return {
+        "exchanges": {str(every): [part, exchanges_in_warmup(every)] for every in periods},
+        "powersgd": min(1.0, whole_steps(steps) / steps),
+    }
 
 
 def exchanging(settings: Settings, kind: str) -> Settings:

@@ -22,6 +22,7 @@ hosts sum up buffers of the very sizes of DDP's buckets. The document (all times
         rank computes for it, "busy_seconds": of each bucket's all-reduce while the cores compute something else, on
         GPUs the same as alone}] for the rounds with two ranks or more; of the options for slow links what
         train/forecast/link_options.py says
+    beginnings: see there, too
 """
 
 import dataclasses
@@ -126,6 +127,7 @@ def measure(
             "without_ddp": from_all_ranks(alone, place),
             "shares": [cuts(settings, batch, nodes, world, speeds) for nodes, world in enumerate(worlds, 1)],
             "communication": communication,
+            "beginnings": link_options.beginnings(settings, made.total_steps),
         }
     finally:
         made.close()

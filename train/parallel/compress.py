@@ -91,6 +91,11 @@ class Gradients:
         self.codec.decode_slice(code, self.values[part])
 
 
+def whole_steps(steps: int) -> int:
+    """Steps at the begin of a run, of so many, in which PowerSGD sends whole gradients."""
+    return max(LEAST_WHOLE, round(WHOLE_STEPS * steps))
+
+
 class Compressed:
     """The state of the hook `compressed`. The mean that it gives is over the members, not over the ranks:
     a rank's loss is scaled for that (`Ddp.scale`)."""
@@ -105,8 +110,7 @@ class Compressed:
         if how.kind != "powersgd" and device.type == "cpu":
             self.all_reduce = CodedAllReduce(self.between, members, codec_of(how.kind))
         if how.kind == "powersgd":
-            whole = max(LEAST_WHOLE, round(WHOLE_STEPS * steps))
-            self.power = PowerSGDState(self.between, how.rank, start_powerSGD_iter=whole)
+            self.power = PowerSGDState(self.between, how.rank, start_powerSGD_iter=whole_steps(steps))
         self.thread = ThreadPoolExecutor(1, "compress") if device.type == "cpu" else None
         if self.thread is not None and self.all_reduce is not None:
             keep_to_one_thread(self.thread)  # backward has the others

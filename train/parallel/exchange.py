@@ -31,6 +31,7 @@ from concurrent.futures import wait as wait_for
 from dataclasses import astuple, dataclass, field
 from datetime import timedelta
 from itertools import accumulate
+from statistics import fmean
 from typing import Any, TypeVar
 
 import torch
@@ -426,7 +427,7 @@ def make_exchange(
         made.append(Piece([name for name, _ in part], [p for _, p in part], starts, anchor, error, outer, counts))
     ranks = [rank for member in members.ranks for rank in member]
     group = dist.new_group(ranks, backend="gloo", timeout=timedelta(seconds=settings.timeout))
-    warmup = round(settings.sync_warmup * steps)
+    warmup = warmup_steps(settings, steps)
     exchange = Exchange(
         network, settings.sync_every, warmup, settings.stream, made,
         CodedAllReduce(group, members, codec), mean_momentum(optimizer, settings),
@@ -436,11 +437,26 @@ def make_exchange(
     return exchange
 
 
+def warmup_steps(settings: Settings, steps: int) -> int:
+    """Of a run of so many steps: those at its begin in which exchanges are more frequent."""
+    return round(settings.sync_warmup * steps)
+
+
+def periods_in_warmup(every: int) -> list[int]:
+    """Steps from one exchange to the next, in equal parts of the warm-up: 1, 2, 4, ..., always less than `every`; 1
+    where that is 1."""
+    return [1 << number for number in range((every - 1).bit_length())] or [1]
+
+
 def period_in_warmup(step: int, every: int, warmup: int) -> int:
-    """Steps from one exchange to the next, at this step, counted from 1: at first 1, then 2, 4, ... in equal parts of
-    the warm-up, always less than `every`; 1 where that is 1."""
-    doublings = (every - 1).bit_length()
-    return 1 << (step - 1) * doublings // warmup
+    """At this step, counted from 1 and no later than the warm-up's last."""
+    periods = periods_in_warmup(every)
+    return periods[(step - 1) * len(periods) // warmup]
+
+
+def exchanges_in_warmup(every: int) -> float:
+    """How many there are for each step, while training waits for them."""
+    return fmean(1 / period for period in periods_in_warmup(every))
 
 
 def divided(items: list[T], parts: int, size: Callable[[T], int]) -> list[list[T]]:

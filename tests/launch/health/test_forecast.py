@@ -45,6 +45,7 @@ def document(reduce: float, slowness: tuple[float, ...] = (1.0, 1.0, 1.0), **set
         "without_ddp": [1.0] * world,
         "shares": shares,
         "communication": [{"nodes": nodes, "world_size": nodes, **sums} for nodes in range(2, world + 1)],
+        "beginnings": {"exchanges": {str(every): [0.0, 1.0] for every in (5, 16, 32)}, "powersgd": 0.0},
     }
 
 
@@ -270,6 +271,25 @@ def test_a_piece_on_its_way_costs_what_it_computes_and_what_it_is_late() -> None
     assert period_seconds([free], [], [piece] * 4, 4, 4) == pytest.approx(4 + 0.2 + 4 * 1.0)  # and here 1 s
 
 
+def test_the_first_part_of_a_run_in_which_more_is_sent_is_in_its_speed() -> None:
+    way = Way(sync_every=16, compress="int8")
+    known = with_options(document(0.2, (1.0, 1.0)), 0.1, 0.1)
+    steady = of_way(known, way)
+    assert steady.images_per_second == steady.steady_images_per_second
+    known["beginnings"] = {"exchanges": {"16": [0.5, 0.25], "32": [0.5, 0.25]}, "powersgd": 0.1}
+    whole = of_way(known, way)
+    assert whole.steady_images_per_second == steady.steady_images_per_second
+    assert whole.step_seconds == pytest.approx(0.6 + 0.44 * (0.5 * 0.25 + 0.5 / 16))
+    low_rank, plain = of_way(known, Way(compress="powersgd:4")), of_way(known, Way())
+    of_steady = 120 / low_rank.steady_images_per_second
+    assert low_rank.step_seconds == pytest.approx(0.1 * plain.step_seconds + 0.9 * of_steady)
+    assert plain.images_per_second == plain.steady_images_per_second
+    streamed = with_options(document(0.2, (1.0, 1.0), sync_every=16, stream=4, compress="int8"), 0.1, 0.1)
+    streamed["beginnings"] = known["beginnings"]
+    first = next(one for one in forecast.outlooks(streamed) if one.nodes == 2)  # in pieces, but training waits for them
+    assert first.step_seconds == pytest.approx(0.6 + 0.5 * 0.25 * 0.44 + 0.5 * 0.04 / 16)
+
+
 def test_ranks_of_a_host_sum_up_in_every_step_of_a_period() -> None:
     known = with_options(document(0.2), 0.1, 0.0)
     for share in known["shares"]:
@@ -299,6 +319,7 @@ def test_ways_are_compared_where_they_were_measured() -> None:
     assert alone[0].way.sync_every == 16 and alone[0].step_seconds == pytest.approx(1.2)  # and nobody to exchange with
     lighter = of_way(rich | {"without_ddp": [0.9, 0.8]}, Way(sync_every=16, compress="int8"))
     assert lighter.step_seconds == pytest.approx(0.54 + (4 * 0.1 + 0.04) / 16)
+    assert lighter.waiting == pytest.approx(1 - 0.54 / lighter.step_seconds)
 
 
 def test_the_way_that_was_asked_for_comes_first_and_all_have_its_shares() -> None:
