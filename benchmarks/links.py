@@ -27,10 +27,10 @@ and the pictures of links_project/made_images.py, where a plain training ends be
 accuracy of plain DDP, in percent of held-out images, less the option's, over SEEDS. There is one evaluation, the last:
 each would make the hosts exchange. Digits' accuracies are multiples of 0.28 points.
 
-VGG-11 takes 4 GB of memory on each host (3 GB without --sync-every). The whole takes hours. Each
-result is kept in build/bench-links.jsonl as soon as it is there, and is not measured again while the arguments are the
-same. After a change of the trainer remove the file, or give --again. Needs an otherwise idle machine: `load` is the
-machine's load average after a case, of which the hosts themselves cause up to 4.
+VGG-11 takes 4 GB of memory on each host (3 GB without --sync-every). The whole takes hours. Each result is kept in
+build/bench-links.jsonl as soon as it is there, and is not measured again while the arguments are the same. After a
+change of the trainer remove the file, or give --again. Needs an otherwise idle machine: `load` is the machine's load
+average after a case, of which the hosts themselves cause up to 4.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Option:
 
 
 #: Each host for itself: the exchange would come after the end.
-APART = Option("apart", "--sync-every 100000 --sync-warmup 0")
+APART = Option("apart", "--sync-every 100000")
 OPTIONS = {
     "plain": Option(PLAIN),
     "bf16": Option(EXACT, "--compress bf16"),
@@ -126,7 +126,7 @@ class Work:
             *("--classes", str(self.classes), "--batch-size", str(batch_size), "--epochs", "1"),
             *("--optimizer", "sgd", "--lr", "0.001"),
             *("--blocking-checkpoints", "--loggers=none", *shlex.split(option.arguments)),
-            *(("--sync-warmup", "0") if option.sync_every and option is not APART else ()),
+            *(("--sync-warmup", "0") if option.sync_every else ()),
         ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
+import math
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,7 @@ echo "muster | run r$n: here"
 
 @pytest.mark.parametrize(
     "old",
-    [(("resnet18", 2), time.monotonic(), 99.0), (("vgg11", 2), -links.RECENT_SECONDS, 99.0)],
+    [(("resnet18", 2), math.inf, 99.0), (("vgg11", 2), -math.inf, 99.0)],
     ids=["other", "old"],
 )
 def test_one_host_is_what_the_same_hosts_make_apart_before_and_after(
@@ -107,7 +107,7 @@ def test_one_host_is_what_the_same_hosts_make_apart_before_and_after(
     program.write_text(FAKE_FAB.format(folder=tmp_path))
     program.chmod(0o755)
     work, case = WORKS[2], links.speed_case("1gbit", WORKS[2], "bf16", 2)
-    for number, seconds in enumerate((1.0, 2.0, 3.0, 2.0, 4.0, 4.0, 2.0, 4.0)):  # apart, bf16, apart; bf16, apart; ...
+    for number, seconds in enumerate((1.0, 2.0, 3.0, 2.0, 4.0, 4.0, 2.0, 4.0, 8.0)):  # apart, bf16, apart; ...
         folder = tmp_path / "runs" / f"r{number}"
         folder.mkdir(parents=True)
         steps = steps_of([9.0] * work.period + [seconds] * 12)
@@ -120,9 +120,12 @@ def test_one_host_is_what_the_same_hosts_make_apart_before_and_after(
     assert hosts.measure(case)["apart"] == [2.67, 2.0]  # the last one is taken again
     hosts.apart = old
     assert hosts.measure(case)["apart"] == [2.0, 2.0]
+    monkeypatch.setattr(links, "forecast_of", lambda name, case: {"rates": {"bf16": 6.0}})
+    expected = hosts.measure(Case("forecast", case.about, case.arguments))
+    assert (expected["rates"], expected["apart"]) == ({"bf16": 6.0}, [2.0, 1.0])
     asked = (tmp_path / "asked").read_text().splitlines()
     assert all(line.startswith("2 inventory/bench-links ") for line in asked)
-    assert ["--sync-every" in line for line in asked] == [True, False, True, False, True, True, False, True]
+    assert ["--sync-every" in line for line in asked] == [True, False, True, False, True, True, False, True, True]
     assert not list((tmp_path / "runs").iterdir())
 
 

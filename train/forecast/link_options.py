@@ -34,7 +34,7 @@ from train.start.group import Place, from_all_ranks
 
 COMPARED = ("bf16", "powersgd:4")  # of --compress without --sync-every
 EXCHANGED = ("int8",)  # with it
-PERIODS = (16, 32)  # of --sync-every
+SYNC_EVERY = (16, 32)
 PIECES = 4
 OPTION_REPEATS = 2  # of each, at most
 LEAST_WAIT = 0.05  # part of a step; shorter all-reduces leave nothing to gain
@@ -56,7 +56,7 @@ def kinds_of(settings: Settings, reduced: float, step: float) -> Kinds:
 
 def beginnings(settings: Settings, steps: int) -> dict[str, Any]:
     """The document's. steps: of the whole run."""
-    periods = sorted({*PERIODS, settings.sync_every} - {0})
+    periods = sorted({*SYNC_EVERY, settings.sync_every} - {0})
     part = warmup_steps(settings, steps) / steps
     return {
         "exchanges": {str(every): [part, exchanges_in_warmup(every)] for every in periods},
