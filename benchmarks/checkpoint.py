@@ -40,7 +40,7 @@ from torch.nn import functional
 
 from benchmarks.common import close
 from train.checkpoints import Writer
-from train.start.group import keep_freed_memory
+from train.start.memory import keep_freed_memory
 
 Save = Callable[[int, dict[str, Any]], None]
 

@@ -11,6 +11,8 @@ them. The first few steps of an epoch do not count, nor do the start of workers,
 - tuned_ratio: the same, against the plain script with what it can have of the trainer's own ways: a fused optimizer,
   gradients in DDP's buckets, no buffers sent around, no `loss.item()`, freed memory kept (KEPT_MEMORY).
 - huge_pages_ratio: the trainer as Muster starts it, with memory in huge pages (HUGE_PAGES), against the same without.
+- large_blocks_ratio: VGG-11, whose weights are 500 MB, with and without the trainer's keeping freed blocks of any size
+  (train.start.memory.keep_large_blocks).
 - synthetic_share: a training with input, divided by the same without: in one process, whose epochs alternate between
   the loader's batches and one constant batch. Each pair of epochs is a turn; the first pair warms up, uncounted.
 - input_bound_ratio: the trainer against the plain script on images resized to 224, with a network that takes almost no
@@ -21,8 +23,8 @@ them. The first few steps of an epoch do not count, nor do the start of workers,
 
 On STL-10's files the trainer also crops its images at random, the plain script only mirrors them. Needs 2 cores with
 nothing else running on them: `load` is the machine's load average before and after, of which the benchmark itself
-causes about 2. Takes about 16 minutes; `ARGS="--parts model"` takes a part of it (model, pages, synthetic, input,
-jpeg).
+causes about 2. Takes about 20 minutes; `ARGS="--parts model"` takes a part of it (model, pages, blocks, synthetic,
+input, jpeg).
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ from typing import Any
 from benchmarks.common import close
 from benchmarks.pictures import write_jpegs, write_stl10
 from benchmarks.train_rank import is_real
-from train.start.group import HUGE_PAGES, KEPT_BYTES, LARGEST_KEPT_BYTES
+from train.start.memory import HUGE_PAGES, KEPT_BYTES, LARGEST_KEPT_BYTES
 
 ROOT = Path(__file__).resolve().parent.parent
 RANKS = 2
@@ -54,9 +56,13 @@ TURNS = 5
 SKIP = 4  # first steps of an epoch that are not counted
 LIMIT_SECONDS = 300
 WORKERS = (0, 1, 2)  # of the plain script's DataLoader, for each rank
-PARTS = ("model", "pages", "synthetic", "input", "jpeg")
-# What train.start.group.keep_freed_memory sets, as glibc reads it from the environment.
-KEPT_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(KEPT_BYTES), "MALLOC_MMAP_THRESHOLD_": str(LARGEST_KEPT_BYTES)}
+PARTS = ("model", "pages", "blocks", "synthetic", "input", "jpeg")
+# What train.start.memory sets, as glibc reads it from the environment.
+KEPT_MEMORY = {
+    "MALLOC_TRIM_THRESHOLD_": str(KEPT_BYTES),
+    "MALLOC_MMAP_THRESHOLD_": str(LARGEST_KEPT_BYTES),
+    "MALLOC_MMAP_MAX_": "0",
+}
 OWN = {"small_net": "benchmarks.small_net:small_net"}  # models that are not torchvision's
 SMALL = ("-m", "benchmarks.train_rank", "small")
 Rates = list[float]  # images/s of all ranks, of each epoch
@@ -88,6 +94,7 @@ class Work:
 
 
 MODEL_BOUND = Work("resnet18", 96, 64, steps=SKIP + 14, epochs=1, plain_epochs=1)
+LARGE_BLOCKS = Work("vgg11", 96, 32, steps=SKIP + 8, epochs=1, plain_epochs=0)
 ALTERNATING = Work("resnet18", 96, 64, steps=SKIP + 4, epochs=2 * (TURNS + 1), plain_epochs=0)
 INPUT_BOUND = Work("small_net", 224, 256, steps=16, epochs=8, plain_epochs=3)
 JPEG = Work("small_net", 224, 64, steps=24, epochs=2, plain_epochs=2, jpeg=True)
@@ -191,6 +198,14 @@ def measure(parts: Sequence[str], turns: int, quickly: bool, root: Path) -> tupl
             },
             turns,
         )
+    if "blocks" in parts:
+        data, work = root / "blocks", quick(LARGE_BLOCKS) if quickly else LARGE_BLOCKS
+        work.write(data)
+        kinds = {
+            "large_blocks": lambda: trainer(work, data),
+            "given_back": lambda: trainer(work, data, "-m", "benchmarks.train_rank", "giving_back"),
+        }
+        found |= in_turns(kinds, turns)
     if "synthetic" in parts:
         data, work = root / "synthetic", quick(ALTERNATING) if quickly else ALTERNATING
         work.write(data)
@@ -240,6 +255,7 @@ RATIOS: dict[str, tuple[str, Of, str, Of]] = {
     "model_bound_ratio": ("model_bound", statistics.median, "model_bound_plain", statistics.median),
     "tuned_ratio": ("model_bound", statistics.median, "tuned_plain", statistics.median),
     "huge_pages_ratio": ("huge_pages", statistics.median, "small_pages", statistics.median),
+    "large_blocks_ratio": ("large_blocks", statistics.median, "given_back", statistics.median),
     "input_bound_first_epoch": ("input_bound", lambda rates: rates[0], "input_bound_plain", statistics.median),
     "input_bound_ratio": ("input_bound", steady, "input_bound_plain", statistics.median),
     "jpeg_ratio": ("jpeg", statistics.median, "jpeg_plain", statistics.median),

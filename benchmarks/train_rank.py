@@ -1,6 +1,7 @@
 """Variants of the trainer and of the plain script that `make bench-train` runs under torchrun.
 
 -m benchmarks.train_rank alternating --model resnet18 ...   the trainer, without input in every other epoch
+-m benchmarks.train_rank giving_back --model vgg11 ...      the trainer, which keeps no large blocks of memory
 -m benchmarks.train_rank small --model small_net ...        the plain script, with benchmarks/small_net.py
 """
 
@@ -60,6 +61,16 @@ def alternating(arguments: list[str]) -> int:
     return trainer.main()
 
 
+def giving_back(arguments: list[str]) -> int:
+    """`python -m train` without train.start.memory.keep_large_blocks."""
+    from train import __main__ as trainer
+    from train.start import memory
+
+    memory.keep_large_blocks = lambda local_world_size, device: None
+    sys.argv[1:] = arguments
+    return trainer.main()
+
+
 def plain_with_small_net(arguments: list[str]) -> None:
     """plain_ddp.py, for which the model small_net is one of torchvision's."""
     from torchvision.models._api import register_model
@@ -72,4 +83,5 @@ def plain_with_small_net(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit({"alternating": alternating, "small": plain_with_small_net}[sys.argv[1]](sys.argv[2:]))
+    variants = {"alternating": alternating, "giving_back": giving_back, "small": plain_with_small_net}
+    sys.exit(variants[sys.argv[1]](sys.argv[2:]))

@@ -151,7 +151,7 @@ def environment(nproc: int, folder: Path, grace_seconds: int, beside: Path | Non
         "PYTHONUNBUFFERED": "1",
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(grace_seconds),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // nproc)),
-        "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"),  # train/start/group.py
+        "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"),  # train/start/memory.py
         "GLOO_SOCKET_IFNAME": "lo",
         "MUSTER_RUN_ID": folder.name,
         "MUSTER_HOST": "local",

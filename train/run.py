@@ -20,7 +20,7 @@ from train.reporting import loggers
 from train.reporting.report import Report
 from train.session import Session
 from train.settings import EXIT_STOPPED, Settings, SettingsError, refuse
-from train.start import group, proof
+from train.start import group, memory, proof
 from train.start.group import Place
 from train.start.muster_run import keep_stacks, tell
 from train.trainer import Training
@@ -44,7 +44,7 @@ def run(settings: Settings, complaint: str = "", started: float | None = None) -
     keep_stacks()
     tell("starting")
     torchvision_cpu.watch()
-    group.keep_freed_memory()
+    memory.keep_freed_memory()
     try:
         place = Place.from_environment()
         device = group.device_of(place)

@@ -26,6 +26,7 @@ from train.reporting.work import Work
 from train.resume import own_state_of, state_of
 from train.session import Session
 from train.settings import Every, every
+from train.start import memory
 from train.start.muster_run import tell
 from train.step import optimizer_step
 
@@ -85,7 +86,7 @@ class Training:
         self.stats = StepStats(session.place.world_size, session.place.rank, session.device, behind)
         if self.writer and session.settings.parallel in ("ddp", "none"):  # whose states are the live tensors
             self.writer.guard(session.optimizer)
-        self.reserved = session.settings.blocking_checkpoints
+        self.has_memory = False
         self.due = self.stopping = False  # what all ranks have agreed on, not this rank's own state
         self.work = Work()
         left = session.total_steps - session.position.step
@@ -152,7 +153,7 @@ class Training:
         )  # fmt: skip
         self.work.waited += session.loader.waited - waited
         self.report.stepped()
-        self.reserve()
+        self.prepare_memory()
         position.step, position.batch = position.step + 1, position.batch + 1
         if session.ema:
             session.ema.update(position.step)
@@ -172,13 +173,17 @@ class Training:
             work=self.work.told(),
         )  # fmt: skip
 
-    def reserve(self) -> None:
-        """After the first step: memory for the copies of the state, prepared while the next steps run."""
-        if not self.reserved:
-            self.reserved = True
+    def prepare_memory(self) -> None:
+        """After the first step: memory for the copies of the state, prepared while the next steps run; and what steps
+        free is kept."""
+        if self.has_memory:
+            return
+        self.has_memory, place = True, self.session.place
+        if not self.session.settings.blocking_checkpoints:
             state, own = state_of(self.session), own_state_of(self.session)
             if self.writer:
-                self.writer.reserve(state if self.session.place.local_rank == 0 else None, own)
+                self.writer.reserve(state if place.local_rank == 0 else None, own)
+        memory.keep_large_blocks(place.local_world_size, self.session.device)
 
     def take(self, *records: StepRecord) -> None:
         """Adds up the figures of steps, which come some steps later; the same on all ranks."""

@@ -393,7 +393,7 @@ def _environment(host: MapHost, run: str, options: Options, image: str) -> dict[
         "NCCL_SOCKET_IFNAME": f"={host.interface}",
         "NCCL_SOCKET_FAMILY": "AF_INET6" if ":" in host.address else "AF_INET",
         "OMP_NUM_THREADS": str(max(1, host.cpus // host.nproc_per_node)),
-        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",  # memory in huge pages: train/start/group.py
+        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",  # memory in huge pages: train/start/memory.py
         "PYTHONUNBUFFERED": "1",
         "TQDM_MININTERVAL": "5",  # seconds between two refreshes of a bar, each of which is a line in the logs
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(stop_seconds(options.grace)),  # the keeper comes first

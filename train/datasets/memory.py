@@ -1,4 +1,4 @@
-"""Host memory: how much there is, batches that use it again, and prepared images that are kept in it."""
+"""Host memory: batches that use it again, and prepared images that are kept in it."""
 
 import ctypes
 import math
@@ -16,30 +16,12 @@ from torch import Tensor
 
 from train.datasets.base import Bytes
 from train.order import Ints
+from train.start.memory import available_memory
 
 KEPT_PART = 0.25  # of the memory that is available may hold prepared images, all ranks of the host together
 UNREFERENCED = 2  # sys.getrefcount of an array that only a list holds: the list's and its own argument's
 HUGE = 4 << 20  # bytes from which huge pages pay
 MADV_HUGEPAGE = 14
-
-
-def available_memory() -> int:
-    """Bytes that this process may still take: the machine's or, where that is less, its container's. 0: unknown."""
-    rooms = list[int]()
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-        rooms.append(int(fields["MemAvailable"].split()[0]) * 1024)
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        paths = [Path("/sys/fs/cgroup") / name for name in (limit, used)]
-        if all(path.exists() for path in paths):
-            values = [path.read_text().strip() for path in paths]
-            if values[0] != "max":
-                rooms.append(int(values[0]) - int(values[1]))
-    return max(0, min(rooms, default=0))
 
 
 def huge_pages(array: npt.NDArray[np.generic]) -> None:

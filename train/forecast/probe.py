@@ -33,7 +33,7 @@ from train.forecast.communication import wait_for
 from train.model import torchvision_cpu
 from train.settings import Settings, SettingsError, problems, refuse
 from train.settings import parse as parse_settings
-from train.start import group
+from train.start import group, memory
 from train.start.group import Place, from_all_ranks
 from train.start.proof import code_hash
 from train.whole_files import write_json
@@ -150,7 +150,7 @@ def run(settings: Settings | None, arguments: list[str], complaint: str, seconds
 
     Raises WrongValue, and what a training raises.
     """
-    group.keep_freed_memory()
+    memory.keep_freed_memory()
     try:
         place = Place.from_environment()
         device = group.device_of(place)

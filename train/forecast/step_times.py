@@ -54,7 +54,7 @@ from train.parallel.single import Single
 from train.reporting.step_stats import StepStats
 from train.session import Session
 from train.settings import LINKS_OFF, Settings, SettingsError
-from train.start import group
+from train.start import group, memory
 from train.start.group import Place, from_all_ranks
 from train.step import optimizer_step
 from train.torch_versions import OWN_BUFFERS
@@ -329,6 +329,7 @@ class TimedDdp(Single):
 
         for _ in range(WARM_UP_STEPS if first else 1):
             once()
+        memory.keep_large_blocks(made.place.local_world_size, self.device)
         done, until = list[dict[str, Any]](), time.perf_counter() + STEPS_SECONDS
         while len(done) < MOST_STEPS and (len(done) < LEAST_STEPS or time.perf_counter() < until):
             done.append(once())

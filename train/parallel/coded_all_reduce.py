@@ -8,7 +8,7 @@ soon as it is there, so that a slow link and a slow processor work at the same t
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
 from typing import Any, Protocol, TypeVar
 
@@ -40,12 +40,14 @@ class Values(Protocol):
 @dataclass
 class CodedAllReduce:
     """Messages of tensors of the CPU. group: gloo's. moved: grows with each slice and message, to show that there is
-    progress."""
+    progress. inbox: memory for the others' codes, which is used again: the system takes longer for fresh memory than a
+    pass over it does."""
 
     group: Any
     members: Members
     codec: Codec
     moved: int = 0
+    inbox: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
 
     def run(self, values: Values, count: int, code: Tensor) -> None:
         """Puts the code of the members' mean into `code`, uint8 [codec.size(count)]. Collective, of the leaders; one at
@@ -57,8 +59,7 @@ class CodedAllReduce:
         edges = chunks(count, len(leaders), SLICE)
         spans = [list(message_spans(self.codec, start, end)) for start, end in pairwise(edges)]
         others = [(mine + number) % len(spans) for number in range(1, len(spans))]
-        theirs = [{number: torch.empty(place.stop - place.start, dtype=torch.uint8) for number in others}
-                  for _, place in spans[mine]]  # fmt: skip
+        theirs = self.inboxes([place.stop - place.start for _, place in spans[mine]], others)
         arriving = [[self.received(each[number], leaders[number], OWN) for number in others] for each in theirs]
         means = [(span, self.received(code[place], leaders[number], MEANS))
                  for number in others for span, place in spans[number]]  # fmt: skip
@@ -78,6 +79,12 @@ class CodedAllReduce:
             for part, bytes_ in self.slices(span):
                 values.take_mean(part, code[bytes_])
         self.wait(sent)
+
+    def inboxes(self, sizes: Sequence[int], others: Sequence[int]) -> list[dict[int, Tensor]]:
+        """For each message of the chunk that this member adds up, of so many bytes: where each other one's goes."""
+        self.inbox = at_least(sum(sizes) * len(others), self.inbox)
+        parts = iter(self.inbox[: sum(sizes) * len(others)].split([size for size in sizes for _ in others]))
+        return [{number: next(parts) for number in others} for _ in sizes]
 
     def slices(self, span: slice) -> Iterator[tuple[slice, slice]]:
         """(values, bytes of their code) of each slice of a message."""
@@ -105,6 +112,11 @@ class CodedAllReduce:
             if work is not None:
                 work.wait()
             self.moved += 1
+
+
+def at_least(size: int, known: Tensor) -> Tensor:
+    """Of so many bytes or more, uint8: the known one, if it is."""
+    return known if len(known) >= size else torch.empty(size, dtype=torch.uint8)
 
 
 def chunks(count: int, parts: int, unit: int) -> list[int]:

@@ -227,7 +227,9 @@ class Exchange:
         piece.leg, piece.left = Leg(), piece.leg.ended(piece.left)
         piece.started = None if waits and piece.is_flat else piece.weights(self.room(len(piece.anchor)))
         piece.started_buffers = self.buffers() if piece is self.pieces[0] else torch.zeros(0)
-        piece.mean = self.background.submit(self.averaged, piece, parts.tolist())
+        # Taken in this thread, whose freed memory is kept (train.start.memory): the step's is there to use again.
+        code = torch.empty(self.all_reduce.codec.size(len(piece.anchor)), dtype=torch.uint8)
+        piece.mean = self.background.submit(self.averaged, piece, parts.tolist(), code)
 
     @torch.no_grad()
     def take(self, piece: Piece, with_outer: bool = True) -> None:
@@ -306,10 +308,9 @@ class Exchange:
     # -- what goes over the network, in the background -----------------------------------------------------------------
 
     @torch.no_grad()
-    def averaged(self, piece: Piece, parts: list[float]) -> Mean:
-        """The members' mean. parts: of each member in it."""
+    def averaged(self, piece: Piece, parts: list[float], code: Tensor) -> Mean:
+        """The members' mean, in `code`. parts: of each member in it."""
         codec, members = self.all_reduce.codec, self.members
-        code = torch.empty(codec.size(len(piece.anchor)), dtype=torch.uint8)
         if members.leads:
             self.all_reduce.run(Change(piece, codec, parts, members.mine), len(piece.anchor), code)
         self.all_reduce.broadcast_within(code)

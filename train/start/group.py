@@ -4,7 +4,6 @@ Ranks are started by torchrun, by `--spawn` (`train.start.spawn`), by mpirun or 
 variables of torchrun; alone, this process is rank 0 of 1.
 """
 
-import ctypes
 import os
 import signal
 import sys
@@ -23,13 +22,6 @@ from train.settings import SettingsError
 from train.start.muster_run import leave_process_group, tell
 from train.start.rendezvous import meet
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
-LARGEST_KEPT_BYTES = 32 << 20  # of one block; the most that glibc accepts
-KEPT_BYTES = 1 << 30  # in all
-# GLIBC_TUNABLES of ranks, which glibc reads when a process starts: it asks the kernel for huge pages (2 MB) wherever it
-# gets memory. In a virtual machine the processor takes long to find a small page's place (benchmarks/RESULTS.md,
-# 2026-11-26, fifth entry; `make bench-train ARGS="--parts pages"`).
-HUGE_PAGES = "glibc.malloc.hugetlb=1"
 SHARED_GPUS = "MUSTER_SHARED_GPUS"  # set by tests, with --backend gloo: ranks of a host may share a GPU
 POLL_SECONDS = 0.1  # between two rounds of wait_for_all
 # rank, local rank, world size, local world size: as torchrun, Open MPI and horovodrun call them.
@@ -73,16 +65,6 @@ class Place:
         if not (0 <= place.rank < place.world_size and 0 <= place.local_rank < place.local_world_size):
             raise SettingsError(f"{found}: ranks count from 0 and are below the size")
         return place
-
-
-def keep_freed_memory() -> None:
-    """Makes glibc keep the memory that a step frees for the next one: giving it back and faulting it in again took a
-    sixth of the training time on the CPU. Does nothing under another C library.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT_BYTES)
-        mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
 def device_of(place: Place) -> torch.device:

@@ -25,7 +25,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.multiprocessing import _prctl_pr_set_pdeathsig, start_processes  # type: ignore[attr-defined]
 
 from keeper.causes import exception_line, is_consequence, last_traceback, signal_name
-from train.start.group import HUGE_PAGES, end_at_once
+from train.start.group import end_at_once
+from train.start.memory import HUGE_PAGES
 
 SPAWN_GRACE_SECONDS = 30.0  # between the first failure and SIGKILL for the other ranks, as torchrun's
 RANK_POLL_SECONDS = 0.2

@@ -23,7 +23,7 @@ from launch.job.plan import Options, Plan, Ports
 from launch.local import environment
 from tests.launch.fake_hosts import ports
 from tests.launch.samples import cluster
-from train.start.group import HUGE_PAGES
+from train.start.memory import HUGE_PAGES
 from train.start.spawn import shared_variables
 
 
