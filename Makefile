@@ -114,7 +114,7 @@ bench-check: .venv/.control  ## seconds of make check on three lab hosts, whole 
 bench-checkpoint: .venv/.train  ## training time lost by a checkpoint against a blocking torch.save, with a core to spare and with none (5 minutes)
 	@$(BIN)/python -m benchmarks.checkpoint $(ARGS)
 
-bench-train: .venv/.train  ## images/s of the trainer on two processes, against a plain DDP script and without input (16 minutes)  [ARGS="--parts model pages synthetic input jpeg"]
+bench-train: .venv/.train  ## images/s of the trainer on two processes, against a plain DDP script and without input (20 minutes)  [ARGS="--parts model pages blocks synthetic input jpeg"]
 	@$(BIN)/python -m benchmarks.train $(ARGS)
 
 bench-gpu:  ## images/s of ResNet-50 on one GPU, and what limits it; installs nothing (under 10 minutes)  [PYTHON=... ARGS=--cpu-smoke]

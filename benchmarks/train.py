@@ -12,7 +12,7 @@ them. The first few steps of an epoch do not count, nor do the start of workers,
   gradients in DDP's buckets, no buffers sent around, no `loss.item()`, freed memory kept (KEPT_MEMORY).
 - huge_pages_ratio: the trainer as Muster starts it, with memory in huge pages (HUGE_PAGES), against the same without.
 - large_blocks_ratio: VGG-11, whose weights are 500 MB, with and without the trainer's keeping freed blocks of any size
-  (train.start.memory.keep_large_blocks).
+  (train.start.memory.keep_large_blocks), both with memory in huge pages. Needs 15 GB, or nothing is kept.
 - synthetic_share: a training with input, divided by the same without: in one process, whose epochs alternate between
   the loader's batches and one constant batch. Each pair of epochs is a turn; the first pair warms up, uncounted.
 - input_bound_ratio: the trainer against the plain script on images resized to 224, with a network that takes almost no
@@ -48,7 +48,7 @@ from typing import Any
 from benchmarks.common import close
 from benchmarks.pictures import write_jpegs, write_stl10
 from benchmarks.train_rank import is_real
-from train.start.memory import HUGE_PAGES, KEPT_BYTES, LARGEST_KEPT_BYTES
+from train.start.memory import HUGE_PAGES, NO_MMAP
 
 ROOT = Path(__file__).resolve().parent.parent
 RANKS = 2
@@ -57,12 +57,8 @@ SKIP = 4  # first steps of an epoch that are not counted
 LIMIT_SECONDS = 300
 WORKERS = (0, 1, 2)  # of the plain script's DataLoader, for each rank
 PARTS = ("model", "pages", "blocks", "synthetic", "input", "jpeg")
-# What train.start.memory sets, as glibc reads it from the environment.
-KEPT_MEMORY = {
-    "MALLOC_TRIM_THRESHOLD_": str(KEPT_BYTES),
-    "MALLOC_MMAP_THRESHOLD_": str(LARGEST_KEPT_BYTES),
-    "MALLOC_MMAP_MAX_": "0",
-}
+# What train.start.memory sets in the end, where the host has the room, as glibc reads it from the environment.
+KEPT_MEMORY = {"MALLOC_MMAP_MAX_": str(NO_MMAP), "MALLOC_TRIM_THRESHOLD_": str(2**62)}
 OWN = {"small_net": "benchmarks.small_net:small_net"}  # models that are not torchvision's
 SMALL = ("-m", "benchmarks.train_rank", "small")
 Rates = list[float]  # images/s of all ranks, of each epoch
@@ -201,9 +197,10 @@ def measure(parts: Sequence[str], turns: int, quickly: bool, root: Path) -> tupl
     if "blocks" in parts:
         data, work = root / "blocks", quick(LARGE_BLOCKS) if quickly else LARGE_BLOCKS
         work.write(data)
+        variant = ("-m", "benchmarks.train_rank", "giving_back")
         kinds = {
-            "large_blocks": lambda: trainer(work, data),
-            "given_back": lambda: trainer(work, data, "-m", "benchmarks.train_rank", "giving_back"),
+            "large_blocks": lambda: trainer(work, data, GLIBC_TUNABLES=HUGE_PAGES),
+            "given_back": lambda: trainer(work, data, *variant, GLIBC_TUNABLES=HUGE_PAGES),
         }
         found |= in_turns(kinds, turns)
     if "synthetic" in parts:

@@ -86,7 +86,7 @@ class Training:
         self.stats = StepStats(session.place.world_size, session.place.rank, session.device, behind)
         if self.writer and session.settings.parallel in ("ddp", "none"):  # whose states are the live tensors
             self.writer.guard(session.optimizer)
-        self.has_memory = False
+        self.memory_is_prepared = False
         self.due = self.stopping = False  # what all ranks have agreed on, not this rank's own state
         self.work = Work()
         left = session.total_steps - session.position.step
@@ -176,9 +176,10 @@ class Training:
     def prepare_memory(self) -> None:
         """After the first step: memory for the copies of the state, prepared while the next steps run; and what steps
         free is kept."""
-        if self.has_memory:
+        if self.memory_is_prepared:
             return
-        self.has_memory, place = True, self.session.place
+        self.memory_is_prepared = True
+        place = self.session.place
         if not self.session.settings.blocking_checkpoints:
             state, own = state_of(self.session), own_state_of(self.session)
             if self.writer:

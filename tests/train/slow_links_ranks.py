@@ -120,18 +120,22 @@ def promised(parts: list[int], rank: int, every: int, leaves: int, later: int) -
 
 
 def rounded(place: Place, out: Path) -> Any:
-    """For buckets that are under way together: (the mean in bf16, each rank's gradients)."""
+    """For buckets, all but the last under way together: (the mean in bf16, each rank's gradients)."""
     hook = Compressed(compression("bf16"), find_members(place), torch.device("cpu"), 60.0, 0)
     sizes = [(1, torch.float32), (SLICE, torch.float64), (0, torch.float32), (40 * SLICE + 5, torch.float32)]
+    sizes.append((3 * SLICE + 7, torch.float32))
     every = [[gradients(rank, *size) for rank in range(place.world_size)] for size in sizes]
     mine = [ranks[place.rank].clone() for ranks in every]
     works = []
-    for number, values in enumerate(mine):
+    for number, values in enumerate(mine[:-1]):
         works.append(hook.start(Bucket(values, [values], number, False)))
         time.sleep(0.05 * place.rank)
     for work in works:
         work.wait()
     assert hook.all_reduce is not None and hook.all_reduce.moved > 0
+    memory = hook.code.data_ptr(), hook.all_reduce.inbox.data_ptr()
+    hook.start(Bucket(mine[-1], [mine[-1]], len(mine), False)).wait()
+    assert (hook.code.data_ptr(), hook.all_reduce.inbox.data_ptr()) == memory  # large enough: used again
     hook.close()
     return list(zip(mine, every, strict=True))
 

@@ -329,7 +329,7 @@ class TimedDdp(Single):
 
         for _ in range(WARM_UP_STEPS if first else 1):
             once()
-        memory.keep_large_blocks(made.place.local_world_size, self.device)
+            memory.keep_large_blocks(made.place.local_world_size, self.device)
         done, until = list[dict[str, Any]](), time.perf_counter() + STEPS_SECONDS
         while len(done) < MOST_STEPS and (len(done) < LEAST_STEPS or time.perf_counter() < until):
             done.append(once())

@@ -47,7 +47,7 @@ class CodedAllReduce:
     members: Members
     codec: Codec
     moved: int = 0
-    inbox: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
+    inbox: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8), init=False, repr=False)
 
     def run(self, values: Values, count: int, code: Tensor) -> None:
         """Puts the code of the members' mean into `code`, uint8 [codec.size(count)]. Collective, of the leaders; one at
@@ -82,7 +82,7 @@ class CodedAllReduce:
 
     def inboxes(self, sizes: Sequence[int], others: Sequence[int]) -> list[dict[int, Tensor]]:
         """For each message of the chunk that this member adds up, of so many bytes: where each other one's goes."""
-        self.inbox = at_least(sum(sizes) * len(others), self.inbox)
+        self.inbox = room_for(sum(sizes) * len(others), self.inbox)
         parts = iter(self.inbox[: sum(sizes) * len(others)].split([size for size in sizes for _ in others]))
         return [{number: next(parts) for number in others} for _ in sizes]
 
@@ -114,8 +114,8 @@ class CodedAllReduce:
             self.moved += 1
 
 
-def at_least(size: int, known: Tensor) -> Tensor:
-    """Of so many bytes or more, uint8: the known one, if it is."""
+def room_for(size: int, known: Tensor) -> Tensor:
+    """uint8, of `size` bytes or more, any values; the known tensor where it is large enough."""
     return known if len(known) >= size else torch.empty(size, dtype=torch.uint8)
 
 

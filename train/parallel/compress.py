@@ -32,7 +32,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.futures import Future
 
 from train.parallel.codecs import Codec, codec_of
-from train.parallel.coded_all_reduce import CodedAllReduce, at_least, keep_to_one_thread
+from train.parallel.coded_all_reduce import CodedAllReduce, keep_to_one_thread, room_for
 from train.parallel.members import Members, group_between, group_within
 from train.settings import Compression
 
@@ -107,7 +107,7 @@ class Compressed:
         self.between = group_between(members, device, timeout)
         self.power: PowerSGDState | None = None
         self.all_reduce: CodedAllReduce | None = None
-        self.code = torch.empty(0, dtype=torch.uint8)  # memory that is used again
+        self.code = torch.empty(0, dtype=torch.uint8)  # of a bucket; memory that is used again
         if how.kind != "powersgd" and device.type == "cpu":
             self.all_reduce = CodedAllReduce(self.between, members, codec_of(how.kind))
         if how.kind == "powersgd":
@@ -146,7 +146,7 @@ class Compressed:
         if self.members.leads and self.all_reduce is not None:
             codec, count = self.all_reduce.codec, len(buffer)
             gradients = Gradients(buffer, codec, len(self.members.ranks))
-            self.code = at_least(codec.size(count), self.code)
+            self.code = room_for(codec.size(count), self.code)
             self.all_reduce.run(gradients, count, self.code[: codec.size(count)])
         elif self.members.leads:
             result = self.hook()(bucket).wait()

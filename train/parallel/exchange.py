@@ -227,7 +227,7 @@ class Exchange:
         piece.leg, piece.left = Leg(), piece.leg.ended(piece.left)
         piece.started = None if waits and piece.is_flat else piece.weights(self.room(len(piece.anchor)))
         piece.started_buffers = self.buffers() if piece is self.pieces[0] else torch.zeros(0)
-        # Taken in this thread, whose freed memory is kept (train.start.memory): the step's is there to use again.
+        # Taken in this thread, whose freed memory train.start.memory keeps: the step's is there to use again.
         code = torch.empty(self.all_reduce.codec.size(len(piece.anchor)), dtype=torch.uint8)
         piece.mean = self.background.submit(self.averaged, piece, parts.tolist(), code)
 

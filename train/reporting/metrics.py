@@ -3,7 +3,6 @@ rank 0 and, under a keeper, on one rank of each host; loggers on rank 0 alone.
 """
 
 import json
-import resource
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 
 from train.reporting.loggers import Event, Loggers
+from train.start.memory import most_taken
 from train.whole_files import write_file
 
 METRICS_FILE = "metrics.jsonl"
@@ -122,5 +122,4 @@ def read_metrics(path: Path) -> list[Event]:
 def peak_memory(device: torch.device) -> dict[str, int | None]:
     """The most memory that this process had at once, in bytes: resident, and tensors on its GPU."""
     on_gpu = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts KiB
-    return {"peak_rss_bytes": resident, "peak_gpu_bytes": on_gpu}
+    return {"peak_rss_bytes": most_taken(), "peak_gpu_bytes": on_gpu}
