@@ -120,11 +120,11 @@ bench-train: .venv/.train  ## images/s of the trainer on two processes, against 
 bench-gpu:  ## images/s of ResNet-50 on one GPU, and what limits it; installs nothing (under 10 minutes)  [PYTHON=... ARGS=--cpu-smoke]
 	@$(installed) -m benchmarks.gpu $(ARGS)
 
-bench-forecast:  ## the forecast of a run against the run: three link speeds, two models, one to three lab hosts
+bench-forecast:  ## the forecast of a run against the run: three link speeds, two models, one to three lab hosts  [ARGS="--parts options"]
 	$(need) --root control
-	@$(BIN)/python -m benchmarks.forecast
+	@$(BIN)/python -m benchmarks.forecast $(ARGS)
 
-bench-links:  ## the options for slow links against plain DDP: speed on lab hosts, accuracy (hours; what is measured is kept)  [ARGS="--parts speed --links 1gbit --models resnet18 --options bf16,sync16 --nodes 2 --again"]
+bench-links:  ## the options for slow links against plain DDP: speed on lab hosts, accuracy (hours; what is measured is kept)  [ARGS="--parts speed --links 1gbit --models resnet18 --options bf16,sync16 --nodes 2 --turns 3"]
 	$(need) --root train control
 	@$(BIN)/python -m benchmarks.links $(ARGS)
 

@@ -50,6 +50,35 @@ def lab(name: str, hosts: int) -> Iterator[str]:
         shutil.rmtree(Path("build") / name, ignore_errors=True)
 
 
+SPIN = """
+import os, sys
+os.sched_setaffinity(0, {int(sys.argv[1])})
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+while os.getppid() == int(sys.argv[2]):
+    for _ in range(1_000_000):
+        pass
+"""
+
+
+@contextlib.contextmanager
+def awake() -> Iterator[list[int]]:
+    """No processor of this machine becomes idle meanwhile: what time is left goes to processes, whose ids these are,
+    that give way to any other at once (SCHED_IDLE). A lab host that has a quota of CPUs stops and starts ten times a
+    second. Where its processor is a virtual machine's, that one stops and starts with it, and then, with two such
+    hosts, a step takes up to 1.4 times the computing time, for seconds at a time (benchmarks/RESULTS.md, 2026-11-27,
+    ninth entry)."""
+    spinning = [
+        subprocess.Popen([sys.executable, "-S", "-c", SPIN, str(cpu), str(os.getpid())])
+        for cpu in sorted(os.sched_getaffinity(0))
+    ]
+    try:
+        yield [process.pid for process in spinning]
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+
+
 def take_data_network(name: str) -> None:
     """Make the deploy choose the network that LINK limits. `make lab` rewrites hosts.yml, but not this file."""
     folder = Path("inventory") / name

@@ -17,8 +17,9 @@ The hosts share the machine's cores, so each has a quota of CPUS cores in foreca
 some time of two cores unused, so that the speed of one does not depend on whether the others compute. The kernel
 enforces a quota by stopping a host for some milliseconds at a time, and two hosts that exchange many small messages may
 wait for each other: up to 0.05 s in each step, in some runs and not in others. The batches are so large that a step
-takes 0.3 s or more, and this matters little. Real hosts have no quota. Needs an otherwise idle machine: `load` of a
-case is the machine's load average after it, of which the hosts themselves cause up to 3.
+takes 0.3 s or more, and this matters little. Real hosts have no quota. Needs an otherwise idle machine, whose
+processors are kept awake: `load` of a case is the machine's load average after it, of which the benchmark causes up to
+3 and one for each processor.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ import shutil
 import statistics
 import subprocess
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from benchmarks import links
-from benchmarks.common import FAB, close, environment, fab, lab, run_in, take_data_network
+from benchmarks.common import FAB, awake, close, environment, fab, lab, run_in, take_data_network
 from launch.health import forecast, run_probe
 from launch.hosts import clustermap
 from launch.hosts.connection import machines
@@ -174,13 +176,11 @@ def main() -> None:
     """Measure all cases and print them."""
     options = parse()
     begun = time.monotonic()
-    if options.there:
+    with nullcontext() if options.there else lab(NAME, HOSTS), awake():
+        if not options.there:
+            take_data_network(NAME)
+            fab(NAME, "deploy")
         found = all_cases(NAME, options)
-    else:
-        with lab(NAME, HOSTS) as name:
-            take_data_network(name)
-            fab(name, "deploy")
-            found = all_cases(name, options)
     errors = [case["error"] for case in found]
     close(
         {

@@ -28,9 +28,11 @@ accuracy of plain DDP, in percent of held-out images, less the option's, over SE
 each would make the hosts exchange. Digits' accuracies are multiples of 0.28 points.
 
 VGG-11 takes 4 GB of memory on each host (3 GB without --sync-every). The whole takes hours. Each result is kept in
-build/bench-links.jsonl as soon as it is there, and is not measured again while the arguments are the same. After a
-change of the trainer remove the file, or give --again. Needs an otherwise idle machine: `load` is the machine's load
-average after a case, of which the hosts themselves cause up to 4.
+build/bench-links.jsonl as soon as it is there, and is not measured again while the arguments are the same: after a
+change of the trainer remove the file. What two hosts of one machine make apart changes by some percent from minute to
+minute. With `--turns 3` each speed is measured until there are three results, in turns with the other options, and the
+middle one counts (by its ratio; `ratios` has all). Needs an otherwise idle machine, whose processors are kept awake:
+`load` is its load average after a case, of which the benchmark causes up to 4 and one for each processor.
 """
 
 from __future__ import annotations
@@ -46,13 +48,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import FAB, close, environment, fab, lab, run_in, take_data_network
+from benchmarks.common import FAB, awake, close, environment, fab, lab, run_in, take_data_network
 from launch.health import ways
 
 NAME = "bench-links"
@@ -181,15 +184,17 @@ class RunFailed(Exception):
 # -- the cases ---------------------------------------------------------------------------------------------------------
 
 
-def speed_cases(links: Sequence[str], works: Sequence[Work], options: Sequence[str], nodes: int) -> Iterator[Case]:
+def speed_cases(
+    links: Sequence[str], works: Sequence[Work], options: Sequence[str], nodes: int, turns: int = 1
+) -> Iterator[Case]:
     """Link by link, as the lab has one at a time. Of each model and number of hosts the forecast comes first, then the
-    runs that it is of."""
+    runs that it is of, as often as there are turns."""
     for link in links:
         for work in works:
             for count in range(2, nodes + 1):
                 about = {"link": link, "model": work.model, "nodes": count}
                 yield Case("forecast", about, work.arguments(OPTIONS["plain"], count))
-                yield from (speed_case(link, work, option, count) for option in options)
+                yield from (speed_case(link, work, option, count) for _ in range(turns) for option in options)
 
 
 def speed_case(link: str, work: Work, option: str, nodes: int) -> Case:
@@ -332,13 +337,13 @@ def output_of(command: list[str], variables: dict[str, str]) -> str:
 # -- results, which outlive the benchmark ------------------------------------------------------------------------------
 
 
-def read_results(path: Path) -> dict[str, Record]:
-    """Records by the keys of their cases, the newest of each. What was cut off while it was written is left out."""
-    found: dict[str, Record] = {}
+def read_results(path: Path) -> dict[str, list[Record]]:
+    """Records by the keys of their cases. What was cut off while it was written is left out."""
+    found: dict[str, list[Record]] = {}
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
             record = json.loads(line)
-            found[record["case"]] = record
+            found.setdefault(record["case"], []).append(record)
         except (ValueError, KeyError, TypeError):
             print(f"benchmark: {path} has a line that is no result: {line[:60]}", flush=True)
     return found
@@ -359,8 +364,23 @@ def measured(case: Case, measure: Callable[[Case], Record], path: Path) -> Recor
     return record
 
 
-def missing(cases: Iterable[Case], results: dict[str, Record]) -> list[Case]:
-    return [case for case in cases if case.key not in results]
+def missing(cases: Iterable[Case], results: dict[str, list[Record]]) -> list[Case]:
+    """A case that is there more than once needs as many results."""
+    known = Counter({key: len(found) for key, found in results.items()})
+    left = []
+    for case in cases:
+        known[case.key] -= 1
+        if known[case.key] < 0:
+            left.append(case)
+    return left
+
+
+def middle(found: Sequence[Record]) -> Record:
+    """Of the results of one case the one with the middle ratio; of what has no ratio the last."""
+    if len(found) == 1 or "rate" not in found[0]:
+        return found[-1]
+    ordered = sorted(found, key=lambda one: one["rate"] / one["alone"])
+    return ordered[(len(ordered) - 1) // 2] | {"ratios": [round(one["rate"] / one["alone"], 3) for one in found]}
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
@@ -487,9 +507,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     for what, known in lists.items():
         parser.add_argument(f"--{what}", default=",".join(known), help=f"which {what}, separated by commas")
     parser.add_argument("--nodes", type=int, choices=range(2, HOSTS + 1), default=HOSTS, help="the most hosts")
-    parser.add_argument("--again", action="store_true", help=f"measure anew what is in {RESULTS} already")
+    parser.add_argument("--turns", type=int, default=1, help="results of each speed, of which the middle one counts")
     parser.add_argument("--there", action="store_true", help=f"use an existing lab {NAME}, and keep it")
     given = parser.parse_args(arguments)
+    if given.turns < 1:
+        parser.error("--turns: 1 or more")
     for what, known in lists.items():
         setattr(given, what, chosen(getattr(given, what), known, what))
     given.options = [name for name in OPTIONS if name in given.options or name == "plain"]  # all is compared with it
@@ -498,14 +520,14 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def cases_of(given: argparse.Namespace) -> list[Case]:
     works = [work for work in WORKS if work.model in given.models]
-    speed = speed_cases(given.links, works, given.options, given.nodes) if "speed" in given.parts else ()
+    speed = speed_cases(given.links, works, given.options, given.nodes, given.turns) if "speed" in given.parts else ()
     accuracy = accuracy_cases(given.options) if "accuracy" in given.parts else ()
     return [*speed, *accuracy]
 
 
 def run_speed(cases: Sequence[Case], there: bool, path: Path) -> Iterator[Record | None]:
     """The results of these cases, on a lab that is there only for them."""
-    with nullcontext() if there else lab(NAME, HOSTS):
+    with nullcontext() if there else lab(NAME, HOSTS), awake():
         if not there:
             take_data_network(NAME)
             fab(NAME, "deploy")
@@ -520,14 +542,14 @@ def run_speed(cases: Sequence[Case], there: bool, path: Path) -> Iterator[Record
 def main() -> None:
     """Measure all cases that are not known, and print them all."""
     given = parse()
-    begun, cases, results = time.monotonic(), cases_of(given), read_results(RESULTS)
-    to_do = missing(cases, {} if given.again else results)
+    begun, cases = time.monotonic(), cases_of(given)
+    to_do = missing(cases, read_results(RESULTS))
     accuracy = [case for case in to_do if case.part == "accuracy"]
     on_hosts = [case for case in to_do if case.part != "accuracy"]
     found = list(run_speed(on_hosts, given.there, RESULTS)) if on_hosts else []
     found += [measured(case, measure_accuracy, RESULTS) for case in accuracy]
     results = read_results(RESULTS)
-    records = [results[case.key] for case in cases if case.key in results]
+    records = [middle(results[key]) for key in dict.fromkeys(case.key for case in cases) if key in results]
     for part, rows in zip(PARTS, (speed_rows, accuracy_rows), strict=True):
         if part in given.parts:
             print("\n".join(rows(records)))

@@ -230,12 +230,26 @@ def test_what_is_in_the_file_is_not_measured_again(tmp_path: Path) -> None:
     )
     assert links.read_results(path) == {}
     assert links.measured(one, lambda case: {"accuracy": 98.0}, path)
-    assert links.measured(one, lambda case: {"accuracy": 99.0}, path)  # with --again: the newest counts
+    assert links.measured(one, lambda case: {"accuracy": 99.0}, path)
     with path.open("a") as file:
         file.write('{"case": "accuracy 1", "accu')  # cut off
     results = links.read_results(path)
     assert missing([one, two], results) == [two]
-    assert results[one.key]["accuracy"] == 99.0 and results[one.key]["seed"] == 0
+    assert missing([one, one, one, two], results) == [one, two]  # a third turn
+    assert links.middle(results[one.key])["accuracy"] == 99.0 and results[one.key][0]["seed"] == 0
+
+
+def test_of_several_turns_the_middle_ratio_counts() -> None:
+    rates = [(19.0, 10.0), (24.0, 20.0), (18.0, 10.0)]  # 1.9, 1.2, 1.8
+    found = [speed("1gbit", "vgg11", "sync32", 2, rate, alone) for rate, alone in rates]
+    assert links.middle(found) == found[2] | {"ratios": [1.9, 1.2, 1.8]}
+    assert links.middle(found[:2])["rate"] == 24.0  # the worse one of two
+    assert links.middle(found[:1]) == found[0]
+    given = parse(["--parts", "speed", "--links", "1gbit", "--models", "vgg11", "--nodes", "2", "--turns", "2"])
+    options = [case.about.get("option") for case in links.cases_of(given)]
+    assert options == [None, *OPTIONS, *OPTIONS]  # one forecast, then turn by turn
+    with pytest.raises(SystemExit):
+        parse(["--turns", "0"])
 
 
 def test_a_run_that_failed_is_no_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
