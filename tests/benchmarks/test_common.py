@@ -8,9 +8,9 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from benchmarks.common import awake
+from tests.processes import running
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
@@ -18,14 +18,6 @@ def wait_until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.02)
-
-
-def is_gone(pid: int) -> bool:
-    """Also where nobody has asked for its exit status yet."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
 
 
 def gives_way(pid: int) -> bool:
@@ -37,7 +29,7 @@ def test_every_processor_is_kept_awake_by_what_gives_way_to_any_other() -> None:
         for pid, cpu in zip(pids, sorted(os.sched_getaffinity(0)), strict=True):
             wait_until(partial(gives_way, pid))
             assert os.sched_getaffinity(pid) == {cpu}
-    assert all(is_gone(pid) for pid in pids)
+    assert not any(running(pid) for pid in pids)
 
 
 def test_an_interrupted_benchmark_leaves_nothing_that_keeps_processors_awake() -> None:
@@ -45,5 +37,4 @@ def test_an_interrupted_benchmark_leaves_nothing_that_keeps_processors_awake() -
     done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=False, timeout=60)
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) == len(os.sched_getaffinity(0))
-    for pid in pids:
-        wait_until(partial(is_gone, pid))
+    wait_until(lambda: not any(running(pid) for pid in pids))
