@@ -21,7 +21,7 @@ import time
 from typing import Any, Callable
 
 from ansible.module_utils.muster_iperf import LinkFails, NoIperf, end, iperf_path, run_iperf, start_iperf
-from ansible.module_utils.muster_meeting import ATTEMPT_SECONDS, ENDINGS, Meeting, Unreached, hear, say, why_ended
+from ansible.module_utils.muster_meeting import ENDINGS, REPLY_SECONDS, Meeting, Unreached, hear, say, why_ended
 from ansible.module_utils.muster_mtu import open_echo, path_mtus
 
 PINGS = 11
@@ -199,7 +199,7 @@ class Pair:
         for number in range(PINGS):
             begun = time.perf_counter()
             say(writer, ping=number)
-            await hear(reader, ATTEMPT_SECONDS)
+            await hear(reader, REPLY_SECONDS)
             times.append(time.perf_counter() - begun)
         self.rtt_ms = round(1000 * min(times), 3)
 
@@ -231,7 +231,7 @@ class Pair:
         except NoIperf as failure:
             self.problems[self.name] = str(failure)
         say(writer, iperf=not self.problems)
-        answered = await hear(reader, 5)
+        answered = await hear(reader, REPLY_SECONDS)
         if "problem" in answered:
             self.problems[self.peer] = answered["problem"]
         if self.problems:

@@ -22,7 +22,8 @@ import socket
 import time
 from typing import Any
 
-ATTEMPT_SECONDS = 1.5  # to connect: a SYN that is sent again (after 1 s) still fits; and to answer a greeting
+ATTEMPT_SECONDS = 1.5  # to connect: a SYN that is sent again (after 1 s) still fits
+REPLY_SECONDS = 5.0  # for a line over a connection that is there: a busy host can be held up for seconds
 LINE_BYTES = 1 << 16
 ATTEMPTS_AT_ONCE = 256  # attempts to connect; a process may have 1,024 files open, and as many hosts call this one
 
@@ -70,14 +71,14 @@ class Meeting:
 
     async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            hello = await hear(reader, ATTEMPT_SECONDS)
+            hello = await hear(reader, REPLY_SECONDS)
             ours = hello.get("token") == self.token
             gone = (hello.get("waits"), hello.get("host")) in self.gone
             say(writer, muster=1, host=self.name, ours=ours, gone=ours and gone)
             if ours and "network" in hello and not self.visitor(hello["network"], hello["host"]).done():
                 self.visitor(hello["network"], hello["host"]).set_result((reader, writer))
                 return
-            await asyncio.wait_for(writer.drain(), ATTEMPT_SECONDS)
+            await asyncio.wait_for(writer.drain(), REPLY_SECONDS)
         except ENDINGS:
             pass  # a port scanner, or a caller that has left
         writer.close()
@@ -120,7 +121,7 @@ class Meeting:
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             say(writer, muster=1, token=self.token, host=self.name, **more)
-            wrong = self._why_wrong(peer, await hear(reader, ATTEMPT_SECONDS))
+            wrong = self._why_wrong(peer, await hear(reader, REPLY_SECONDS))
         except ValueError:
             wrong = "another program answers there"
         except ENDINGS as error:
@@ -157,7 +158,7 @@ async def reach(meeting: Meeting, peers: dict[str, list[str]]) -> list[dict[str,
     """Try all candidate addresses of the other hosts (by name) at once.
 
     Returns for each address {"peer", "address", "ok", "milliseconds" (of the TCP handshake), "error"}. An address that
-    does not work costs about three seconds.
+    does not work costs about three seconds, ten where another program listens and says nothing.
     """
     few = asyncio.Semaphore(ATTEMPTS_AT_ONCE)
     tries = [_try(meeting, peer, address, few) for peer, addresses in peers.items() for address in addresses]

@@ -28,8 +28,9 @@ END_SECONDS = 100.0  # for all hosts of a test to be through
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine fails no attempt, and who waits for what does not come fails the test."""
-    monkeypatch.setattr(muster_meeting, "ATTEMPT_SECONDS", PATIENCE)
-    for name in ("ATTEMPT_SECONDS", "BULK_SECONDS"):
+    for name in ("ATTEMPT_SECONDS", "REPLY_SECONDS"):
+        monkeypatch.setattr(muster_meeting, name, PATIENCE)
+    for name in ("REPLY_SECONDS", "BULK_SECONDS"):
         monkeypatch.setattr(muster_links, name, PATIENCE)
     monkeypatch.setattr(muster_mtu, "PACKET_SECONDS", PATIENCE)
 

@@ -29,7 +29,8 @@ END_SECONDS = 100.0  # for all hosts of a test to be through
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine fails no attempt, and who waits for what does not come fails the test."""
-    monkeypatch.setattr(muster_meeting, "ATTEMPT_SECONDS", PATIENCE)
+    for name in ("ATTEMPT_SECONDS", "REPLY_SECONDS"):
+        monkeypatch.setattr(muster_meeting, name, PATIENCE)
 
 
 @pytest.fixture
@@ -187,7 +188,7 @@ def test_another_program_on_the_port_is_recognised(
                 connection.close()
 
     if says is None:
-        monkeypatch.setattr(muster_meeting, "ATTEMPT_SECONDS", 1.5)
+        monkeypatch.setattr(muster_meeting, "REPLY_SECONDS", 1.5)
     kept: list[socket.socket] = []
     with socket.create_server((f"{net}.9", 0)) as server:
         thread = threading.Thread(target=serve)
