@@ -61,15 +61,18 @@ while os.getppid() == int(sys.argv[2]):
 
 
 @contextlib.contextmanager
-def awake() -> Iterator[list[int]]:
-    """No processor of this machine becomes idle meanwhile: what time is left goes to processes, whose ids these are,
-    that give way to any other at once (SCHED_IDLE). A lab host that has a quota of CPUs stops and starts ten times a
-    second. Where its processor is a virtual machine's, that one stops and starts with it, and then, with two such
-    hosts, a step takes up to 1.4 times the computing time, for seconds at a time (benchmarks/RESULTS.md, 2026-11-27,
-    ninth entry)."""
+def awake(hosts: int) -> Iterator[list[int]]:
+    """No processor of this machine becomes idle while so many hosts run on it: what time is left goes to processes,
+    whose ids these are, that give way to any other at once (SCHED_IDLE). A lab host that has a quota of CPUS stops and
+    starts ten times a second. Where its processor is a virtual machine's, that one stops and starts with it, and then,
+    with two such hosts, a step takes up to 1.4 times the computing time, for seconds at a time (benchmarks/RESULTS.md,
+    2026-11-27, ninth entry). Of more hosts than processors two share one, and the other takes one of them over when it
+    has become idle: none is kept awake then (tenth entry)."""
+    processors = sorted(os.sched_getaffinity(0))
     spinning = [
-        subprocess.Popen([sys.executable, "-S", "-c", SPIN, str(cpu), str(os.getpid())])
-        for cpu in sorted(os.sched_getaffinity(0))
+        subprocess.Popen([sys.executable, "-S", "-c", SPIN, str(processor), str(os.getpid())])
+        for processor in processors
+        if hosts <= len(processors)
     ]
     try:
         yield [process.pid for process in spinning]

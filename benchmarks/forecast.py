@@ -18,8 +18,8 @@ some time of two cores unused, so that the speed of one does not depend on wheth
 enforces a quota by stopping a host for some milliseconds at a time, and two hosts that exchange many small messages may
 wait for each other: up to 0.05 s in each step, in some runs and not in others. The batches are so large that a step
 takes 0.3 s or more, and this matters little. Real hosts have no quota. Needs an otherwise idle machine, whose
-processors are kept awake: `load` of a case is the machine's load average after it, of which the benchmark causes up to
-3 and one for each processor.
+processors are kept awake where each host can have one (`benchmarks.common.awake`): `load` of a case is the machine's
+load average after it, of which the benchmark causes up to 3 and one for each processor that is kept awake.
 """
 
 from __future__ import annotations
@@ -168,15 +168,20 @@ def compared(expected: float, measured: float) -> dict[str, float]:
 
 
 def all_cases(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    made = {"models": lambda: cases(name, options), "options": lambda: option_cases(name)}
-    return [case for part in options.parts.split(",") for case in made[part]()]
+    parts = {"models": (lambda: cases(name, options), HOSTS), "options": (lambda: option_cases(name), 2)}
+    found = []
+    for part in options.parts.split(","):
+        measure_part, hosts = parts[part]
+        with awake(hosts):
+            found += measure_part()
+    return found
 
 
 def main() -> None:
     """Measure all cases and print them."""
     options = parse()
     begun = time.monotonic()
-    with nullcontext() if options.there else lab(NAME, HOSTS), awake():
+    with nullcontext() if options.there else lab(NAME, HOSTS):
         if not options.there:
             take_data_network(NAME)
             fab(NAME, "deploy")

@@ -31,8 +31,9 @@ VGG-11 takes 4 GB of memory on each host (3 GB without --sync-every). The whole 
 build/bench-links.jsonl as soon as it is there, and is not measured again while the arguments are the same: after a
 change of the trainer remove the file. What two hosts of one machine make apart changes by some percent from minute to
 minute. With `--turns 3` each speed is measured until there are three results, in turns with the other options, and the
-middle one counts (by its ratio; `ratios` has all). Needs an otherwise idle machine, whose processors are kept awake:
-`load` is its load average after a case, of which the benchmark causes up to 4 and one for each processor.
+middle one counts (by its ratio; `ratios` has all). Needs an otherwise idle machine, whose processors are kept awake
+where each host can have one (`benchmarks.common.awake`): `load` is its load average after a case, of which the
+benchmark causes up to 4 and one for each processor that is kept awake.
 """
 
 from __future__ import annotations
@@ -527,7 +528,7 @@ def cases_of(given: argparse.Namespace) -> list[Case]:
 
 def run_speed(cases: Sequence[Case], there: bool, path: Path) -> Iterator[Record | None]:
     """The results of these cases, on a lab that is there only for them."""
-    with nullcontext() if there else lab(NAME, HOSTS), awake():
+    with nullcontext() if there else lab(NAME, HOSTS):
         if not there:
             take_data_network(NAME)
             fab(NAME, "deploy")
@@ -536,7 +537,9 @@ def run_speed(cases: Sequence[Case], there: bool, path: Path) -> Iterator[Record
             if case.about["link"] != link:
                 link = case.about["link"]
                 fab(NAME, "lab", HOSTS=HOSTS, CPUS=CPUS, LINK=link)
-            yield measured(case, hosts.measure, path)
+            with awake(case.about["nodes"]):
+                found = measured(case, hosts.measure, path)
+            yield found
 
 
 def main() -> None:

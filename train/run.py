@@ -89,6 +89,8 @@ def prepare(settings: Settings, complaint: str, place: Place, device: torch.devi
     made = session.build(settings, place, device, dataset, network)
     notes += [made.strategy.note, *session.fine_tuning(made), *session.slow_links(made)]
     notes += resume.begin(made)
+    if settings.communication == "auto":
+        notes.append("--communication auto: all ranks are on one host; nothing is changed")
     if settings.shares == "auto":
         notes.append(f"--shares auto: {', '.join(f'{weight / sum(made.weights):.1%}' for weight in made.weights)}")
     if settings.amp == "fp16" and device.type == "cpu":

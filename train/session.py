@@ -251,7 +251,7 @@ def slow_links(session: Session) -> list[str]:
     if session.place.world_size == 1:
         return ["--sync-every and --compress: there is nobody to send anything to"]
     hosts = from_all_ranks(session.place.local_rank, session.place).count(0)
-    who = f"{hosts} hosts" if hosts > 1 else f"{session.place.world_size} ranks of one host, each as if a host,"
+    who = f"{hosts} hosts" if hosts > 1 else f"{session.place.world_size} ranks of one host, each counted as a host,"
     if exchange is None:
         return [f"--compress {settings.compress}: {who} average gradients so"]
     pieces = f" in {len(exchange.pieces)} pieces" if settings.stream else ""

@@ -462,8 +462,8 @@ def slow_links(settings: Settings) -> Iterator[str]:
         kind = compression(settings.compress).kind
     except ValueError:
         yield (
-            f"--compress {settings.compress!r}: none, bf16, fp16 or powersgd, which may have a rank, "
-            f"{RANKS[0]} to {RANKS[-1]}: powersgd:4; with --sync-every none, bf16, fp16, int8 or int4"
+            f"--compress {settings.compress!r}: it has to be none, bf16, fp16 or powersgd, which may have a rank from "
+            f"{RANKS[0]} to {RANKS[-1]} (powersgd:4); with --sync-every none, bf16, fp16, int8 or int4"
         )
         return
     yield from automatic(settings)
@@ -472,14 +472,16 @@ def slow_links(settings: Settings) -> Iterator[str]:
         yield f"{given}: goes with --parallel ddp, not with {settings.parallel}"
     if settings.bucket_mb != Settings.bucket_mb and settings.parallel != "ddp":
         yield f"--bucket-mb {settings.bucket_mb}: goes with --parallel ddp, not with {settings.parallel}"
-    if kind in ("int8", "int4") and every_step:
+    if kind in ("int8", "int4") and every_step and settings.parallel == "ddp":
         yield f"{given}: it is for changes of weights over many steps: give --sync-every 16, or --compress bf16"
     if kind == "powersgd" and not every_step:
         yield f"{given}: it is for gradients; with --sync-every, which sends none: --compress int8"
     if every_step:
+        is_chosen = settings.communication == "auto"
+        fix = "--communication auto chooses that itself: leave this one out" if is_chosen else "give --sync-every 16"
         for name in OF_EXCHANGES:
             if getattr(settings, name) != getattr(Settings, name):
-                yield f"{flag(name)} {getattr(settings, name)}: goes with --sync-every: give --sync-every 16"
+                yield f"{flag(name)} {getattr(settings, name)}: goes with --sync-every: {fix}"
         return
     given = f"--sync-every {settings.sync_every}"
     if settings.stream > settings.sync_every:

@@ -25,15 +25,20 @@ def gives_way(pid: int) -> bool:
 
 
 def test_every_processor_is_kept_awake_by_what_gives_way_to_any_other() -> None:
-    with awake() as pids:
+    with awake(hosts=1) as pids:
         for pid, cpu in zip(pids, sorted(os.sched_getaffinity(0)), strict=True):
             wait_until(partial(gives_way, pid))
             assert os.sched_getaffinity(pid) == {cpu}
     assert not any(running(pid) for pid in pids)
 
 
+def test_no_processor_is_kept_awake_while_two_hosts_share_one() -> None:
+    with awake(hosts=len(os.sched_getaffinity(0)) + 1) as pids:
+        assert pids == []
+
+
 def test_an_interrupted_benchmark_leaves_nothing_that_keeps_processors_awake() -> None:
-    script = "import os, benchmarks.common as b\nwith b.awake() as pids: print(*pids, flush=True); os._exit(1)"
+    script = "import os, benchmarks.common as b\nwith b.awake(hosts=1) as pids: print(*pids, flush=True); os._exit(1)"
     done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=False, timeout=60)
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) == len(os.sched_getaffinity(0))

@@ -242,11 +242,12 @@ def test_after_an_exchange_momentum_is_the_mean_of_all_steps_since_the_one_befor
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"compress": "zip"}, "--compress 'zip': none, bf16"),
-        ({"compress": "powersgd:2"}, "a rank, 3 to 32"),
+        ({"compress": "zip"}, "--compress 'zip': it has to be none, bf16"),
+        ({"compress": "powersgd:2"}, "a rank from 3 to 32"),
         ({"compress": "int8"}, "give --sync-every 16"),
         ({"compress": "powersgd", "sync_every": 4}, "--compress int8"),
         ({"compress": "bf16", "parallel": "fsdp"}, "goes with --parallel ddp, not with fsdp"),
+        ({"compress": "int8", "parallel": "fsdp"}, "goes with --parallel ddp, not with fsdp"),
         ({"sync_every": 4, "parallel": "horovod"}, "goes with --parallel ddp, not with horovod"),
         ({"bucket_mb": 8, "parallel": "fsdp"}, "--bucket-mb 8: goes with --parallel ddp, not with fsdp"),
         ({"stream": 2}, "--stream 2: goes with --sync-every"),
@@ -260,6 +261,7 @@ def test_after_an_exchange_momentum_is_the_mean_of_all_steps_since_the_one_befor
         ({"sync_every": 4, "outer_momentum": 1.0}, "below 1"),
         ({"communication": "auto", "compress": "bf16"}, "it chooses --compress itself"),
         ({"communication": "auto", "sync_every": 4}, "it chooses --sync-every itself"),
+        ({"communication": "auto", "sync_warmup": 0.3}, "chooses that itself: leave this one out"),
         ({"communication": "auto", "parallel": "fsdp"}, "goes with --parallel ddp, not with fsdp"),
         ({"allow_approximate": True}, "goes with --communication auto"),
     ],
