@@ -66,8 +66,8 @@ def awake(hosts: int) -> Iterator[list[int]]:
     whose ids these are, that give way to any other at once (SCHED_IDLE). A lab host that has a quota of CPUS stops and
     starts ten times a second. Where its processor is a virtual machine's, that one stops and starts with it, and then,
     with two such hosts, a step takes up to 1.4 times the computing time, for seconds at a time (benchmarks/RESULTS.md,
-    2026-11-27, ninth entry). Of more hosts than processors two share one, and the other takes one of them over when it
-    has become idle: none is kept awake then (tenth entry)."""
+    2026-11-27, ninth entry). Of more hosts than processors two share one, and steps take a fourth longer while it is
+    kept awake (tenth entry; why is not known): none is then."""
     processors = sorted(os.sched_getaffinity(0))
     spinning = [
         subprocess.Popen([sys.executable, "-S", "-c", SPIN, str(processor), str(os.getpid())])
