@@ -5,14 +5,19 @@ ones, which change what is learned from, of which --communication auto takes tho
 to be asked for.
 
 Speed: `make train` on 2 and 3 hosts that have a quota of CPUS cores each, for each speed of the links (the same lab
-with another rate limit), model and option. Each host has the same batch in each case, as when a cluster grows: so the
-ideal is as many times the images/s of one host as there are hosts. One host's rate is a host's share of what the same
-hosts make while each trains for itself and sends nothing, in a run before and another one after the one that is
-compared with it (`apart` in the record, of all hosts). So in both all hosts compute: on one machine they share its
-caches and its memory's bandwidth, which real hosts do not. (A host that trains beside a run, of which it is no part, is
-slowed down by what that run sends: benchmarks/RESULTS.md, 2026-11-27.) The models' gradients are of 45, 94 and 515 MB,
-and plain DDP loses a third and more with two of them at 1 Gbit/s. The optimizer is SGD with momentum. The pictures are
-noise (links_project/noise_images.py): an epoch is as long as a case needs.
+with another rate limit), model and option. Three have a smaller quota: on a machine of two processors two of them share
+one, and with 0.4 cores each they were up to 14 % apart, and a ratio changed by a fifth from run to run
+(benchmarks/RESULTS.md, 2026-11-27, tenth and eleventh entry). A host with less of a processor computes for longer
+between two exchanges, so that the figures of two and of three hosts are no series.
+Each host has the same batch in each case, as when a cluster grows: so the ideal is as many times the images/s of one
+host as there are hosts. One host's rate is a host's share of what the same hosts make while each trains for itself and
+sends no more than the sums of a step's loss, in a run before and another one after the one that is compared with it
+(`apart` in the record, of all hosts). The sums are awaited some steps later, so that it is the slowest host's rate. In
+both all hosts compute: on one machine they share its caches and its memory's bandwidth, which real hosts do not. (A
+host that trains beside a run, of which it is no part, is slowed down by what that run sends:
+benchmarks/RESULTS.md, 2026-11-27.) The models' gradients are of 45, 94 and 515 MB, and plain DDP loses a third and more
+with two of them at 1 Gbit/s. The optimizer is SGD with momentum. The pictures are noise
+(links_project/noise_images.py): an epoch is as long as a case needs.
 
 A rate is of PERIODS whole periods: images of --sync-every's steps with the exchange that belongs to them, divided by
 their time, never a median step. Where gradients go in every step, a period is some steps (Work.period). The first
@@ -63,8 +68,8 @@ NAME = "bench-links"
 PROJECT = Path("benchmarks/links_project")
 RESULTS = Path("build/bench-links.jsonl")
 HOSTS = 3
-CPUS = 0.4
-LIMIT_SECONDS = 1200
+CPUS = {2: 0.4, 3: 0.25}  # of each host, by their number
+LIMIT_SECONDS = 2400
 RECENT_SECONDS = 60  # what the hosts make apart is measured anew after that
 LINKS = ("1gbit", "200mbit")
 PARTS = ("speed", "accuracy")
@@ -116,7 +121,8 @@ class Work:
     classes: int = 10
 
     def period_of(self, option: Option) -> int:
-        return self.period if option is APART else option.sync_every or self.period
+        """Apart it is longer than plain's: how fast a host is changes by a tenth for some seconds at a time."""
+        return 2 * self.period if option is APART else option.sync_every or self.period
 
     def steps(self, option: Option) -> int:
         """Of a run; its first period does not count."""
@@ -174,7 +180,7 @@ class Case:
     @property
     def key(self) -> str:
         """What the figure depends on: it is another case when the table has other arguments."""
-        words = [self.part, *(str(self.about[name]) for name in ("link", "nodes") if name in self.about)]
+        words = [self.part, *(str(self.about[name]) for name in ("link", "nodes", "cpus") if name in self.about)]
         return " ".join([*words, shlex.join(self.arguments)])
 
 
@@ -193,13 +199,13 @@ def speed_cases(
     for link in links:
         for work in works:
             for count in range(2, nodes + 1):
-                about = {"link": link, "model": work.model, "nodes": count}
+                about = {"link": link, "model": work.model, "nodes": count, "cpus": CPUS[count]}
                 yield Case("forecast", about, work.arguments(OPTIONS["plain"], count))
                 yield from (speed_case(link, work, option, count) for _ in range(turns) for option in options)
 
 
 def speed_case(link: str, work: Work, option: str, nodes: int) -> Case:
-    about = {"link": link, "model": work.model, "option": option, "nodes": nodes}
+    about = {"link": link, "model": work.model, "option": option, "nodes": nodes, "cpus": CPUS[nodes]}
     return Case("speed", about, work.arguments(option_of(option), nodes))
 
 
@@ -532,11 +538,12 @@ def run_speed(cases: Sequence[Case], there: bool, path: Path) -> Iterator[Record
         if not there:
             take_data_network(NAME)
             fab(NAME, "deploy")
-        hosts, link = Hosts(NAME), None
+        hosts, limits = Hosts(NAME), (None, None)
         for case in cases:
-            if case.about["link"] != link:
-                link = case.about["link"]
-                fab(NAME, "lab", HOSTS=HOSTS, CPUS=CPUS, LINK=link)
+            cpus, link = wanted = case.about["cpus"], case.about["link"]
+            if limits != wanted:
+                limits = wanted
+                fab(NAME, "lab", HOSTS=HOSTS, CPUS=cpus, LINK=link)
             with awake(case.about["nodes"]):
                 found = measured(case, hosts.measure, path)
             yield found

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.cli import exits
+from launch.cli.output import say
 from launch.cli.refusal import Refusal, refuse
 from launch.files import ROOT, read_json, runs_dir
 from launch.hosts.inventory import build_name
@@ -89,7 +90,12 @@ def continued(options: Options, earlier: Earlier) -> Options:
 
 def same_communication(args: tuple[str, ...]) -> tuple[str, ...]:
     """New arguments, without a wish to choose --communication: that was done when the earlier run began."""
-    return without_choice(args) if may_leave_communication_open(args, None) else args
+    if not may_leave_communication_open(args, None):
+        return args
+    kept = without_choice(args)
+    if kept != args:
+        say("communication: as in the run that this one continues; it is chosen at the start of a new run")
+    return kept
 
 
 def has_checkpoint_command(earlier: Earlier) -> str:

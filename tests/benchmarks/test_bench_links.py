@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -107,10 +108,12 @@ def test_one_host_is_what_the_same_hosts_make_apart_before_and_after(
     program.write_text(FAKE_FAB.format(folder=tmp_path))
     program.chmod(0o755)
     work, case = WORKS[2], links.speed_case("1gbit", WORKS[2], "bf16", 2)
-    for number, seconds in enumerate((1.0, 2.0, 3.0, 2.0, 4.0, 4.0, 2.0, 4.0, 8.0)):  # apart, bf16, apart; ...
+    apart, bf16 = work.period_of(links.APART), work.period_of(OPTIONS["bf16"])
+    periods = (apart, bf16, apart, bf16, apart, apart, bf16, apart, apart)
+    for number, seconds in enumerate((1.0, 2.0, 3.0, 2.0, 4.0, 4.0, 2.0, 4.0, 8.0)):
         folder = tmp_path / "runs" / f"r{number}"
         folder.mkdir(parents=True)
-        steps = steps_of([9.0] * work.period + [seconds] * 12)
+        steps = steps_of([9.0] * periods[number] + [seconds] * 12)
         (folder / "metrics.jsonl").write_text("\n".join(json.dumps(step) for step in steps))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(links, "FAB", program)
@@ -133,7 +136,7 @@ def test_hosts_that_train_apart_have_no_exchange() -> None:
     for work in WORKS:
         settings = settings_of(work.arguments(links.APART, 2))
         assert problems(settings, 2) == [] and settings.sync_warmup == 0
-        assert settings.sync_every > work.steps(links.APART) == work.steps(OPTIONS["plain"])
+        assert settings.sync_every > work.steps(links.APART) > work.steps(OPTIONS["plain"])
 
 
 @pytest.mark.parametrize("work", WORKS, ids=lambda work: work.model)
@@ -209,8 +212,8 @@ def test_plain_ddp_is_measured_always() -> None:
         about
         for link in ("1gbit", "200mbit")
         for about in (
-            (link, "resnet18", 2),
-            *((link, "resnet18", option, 2) for option in ("plain", "bf16")),
+            (link, "resnet18", 2, 0.4),
+            *((link, "resnet18", option, 2, 0.4) for option in ("plain", "bf16")),
         )
     ]
     assert not links.cases_of(parse(["--parts", "accuracy"]))[0].about.keys() & {"link", "nodes"}
@@ -221,6 +224,22 @@ def test_all_cases_have_keys_of_their_own_which_change_with_their_arguments() ->
     assert len({case.key for case in cases}) == len(cases)
     case = Case("speed", {"link": "1gbit", "nodes": 2}, ["--model", "vgg11"])
     assert case.key != Case("speed", case.about, ["--model", "resnet18"]).key
+    assert case.key != Case("speed", case.about | {"cpus": 0.25}, case.arguments).key
+
+
+def test_the_lab_gets_the_limits_of_a_case_where_they_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = parse(["--parts", "speed", "--models", "resnet18", "--options", "plain"])
+    seen: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(links, "fab", lambda name, task, HOSTS, CPUS, LINK: seen.append((task, HOSTS, CPUS, LINK)))
+    monkeypatch.setattr(links, "awake", lambda hosts: nullcontext())
+    monkeypatch.setattr(links, "measured", lambda case, *_: seen.append((case.part, case.about["nodes"])))
+    assert list(links.run_speed(links.cases_of(given), True, Path())) == [None] * 8
+    assert seen == [
+        event
+        for link in ("1gbit", "200mbit")
+        for nodes, cpus in ((2, 0.4), (3, 0.25))
+        for event in (("lab", 3, cpus, link), ("forecast", nodes), ("speed", nodes))
+    ]
 
 
 def test_what_is_in_the_file_is_not_measured_again(tmp_path: Path) -> None:

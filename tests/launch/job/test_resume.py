@@ -105,11 +105,18 @@ def test_without_args_the_earlier_runs_arguments_count() -> None:
 
 def test_new_settings_win_over_the_earlier_runs_and_a_scripts_arguments_replace_them() -> None:
     assert resume.continued(Options(args=("--seed", "2")), EARLIER).args == ("--epochs", "90", "--seed", "2")
-    again = ("--communication", "auto", "--seed", "2")  # was chosen when the earlier run began
-    assert resume.continued(Options(args=again), EARLIER).args == ("--epochs", "90", "--seed", "2")
     script = replace(EARLIER, script="main.py")
     assert resume.continued(Options(args=("5",), script="main.py"), script).args == ("5",)
     assert resume.continued(Options(script="main.py"), script).args == ("--epochs", "90")
+
+
+def test_communication_is_not_chosen_again_and_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ("--compress", "bf16", "--seed", "2")
+    assert resume.continued(Options(args=settings), EARLIER).args == (*EARLIER.args, *settings)
+    assert not capsys.readouterr().out
+    again = ("--communication", "auto", "--seed", "2")
+    assert resume.continued(Options(args=again), EARLIER).args == (*EARLIER.args, "--seed", "2")
+    assert "communication: as in the run that this one continues" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
