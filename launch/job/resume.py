@@ -94,7 +94,7 @@ def same_communication(args: tuple[str, ...]) -> tuple[str, ...]:
         return args
     kept = without_choice(args)
     if kept != args:
-        say("communication: as in the run that this one continues; it is chosen at the start of a new run")
+        say("communication: nothing is chosen for a run that continues another; its options count, and those in ARGS")
     return kept
 
 

@@ -116,7 +116,7 @@ def test_communication_is_not_chosen_again_and_that_is_said(capsys: pytest.Captu
     assert not capsys.readouterr().out
     again = ("--communication", "auto", "--seed", "2")
     assert resume.continued(Options(args=again), EARLIER).args == (*EARLIER.args, "--seed", "2")
-    assert "communication: as in the run that this one continues" in capsys.readouterr().out
+    assert "communication: nothing is chosen for a run that continues another" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
