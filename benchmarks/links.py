@@ -568,7 +568,6 @@ def main() -> None:
             **figures(records),
             "cases": records,
             "failed": found.count(None),
-            "cpus": CPUS,
             "minutes": round((time.monotonic() - begun) / 60, 1),
             "reference": "images/s of one of the hosts that train apart; of plain DDP on them; accuracy of plain DDP",
         }

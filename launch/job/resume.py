@@ -89,7 +89,7 @@ def continued(options: Options, earlier: Earlier) -> Options:
 
 
 def same_communication(args: tuple[str, ...]) -> tuple[str, ...]:
-    """New arguments, without a wish to choose --communication: that was done when the earlier run began."""
+    """New arguments, without a wish to choose --communication, which is only done for a new run; that is said."""
     if not may_leave_communication_open(args, None):
         return args
     kept = without_choice(args)
