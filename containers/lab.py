@@ -344,13 +344,34 @@ def _cpus(text: str) -> float | None:
         raise argparse.ArgumentTypeError(f"CPUS: {error}") from error
 
 
-def _show(console: Console, name: str, hosts: list[Host]) -> None:
+def _processors(cores: str, cpus: float | None) -> str:
+    """cores: as Podman writes them, "0" or "0,1"."""
+    known = f"core{'s' if ',' in cores else ''} {cores}"
+    return known if cpus is None else f"{cpus:g} of {known}"
+
+
+def _advice(name: str, hosts: list[Host], link: str | None) -> Iterator[str]:
+    """What to do about the network, in sentences."""
+    if link:
+        network, variables = IPv4Network(f"{hosts[0].data}/24", strict=False), f"inventory/{name}/group_vars"
+        yield (
+            f"The data NICs are limited to {link}, the management NICs are not; a deploy chooses the faster ones. To "
+            f"train over the data NICs: mkdir -p {variables} && echo 'train_network: {network}' > {variables}/all.yml"
+        )
+    if (BUILD / name / "cluster.json").exists():
+        yield (
+            "An earlier deploy has measured the links of this lab. After a change of LINK or CPUS, `make deploy "
+            f"MEASURE=1 INVENTORY=inventory/{name}` measures them again."
+        )
+
+
+def _show(console: Console, name: str, hosts: list[Host], cpus: float | None) -> None:
     table = Table(title=f"lab {name}")
-    for column in ("host", "management", "data", "cores"):
+    for column in ("host", "management", "data", "processors"):
         table.add_column(column)
     for host in hosts:
         management = f"{host.management} ({host.nics.management})"
-        table.add_row(host.name, management, f"{host.data} ({host.nics.data})", host.cores)
+        table.add_row(host.name, management, f"{host.data} ({host.nics.data})", _processors(host.cores, cpus))
     console.print(table)
 
 
@@ -386,17 +407,11 @@ def main(arguments: list[str]) -> int:
         if options.command == "up":
             with say.status(f"lab {options.name}") as status:
                 hosts = up(options.name, options.hosts, options.link, _progress(say, status.update), options.cpus)
-            _show(console, options.name, hosts)
+            _show(console, options.name, hosts, options.cpus)
             seconds = time.monotonic() - started
             console.print(f"{len(hosts)} hosts are up after {seconds:.1f} s: INVENTORY=inventory/{options.name}")
-            if options.link:
-                network = IPv4Network(f"{hosts[0].data}/24", strict=False)
-                console.print(
-                    f"The data NICs are limited to {options.link}, the management NICs are not; a deploy chooses the "
-                    f"faster ones. To train over the data NICs, write `train_network: {network}` into "
-                    f"inventory/{options.name}/group_vars/all.yml.",
-                    soft_wrap=True,
-                )
+            for line in _advice(options.name, hosts, options.link):
+                console.print(line, soft_wrap=True)
         elif options.command == "down":
             there = down(options.name, _progress(say))
             console.print(f"lab {options.name} is removed" if there else f"there is no lab {options.name}")

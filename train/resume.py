@@ -211,7 +211,8 @@ def with_own(session: Session, state: State, mine: State | None, path: Path) -> 
         ]
     common = {name: state["model"][name] for name in state["exchange"]["names"]}
     weights, optimizer, scaler = own.mean(read, common, session.place)
-    notes.append(f"weights and optimizer are the mean of what {found} of {len(sizes)} hosts had learned alone")
+    learned = f"the mean of what {found} of {len(sizes)} hosts" if found > 1 else f"what one of {len(sizes)} hosts"
+    notes.append(f"weights and optimizer are {learned} had learned alone")
     return state | {"model": state["model"] | weights, "optimizer": optimizer, "scaler": scaler}, notes
 
 
@@ -235,6 +236,9 @@ def begin(session: Session) -> list[str]:
     session.resumed_from = found.path
     notes = restore(session, state, found.path)
     take_evaluation(session, found.path, state["position"]["step"])
+    epochs = session.position.epoch + session.epoch_is_trained
+    if epochs >= session.settings.epochs:
+        notes.append(f"all of its {epochs} epochs are trained: there is nothing left to train (for more: --epochs)")
     return [*found.notes, f"going on from {found.path.name}", *notes]
 
 

@@ -103,8 +103,7 @@ class Session:
     @property
     def evaluation_is_due(self) -> bool:
         """At the end of the current epoch."""
-        number = self.position.epoch + 1
-        return number % self.settings.eval_every == 0 or number >= self.settings.epochs
+        return is_evaluated(self.settings, self.position.epoch + 1)
 
     @property
     def gave_up(self) -> bool:
@@ -169,6 +168,11 @@ class Session:
         self.strategy.close()
         if self.exchange:
             self.exchange.close()
+
+
+def is_evaluated(settings: Settings, epoch: int) -> bool:
+    """Whether an evaluation comes after the epoch, counted from 1."""
+    return epoch % settings.eval_every == 0 or epoch >= settings.epochs
 
 
 def build(settings: Settings, place: Place, device: torch.device, dataset: Dataset, network: nn.Module) -> Session:
@@ -253,13 +257,17 @@ def slow_links(session: Session) -> list[str]:
     hosts = from_all_ranks(session.place.local_rank, session.place).count(0)
     who = f"{hosts} hosts" if hosts > 1 else f"{session.place.world_size} ranks of one host, each counted as a host,"
     if exchange is None:
-        return [f"--compress {settings.compress}: {who} average gradients so"]
+        how = compression(settings.compress)
+        form = f"as matrices of rank {how.rank}" if how.rank else f"rounded to {how.kind}"
+        return [f"--compress {settings.compress}: {who} send each other gradients {form}"]
+    form = "" if settings.compress == "none" else f" (changes are sent as {settings.compress})"
     pieces = f" in {len(exchange.pieces)} pieces" if settings.stream else ""
     first = f", more often in the first {exchange.warmup} steps" if exchange.warmup else ""
     few = f" (the run has {session.total_steps} in all)" if settings.sync_every >= session.total_steps else ""
+    often = f"{settings.sync_every} steps" if settings.sync_every > 1 else "step"
     return [
-        f"--sync-every {settings.sync_every}: {who} train alone, and average their weights{pieces} every "
-        f"{settings.sync_every} steps{few}{first}, and before evaluations"
+        f"--sync-every {settings.sync_every}: {who} train alone, and average their weights{form}{pieces} every "
+        f"{often}{few}{first}, and before evaluations"
     ]
 
 

@@ -10,12 +10,13 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from launch.health import forecast, run_probe
+from launch.health import forecast, rank_measurements, run_probe
 from launch.health.forecast import WORTH, Outlook, times
-from launch.health.ways import is_advised, lost
+from launch.health.ways import Training, cost, is_advised, lost, training_of
 from launch.hosts.clustermap import ClusterMap, MapHost
 from launch.hosts.connection import Machine
 from launch.job import trainer_arguments
+from launch.network.links import Link
 
 
 def settled(
@@ -35,51 +36,61 @@ def settled(
     if len(hosts) == 1:
         say("communication: one host has nobody to talk to; nothing is changed")
         return args
-    say(f"communication: measuring steps and exchanges on {len(hosts)} hosts, to choose")
+    about = f"about {expected_seconds(cluster, hosts):.0f} s, more with a large model"
+    say(f"communication: measuring steps and exchanges on {len(hosts)} hosts, to choose ({about})")
     asked = ["--of-all", "--forecast", "--", *args]
     document = run_probe.run(cluster, hosts, machines, asked, wait=wait)["forecast"]
     made = [one for one in forecast.outlooks(document) if one.nodes == len(hosts)]
-    approximate, optimizer = settings["allow_approximate"], settings["optimizer"]
-    best = chosen(made, approximate, optimizer)
-    say(f"communication: {sentence(made, best, optimizer)}{left_out(made, best, optimizer) if approximate else ''}")
+    approximate, training = settings["allow_approximate"], training_of(document)
+    best = chosen(made, approximate, training)
+    say(f"communication: {sentence(made, best, training)}{left_out(made, best, training) if approximate else ''}")
     return (*args, *shlex.split(best.way.links))
 
 
-def chosen(made: Sequence[Outlook], approximate: bool, optimizer: str) -> Outlook:
+def expected_seconds(cluster: ClusterMap, hosts: Sequence[MapHost]) -> float:
+    """How long measuring takes over the links that the deploy has measured."""
+    names = {host.name for host in hosts}
+    known = [entry for label, each in cluster.measured.get("links", {}).items() for entry in each
+             if label.startswith(cluster.network.name) and {entry["source"], entry["target"]} <= names]  # fmt: skip
+    return rank_measurements.forecast_seconds(len(hosts), [Link(**entry) for entry in known], of_all=True)
+
+
+def chosen(made: Sequence[Outlook], approximate: bool, training: Training) -> Outlook:
     """One of the fastest of those that are worth it; else the one that was asked for, which comes first. Pure.
 
-    made: for all hosts of the run. Shares are as asked for. approximate: also ways that cost little accuracy with this
-    optimizer.
+    made: for all hosts of the run. Shares are as asked for. approximate: also ways that cost little accuracy in such a
+    training.
     """
     asked = made[0]
-    advised = [one for one in made if one.way.links and is_advised(one.way, optimizer)]
+    advised = [one for one in made if one.way.links and is_advised(one.way, training)]
     may = [one for one in advised if approximate or not one.way.is_approximate]
-    return forecast.most_accurate(may, optimizer, asked)
+    return forecast.most_accurate(may, training.optimizer, asked)
 
 
-def sentence(made: Sequence[Outlook], best: Outlook, optimizer: str) -> str:
+def sentence(made: Sequence[Outlook], best: Outlook, training: Training) -> str:
     """What was chosen, and why. Pure."""
     asked = made[0]
     if best.way == asked.way:
         waits = f"{asked.waiting:.0%} of a step is waiting for the network"
         more = "; --allow-approximate would find a faster way that changes what is learned"
-        more = more if chosen(made, True, optimizer).way != asked.way else ""
-        kind = "exact way" if more else "way"
+        more = more if chosen(made, True, training).way != asked.way else ""
+        faster = any(one.images_per_second > WORTH * asked.images_per_second for one in made if one.way.is_approximate)
+        kind = "exact way" if faster else "way"
         return f"nothing is changed: {waits}, and no {kind} is {WORTH - 1:.0%} faster{more}"
     gain = f"{times(best.speed_up)} the speed of one host, against {times(asked.speed_up)} without (forecast)"
-    cost = "results differ by rounding"
+    what = "results differ by rounding"
     if best.way.is_approximate:
-        points = lost(best.way, optimizer)
-        cost = f"in our table it cost {points} points of accuracy with {optimizer} (docs/slow-links.md)"
-    return f"{best.way.links}: {gain}; {cost}"
+        what = f"it lost {cost(best.way, training)} (docs/slow-links.md)"
+    return f"{best.way.links}: {gain}; {what}"
 
 
-def left_out(made: Sequence[Outlook], best: Outlook, optimizer: str) -> str:
-    """The fastest way that costs too much accuracy with this optimizer; "" where none is faster. Pure."""
-    costly = [one for one in made if one.way.is_approximate and not is_advised(one.way, optimizer)]
-    known = [one for one in costly if lost(one.way, optimizer) is not None]
-    most = max(known, key=lambda one: one.images_per_second, default=best)
-    if most.images_per_second <= WORTH * best.images_per_second:
+def left_out(made: Sequence[Outlook], best: Outlook, training: Training) -> str:
+    """What would be faster, and costs too much accuracy in such a training; "" where nothing would. Pure."""
+    costly = [one for one in made if one.way.is_approximate and not is_advised(one.way, training)]
+    known = [one for one in costly if lost(one.way, training.optimizer) is not None]
+    most = forecast.most_accurate(known, training.optimizer, best)
+    if most is best:
         return ""
-    cost = f"{lost(most.way, optimizer)} points of accuracy with {optimizer}"
-    return f"; not taken: {most.way.links}, {times(most.speed_up)}, which lost {cost} in our table (docs/slow-links.md)"
+    short = f", and may lose more in the {training.steps} steps of this run" if training.is_short else ""
+    loss = f"which lost {cost(most.way, training)}{short}"
+    return f"; not taken: {most.way.links}, {times(most.speed_up)}, {loss} (docs/slow-links.md)"

@@ -6,8 +6,8 @@ of these sizes take. A step is simulated bucket by bucket, as DDP does it: forwa
 is summed; a bucket's all-reduce begins when its gradients are ready on all ranks and the all-reduce before it has
 ended; the optimizer waits for the last one. On hosts without GPUs, an all-reduce needs the same cores as the backward
 pass; see `ddp_step_seconds`. With an exchange now and then (--sync-every), a period is simulated; see
-`period_seconds`. Where the first part of a run sends more than the rest, speeds are of the whole run; see
-`steps_seconds`.
+`period_seconds`. Speeds are of the whole run: with its first steps, which take longer, what its first part sends more
+than the rest, and exchanges before evaluations; see `steps_seconds`.
 
 Not in the forecast: evaluation, checkpoints, the time to start, and the first epoch's reading of files from disk.
 """
@@ -69,7 +69,7 @@ class Outlook:
     counts: tuple[int, ...]  # samples of each rank in a step
     step_seconds: float  # on average of the whole run
     images_per_second: float  # in training, as in the trainer's result.json
-    steady_images_per_second: float  # after the part of a run in which --sync-every and powersgd send more
+    steady_images_per_second: float  # after the first part of a run
     speed_up: float  # times the first host alone
     efficiency: float  # part of the sum of what the hosts do alone
     waiting: float  # part of the step in which the slowest rank waits for communication
@@ -116,7 +116,8 @@ def outlook(document: Document, share: Mapping[str, Any], way: Way, alone: Outlo
     within = reduces(document, 1, document["shares"][0]["world_size"]) if plain.sync_every else []
     if plain.sync_every and not within:  # a host of one rank has nothing to average
         ranks = [without_ddp(one, part) for one, part in zip(ranks, document["without_ddp"], strict=False)]
-    steady, step = steps_seconds(document, share, plain, ranks, within, sums)
+    steady, average = steps_seconds(document, share, plain, ranks, within, sums)
+    step = average + max(document["cold"][: len(ranks)]) * times / document["run"]["steps"]
     speed = sum(counts) / step
     speed_up = speed / alone.images_per_second if alone else 1.0
     return Outlook(
@@ -128,7 +129,7 @@ def outlook(document: Document, share: Mapping[str, Any], way: Way, alone: Outlo
         steady_images_per_second=sum(counts) / steady,
         speed_up=speed_up,
         efficiency=speed_up / relative_power(document, share["world_size"]),
-        waiting=max(0.0, 1 - max(rank.seconds for rank in ranks) / step),
+        waiting=max(0.0, 1 - max(rank.seconds for rank in ranks) / average),
         verified=way.is_verified or not sums,
     )
 
@@ -141,24 +142,26 @@ def steps_seconds(
     within: Sequence[Reduce],
     sums: Sequence[Reduce],
 ) -> tuple[float, float]:
-    """A step's seconds in a run's steady state, and on average of the whole run, whose first part may send more.
+    """A step's seconds in a run's steady state, and on average of the whole run, which may send more at first and
+    before evaluations.
 
     within: all-reduces of the ranks of a host; of --sync-every alone.
     """
-    begins = document["beginnings"]
+    run = document["run"]
     if way.sync_every:
         steady = period_seconds(ranks, within, sums, way.sync_every, way.stream) / way.sync_every
-        part, exchanges = begins["exchanges"][str(way.sync_every)]
         waited = sum(piece.seconds + piece.training_seconds for piece in sums)
-        first = ddp_step_seconds(ranks, within) + exchanges * waited
+        warmup = run["warmup"] * ddp_step_seconds(ranks, within)
+        whole = warmup + (run["steps"] - run["warmup"]) * steady + sum(run["exchanges"][str(way.sync_every)]) * waited
     elif way.compress.startswith("powersgd"):
-        steady, part = ddp_step_seconds(ranks, sums), begins["powersgd"]
-        whole = reduces(document, share["nodes"], share["world_size"], ways.without_links(way))
-        first = ddp_step_seconds(ranks, whole)
+        steady = ddp_step_seconds(ranks, sums)
+        uncompressed = reduces(document, share["nodes"], share["world_size"], ways.without_links(way))
+        first = ddp_step_seconds(ranks, uncompressed)
+        whole = run["powersgd"] * first + (run["steps"] - run["powersgd"]) * steady
     else:
         steady = fsdp_step_seconds(ranks, sums) if way.parallel == "fsdp" and sums else ddp_step_seconds(ranks, sums)
         return steady, steady
-    return steady, part * first + (1 - part) * steady
+    return steady, whole / run["steps"]
 
 
 def relative_power(document: Document, world: int) -> float:
@@ -348,13 +351,13 @@ def period_seconds(
 
 #: What is said below every forecast.
 MEANING = (
-    "This is the speed without starting, first steps, evaluation, checkpoints and event files: a run, above all one "
-    "with short epochs, is slower. Efficiency: this speed as a part of all hosts' speeds alone."
+    "This is the speed without starting, evaluation, checkpoints and event files: a run, above all one with short "
+    "epochs, is slower. Efficiency: this speed as a part of all hosts' speeds alone."
 )
 #: And this where there are approximate ways.
 APPROXIMATE = (
-    " --sync-every and powersgd change what is learned (docs/slow-links.md). They send more in the first part of a "
-    "run; these are the speeds of a whole run."
+    " --sync-every and powersgd change what is learned, a short run most (docs/slow-links.md). They send more in the "
+    "first part of a run; these are the speeds of a whole run."
 )
 
 
@@ -385,12 +388,12 @@ def recommend(document: Document, link: str = "link") -> str:
     made = outlooks(document)
     said, chosen = advice(document, made, link), recommended(made)
     most = max(one.nodes for one in made)
-    optimizer = document["settings"]["optimizer"]
+    training = ways.training_of(document)
     others = [one for one in made if one.nodes == most and one.way.is_approximate and one.way != made[0].way]
-    rough = [one for one in others if ways.is_advised(one.way, optimizer)]
-    best = most_accurate(rough, optimizer, chosen)
+    rough = [one for one in others if ways.is_advised(one.way, training)]
+    best = most_accurate(rough, training.optimizer, chosen)
     if best is not chosen:
-        cost = f"At some cost in accuracy ({ways.lost(best.way, optimizer)} points in our table, docs/slow-links.md)"
+        cost = f"At some cost in accuracy ({ways.cost(best.way, training)}, docs/slow-links.md)"
         said += f" {cost}: {times(best.speed_up)} with {best.option}."
     return said
 

@@ -56,13 +56,15 @@ def all_reduce_seconds(hosts: int, links: Sequence[Link]) -> float:
     return PROBE_START_SECONDS + max(ALL_REDUCE_SECONDS, sum(one for one in sums if one <= LONGEST_SUM_SECONDS))
 
 
-def forecast_seconds(hosts: int, links: Sequence[Link]) -> float:
-    """How long `make_forecast` is expected to take for a model of the size of resnet18.
+def forecast_seconds(hosts: int, links: Sequence[Link], of_all: bool = False) -> float:
+    """How long `make_forecast` is expected to take for a model of the size of resnet18. of_all: measured for one host
+    and for all alone.
 
     In the round of k hosts, its gradients are summed three times at least: at first, alone, and beside other work.
     Where that takes long, so do the exchanges of the options for slow links.
     """
     rounds = {*range(1, min(hosts, 4) + 1), *(2**k for k in range(2, hosts.bit_length())), hosts}
+    rounds = {1, hosts} if of_all else rounds
     slowest = choose.slowest(links)
     sums = [sum_seconds(RESNET18_BYTES, count, slowest) for count in rounds if count > 1]
     steps = FORECAST_STEPS_SECONDS * len(rounds)

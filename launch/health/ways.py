@@ -66,14 +66,28 @@ FOR_SLOW_LINKS = (
 STREAMED = Way(sync_every=16, stream=4, compress="int8")
 
 
-#: Points of accuracy that the approximate ones lost on made pictures, by --optimizer (benchmarks/RESULTS.md): with sgd
-#: in 1800 steps, the mean of three seeds; with adamw in 600 steps, one seed.
+#: Points of accuracy that the approximate ones lost on made pictures, by --optimizer (benchmarks/RESULTS.md), in a
+#: training of LOST_IN steps: with sgd the mean of three seeds, with adamw one seed.
 LOST: Mapping[str, Mapping[str, float]] = {
     "--compress powersgd:4": {"sgd": 0.4, "adamw": 3.3},
     "--sync-every 16 --compress int8": {"sgd": 0.1, "adamw": 9.0},
     "--sync-every 32 --compress int8": {"sgd": 0.4},
 }
+LOST_IN: Mapping[str, int] = {"sgd": 1800, "adamw": 600}  # steps; a shorter training loses more
 MOST_LOST = 0.5  # points; what lost more, or is not known, has to be asked for by its own name
+
+
+@dataclass(frozen=True)
+class Training:
+    """What the loss of an approximate way depends on."""
+
+    optimizer: str
+    steps: int  # of the whole run
+
+    @property
+    def is_short(self) -> bool:
+        """Shorter than the one in which losses were measured."""
+        return self.steps < LOST_IN.get(self.optimizer, 0)
 
 
 def lost(way: Way, optimizer: str) -> float | None:
@@ -82,9 +96,20 @@ def lost(way: Way, optimizer: str) -> float | None:
     return LOST.get(usual.links, {}).get(optimizer) if way.is_approximate else 0.0
 
 
-def is_advised(way: Way, optimizer: str) -> bool:
-    points = lost(way, optimizer)
-    return points is not None and points <= MOST_LOST
+def is_advised(way: Way, training: Training) -> bool:
+    points = lost(way, training.optimizer)
+    return points is not None and points <= MOST_LOST and not (way.is_approximate and training.is_short)
+
+
+def cost(way: Way, training: Training) -> str:
+    """What it lost with this optimizer, where that was measured."""
+    points, steps = lost(way, training.optimizer), LOST_IN[training.optimizer]
+    return f"{points} points of accuracy with {training.optimizer} in the {steps} steps of our table"
+
+
+def training_of(document: Mapping[str, Any]) -> Training:
+    """document: the probe's."""
+    return Training(document["settings"]["optimizer"], document["run"]["steps"])
 
 
 def asked_for(settings: Mapping[str, Any]) -> Way:

@@ -48,6 +48,24 @@ def test_ansible_reads_the_inventory_in_order(tmp_path: Path) -> None:
     }
 
 
+def test_what_to_do_about_a_slow_network_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab, "BUILD", tmp_path)
+    hosts = hosts_of("slow", 2)
+    assert list(lab._advice("slow", hosts, None)) == []
+    (limited,) = lab._advice("slow", hosts, "1gbit")
+    folder = "inventory/slow/group_vars"
+    assert f"mkdir -p {folder} && echo 'train_network: 10.78.0.0/24' > {folder}/all.yml" in limited
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "slow" / "cluster.json").write_text("{}")
+    for link in (None, "1gbit"):
+        assert "make deploy MEASURE=1 INVENTORY=inventory/slow" in list(lab._advice("slow", hosts, link))[-1]
+
+
+def test_a_hosts_part_of_its_cores_is_shown() -> None:
+    assert [lab._processors("0", None), lab._processors("0,1", None)] == ["core 0", "cores 0,1"]
+    assert lab._processors("1", 0.25) == "0.25 of core 1"
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -125,11 +125,14 @@ def test_a_stop_in_the_last_batch_of_an_evaluation_keeps_what_it_found(tmp_path:
 
 
 @pytest.mark.slow
-def test_a_run_in_another_folder_goes_on_with_the_evaluation_and_has_a_checkpoint_of_its_own(tmp_path: Path) -> None:
+def test_a_run_in_another_folder_goes_on_with_the_evaluation_and_has_a_checkpoint_of_its_own(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     settings = settings_in(tmp_path / "first", **SAFE)
     assert train(2, settings, changes={0: in_evaluation(3, asked)}) == [EXIT_STOPPED, EXIT_STOPPED]
     second = settings_in(tmp_path / "second", resume=str(tmp_path / "first"), **SAFE)
     assert train(2, second) == [0, 0]
+    assert "all of its 3 epochs are trained: there is nothing left to train" in capfd.readouterr().out
     assert saved_steps(second.run_dir / "checkpoints") == [STEPS]
     assert manifest(second.run_dir, STEPS)["metric"] == result(second.run_dir)["test_accuracy"]
     assert manifest(settings.run_dir, STEPS)["metric"] is None

@@ -171,11 +171,13 @@ def test_a_forecast_gets_what_each_option_for_slow_links_takes(tmp_path: Path) -
     for name in FIGURES:
         assert all(len(one[name]) == len(document["forecast"]["buckets"]) for one in sums["compress"].values())
         assert all(len(one[name]) == 2 and min(one[name]) > 0 for one in sums["exchange"].values())
-    begins = document["forecast"]["beginnings"]
-    part, exchanges = begins["exchanges"]["8"]
-    assert part == pytest.approx(0.4, abs=0.01) and exchanges == pytest.approx((1 + 1 / 2 + 1 / 4) / 3)
-    assert set(begins["exchanges"]) == {"8", *(str(way.sync_every) for way in FOR_SLOW_LINKS if way.sync_every)}
-    assert begins["powersgd"] == pytest.approx(0.1, abs=0.01)
+    run, epochs = document["forecast"]["run"], Settings.epochs
+    first, evaluations = run["exchanges"]["8"]
+    assert run["warmup"] == pytest.approx(0.4 * run["steps"], abs=0.5)
+    assert first == pytest.approx(run["warmup"] * (1 + 1 / 2 + 1 / 4) / 3) and 0 < evaluations <= epochs
+    assert set(run["exchanges"]) == {"8", *(str(way.sync_every) for way in FOR_SLOW_LINKS if way.sync_every)}
+    assert run["powersgd"] == pytest.approx(0.1 * run["steps"], abs=0.5)
+    assert len(document["forecast"]["cold"]) == 2 and min(document["forecast"]["cold"]) >= 0
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,14 @@ from train.inference.weights import read
 from train.parallel import exchange
 from train.parallel.codecs import BLOCK, FLOATS, SLICE, codec_of, decode, encode
 from train.parallel.coded_all_reduce import MESSAGE_BYTES, chunks, in_turns, keep_to_one_thread, message_spans
-from train.parallel.exchange import Piece, divided, exchanges_in_warmup, period_in_warmup, periods_in_warmup
+from train.parallel.exchange import (
+    Piece,
+    divided,
+    exchanges_before,
+    exchanges_in_warmup,
+    period_in_warmup,
+    periods_in_warmup,
+)
 from train.parallel.momentum import Leg, MeanMomentum, mean_momentum
 from train.settings import EXIT_REFUSED, Settings, compression, problems
 
@@ -297,26 +304,32 @@ def assert_close(ours: dict[str, Any], theirs: dict[str, Any], tolerance: float)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("changes", "tolerance"),
+    ("changes", "tolerance", "said"),
     [
-        ({"sync_every": 2, "sync_warmup": 0.99, "outer_momentum": 0.9}, 1e-5),
-        ({"sync_every": 1, "shares": "1,3,2", "momentum": 0.9}, 1e-5),
-        ({"sync_every": 1, "compress": "int8"}, 3e-3),
-        ({"compress": "fp16"}, 3e-4),
-        ({"compress": "bf16", "shares": "1,3,2"}, 3e-3),
-        ({"compress": "powersgd:32", "epochs": 3}, 3e-2),
+        ({"sync_every": 2, "sync_warmup": 0.99, "outer_momentum": 0.9}, 1e-5, "average their weights every 2 steps"),
+        ({"sync_every": 1, "shares": "1,3,2", "momentum": 0.9}, 1e-5, "average their weights every step"),
+        ({"sync_every": 1, "compress": "int8"}, 3e-3, "their weights (changes are sent as int8) every step"),
+        ({"compress": "fp16"}, 3e-4, "send each other gradients rounded to fp16"),
+        ({"compress": "bf16", "shares": "1,3,2"}, 3e-3, "send each other gradients rounded to bf16"),
+        ({"compress": "powersgd:32", "epochs": 3}, 3e-2, "send each other gradients as matrices of rank 32"),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("hosts", [(3,), (2, 1)], ids=["members", "hosts"])
 def test_in_every_step_it_is_data_parallelism_but_for_rounding(
-    changes: dict[str, Any], tolerance: float, hosts: tuple[int, ...], tmp_path: Path
+    changes: dict[str, Any],
+    tolerance: float,
+    said: str,
+    hosts: tuple[int, ...],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """For SGD, and any shares; also where a host has two ranks, which are one member."""
     settings = settings_in(tmp_path / "ddp", **{**PLAIN_SGD, "keep": 9, "momentum": changes.get("momentum", 0.0)})
     assert train(3, settings, normalised=False) == [0] * 3
     ours = settings_in(tmp_path / "ours", **{**PLAIN_SGD, "keep": 9, **changes})
     assert train(3, ours, normalised=False, changes=two_hosts_of(*hosts)) == [0] * 3
+    assert said in capfd.readouterr().out
     assert_close(end_of(tmp_path / "ours"), end_of(tmp_path / "ddp"), tolerance)
     assert losses(tmp_path / "ours") == pytest.approx(losses(tmp_path / "ddp"), rel=10 * tolerance)
 
@@ -327,6 +340,13 @@ def test_exchanges_become_rarer_in_the_first_part_of_a_run() -> None:
     assert [period_in_warmup(step, 5, 7) for step in range(1, 8)] == [1, 1, 1, 2, 2, 4, 4]
     assert {period_in_warmup(step, every, 9) for every in (1, 2) for step in range(1, 10)} == {1}
     assert period_in_warmup(1, 16, 1) == 1
+
+
+def test_an_evaluation_has_an_exchange_of_its_own_where_none_was_due() -> None:
+    assert exchanges_before([10, 20, 32, 40], every=16, warmup=10, stream=0) == 2  # the warm-up ends with one
+    assert exchanges_before([16, 32], every=16, warmup=0, stream=0) == 0
+    assert exchanges_before([16, 32], every=16, warmup=0, stream=4) == 2  # each piece has another step
+    assert exchanges_before([19, 20], every=16, warmup=40, stream=4) == 1  # of the periods of the warm-up
 
 
 @given(st.integers(1, 40), st.integers(1, 20))
@@ -433,7 +453,7 @@ def test_the_mean_is_weighted_and_the_same_on_all_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("lost", "said"), [("b", "1 of 2 hosts had"), ("ab", "2 hosts' own files of --sync-every none")]
+    ("lost", "said"), [("b", "are what one of 2 hosts had"), ("ab", "2 hosts' own files of --sync-every none")]
 )
 def test_a_host_that_lost_all_its_own_files_is_said(
     lost: str, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]

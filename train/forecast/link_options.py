@@ -6,10 +6,12 @@ hosts or more and --parallel ddp; all times in seconds:
     exchange: by --compress of changes: {"seconds", "cpu_seconds", "busy_seconds": of each piece (--stream) on its way,
         "training_seconds": of each piece, for which training waits at its begin and its end}
 
-Its `beginnings` says how much of a run sends more than the rest, and what:
+Its `run` says how long the whole run is, and when it sends more than in its steady state:
 
-    exchanges: by --sync-every [part of the run's steps, exchanges for each step in it, for which training waits]
-    powersgd: part of the run's steps with whole gradients
+    steps: in all
+    powersgd: of them at the begin, with whole gradients
+    warmup: of them at the begin, in which --sync-every exchanges more often
+    exchanges: by --sync-every [exchanges in the warm-up, further ones before evaluations], for which training waits
 
 Measured are the kinds that `launch.health.forecast` compares, and those that the settings ask for. They are left out
 where the all-reduces are so short beside a step that none can gain anything, unless asked for.
@@ -27,7 +29,14 @@ from torch import Size, nn
 
 from train.forecast.communication import Timed, merged, time_all, wait_for
 from train.parallel.compress import Bucket, Compressed, whole_steps
-from train.parallel.exchange import Exchange, Piece, exchanges_in_warmup, make_exchange, warmup_steps
+from train.parallel.exchange import (
+    Exchange,
+    Piece,
+    exchanges_before,
+    exchanges_in_warmup,
+    make_exchange,
+    warmup_steps,
+)
 from train.parallel.members import Members
 from train.settings import LINKS_OFF, Settings, compression, slow_links
 from train.start.group import Place, from_all_ranks
@@ -54,13 +63,19 @@ def kinds_of(settings: Settings, reduced: float, step: float) -> Kinds:
     return [kind for kind in dict.fromkeys(every) if kind != "none"], list(dict.fromkeys(fits))
 
 
-def beginnings(settings: Settings, steps: int) -> dict[str, Any]:
-    """The document's. steps: of the whole run."""
+def whole_run(settings: Settings, steps: int, evaluated: Sequence[int]) -> dict[str, Any]:
+    """The document's `run`. steps: of the whole run. evaluated: those after which an evaluation is due."""
+    warmup = warmup_steps(settings, steps)
+
+    def exchanges(every: int) -> list[float]:
+        return [warmup * exchanges_in_warmup(every), exchanges_before(evaluated, every, warmup, settings.stream)]
+
     periods = sorted({*SYNC_EVERY, settings.sync_every} - {0})
-    part = warmup_steps(settings, steps) / steps
     return {
-        "exchanges": {str(every): [part, exchanges_in_warmup(every)] for every in periods},
-        "powersgd": min(1.0, whole_steps(steps) / steps),
+        "steps": steps,
+        "powersgd": min(steps, whole_steps(steps)),
+        "warmup": warmup,
+        "exchanges": {str(every): exchanges(every) for every in periods},
     }
 
 

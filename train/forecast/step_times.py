@@ -22,7 +22,8 @@ hosts sum up buffers of the very sizes of DDP's buckets. The document (all times
         rank computes for it, "busy_seconds": of each bucket's all-reduce while the cores compute something else, on
         GPUs the same as alone}] for the rounds with two ranks or more; of the options for slow links what
         train/forecast/link_options.py says
-    beginnings: see there, too
+    cold: for each rank the seconds that its first steps took longer than later ones
+    run: of the whole training; see there, too
 """
 
 import dataclasses
@@ -127,10 +128,17 @@ def measure(
             "without_ddp": from_all_ranks(alone, place),
             "shares": [cuts(settings, batch, nodes, world, speeds) for nodes, world in enumerate(worlds, 1)],
             "communication": communication,
-            "beginnings": link_options.beginnings(settings, made.total_steps),
+            "cold": from_all_ranks(ddp.cold, place),
+            "run": link_options.whole_run(settings, made.total_steps, evaluated(settings, made)),
         }
     finally:
         made.close()
+
+
+def evaluated(settings: Settings, made: Session) -> list[int]:
+    """The steps after which an evaluation is due, counted from 1."""
+    per_epoch = made.total_steps // settings.epochs
+    return [epoch * per_epoch for epoch in range(1, settings.epochs + 1) if session.is_evaluated(settings, epoch)]
 
 
 KEPT_SETTINGS = (
@@ -268,6 +276,7 @@ class TimedDdp(Single):
     def __init__(self, settings: Settings, network: nn.Module, place: Place, device: torch.device) -> None:
         super().__init__(network, device)
         self.clock, self.quiet = Clock(device), False  # quiet: gradients are left where they are
+        self.warm, self.cold = False, 0.0  # cold: see the document
         self.bytes, self.ready, self.shapes = list[int](), list[Any](), list[list[Size]]()
         self.ddp = DistributedDataParallel(
             self.network,
@@ -327,13 +336,17 @@ class TimedDdp(Single):
             stats.add(1, 1, sums.loss, sums.correct, sums.finite, step.global_count)
             return self.entry(made.precision, begun, time.process_time() - cpu)
 
+        warm_up = list[float]()
         for _ in range(WARM_UP_STEPS if first else 1):
-            once()
+            warm_up.append(once()["seconds"])
             memory.keep_large_blocks(made.place.local_world_size, self.device)
         done, until = list[dict[str, Any]](), time.perf_counter() + STEPS_SECONDS
         while len(done) < MOST_STEPS and (len(done) < LEAST_STEPS or time.perf_counter() < until):
             done.append(once())
-        return {"samples": count, **medians(done)}
+        found = medians(done)
+        if not self.warm:
+            self.warm, self.cold = True, max(0.0, sum(warm_up) - len(warm_up) * found["seconds"])
+        return {"samples": count, **found}
 
     def entry(self, precision: Any, begun: Any, cpu: float) -> dict[str, Any]:
         ended, seconds = self.clock.now(), self.clock.seconds

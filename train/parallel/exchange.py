@@ -25,7 +25,7 @@ they are, with the first piece.
 import math
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import astuple, dataclass, field
@@ -458,6 +458,18 @@ def period_in_warmup(step: int, every: int, warmup: int) -> int:
 def exchanges_in_warmup(every: int) -> float:
     """How many there are for each step, while training waits for them."""
     return fmean(1 / period for period in periods_in_warmup(every))
+
+
+def exchanges_before(evaluated: Iterable[int], every: int, warmup: int, stream: int) -> int:
+    """How many more there are before evaluations, which are of common weights. evaluated: the steps after which they
+    come, counted from 1."""
+
+    def is_due_anyway(step: int) -> bool:
+        if step <= warmup:
+            return step == warmup or step % period_in_warmup(step, every, warmup) == 0
+        return not stream and step % every == 0
+
+    return sum(not is_due_anyway(step) for step in evaluated)
 
 
 def divided(items: list[T], parts: int, size: Callable[[T], int]) -> list[list[T]]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.forecast import steady_rate
 from launch.health import forecast
 from launch.health.forecast import Compute, Reduce, period_seconds
-from launch.health.ways import FOR_SLOW_LINKS, Way, compared, lost
+from launch.health.ways import FOR_SLOW_LINKS, Training, Way, compared, cost
 
 SECONDS = st.floats(0.001, 10)
 
@@ -45,7 +45,8 @@ def document(reduce: float, slowness: tuple[float, ...] = (1.0, 1.0, 1.0), **set
         "without_ddp": [1.0] * world,
         "shares": shares,
         "communication": [{"nodes": nodes, "world_size": nodes, **sums} for nodes in range(2, world + 1)],
-        "beginnings": {"exchanges": {str(every): [0.0, 1.0] for every in (5, 16, 32)}, "powersgd": 0.0},
+        "cold": [0.0] * world,
+        "run": {"steps": 100_000, "powersgd": 0, "warmup": 0, "exchanges": {str(n): [0, 0] for n in (5, 16, 32)}},
     }
 
 
@@ -271,23 +272,34 @@ def test_a_piece_on_its_way_costs_what_it_computes_and_what_it_is_late() -> None
     assert period_seconds([free], [], [piece] * 4, 4, 4) == pytest.approx(4 + 0.2 + 4 * 1.0)  # and here 1 s
 
 
-def test_the_first_part_of_a_run_in_which_more_is_sent_is_in_its_speed() -> None:
+def test_a_whole_run_has_what_is_sent_beside_its_steady_state() -> None:
     way = Way(sync_every=16, compress="int8")
     known = with_options(document(0.2, (1.0, 1.0)), 0.1, 0.1)
     steady = of_way(known, way)
     assert steady.images_per_second == steady.steady_images_per_second
-    known["beginnings"] = {"exchanges": {"16": [0.5, 0.25], "32": [0.5, 0.25]}, "powersgd": 0.1}
+    known["run"] = {"steps": 80, "powersgd": 8, "warmup": 40, "exchanges": {"16": [10, 2], "32": [10, 2]}}
     whole = of_way(known, way)
     assert whole.steady_images_per_second == steady.steady_images_per_second
-    assert whole.step_seconds == pytest.approx(0.6 + 0.44 * (0.5 * 0.25 + 0.5 / 16))
+    assert whole.step_seconds == pytest.approx(0.6 + 0.44 * (10 + 2 + 40 / 16) / 80)
     low_rank, plain = of_way(known, Way(compress="powersgd:4")), of_way(known, Way())
     of_steady = 120 / low_rank.steady_images_per_second
     assert low_rank.step_seconds == pytest.approx(0.1 * plain.step_seconds + 0.9 * of_steady)
     assert plain.images_per_second == plain.steady_images_per_second
     streamed = with_options(document(0.2, (1.0, 1.0), sync_every=16, stream=4, compress="int8"), 0.1, 0.1)
-    streamed["beginnings"] = known["beginnings"]
+    streamed["run"] = known["run"]
     first = next(one for one in forecast.outlooks(streamed) if one.nodes == 2)  # in pieces, but training waits for them
-    assert first.step_seconds == pytest.approx(0.6 + 0.5 * 0.25 * 0.44 + 0.5 * 0.04 / 16)
+    assert first.step_seconds == pytest.approx(0.6 + 0.44 * 12 / 80 + 0.5 * 0.04 / 16)
+
+
+def test_first_steps_that_take_longer_make_a_short_run_slower_and_a_long_one_hardly() -> None:
+    known = document(0.2) | {"cold": [1.0, 3.0, 2.0]}
+    long = ddp(forecast.outlooks(known))
+    known["run"] = known["run"] | {"steps": 10}
+    short = ddp(forecast.outlooks(known))
+    for nodes, seconds in ((1, 1.0), (2, 3.0), (3, 3.0)):  # the slowest host's
+        assert short[nodes].step_seconds == pytest.approx(long[nodes].step_seconds + seconds / 10, abs=1e-4)
+        assert short[nodes].waiting == pytest.approx(long[nodes].waiting)
+        assert short[nodes].steady_images_per_second == long[nodes].steady_images_per_second
 
 
 def test_ranks_of_a_host_sum_up_in_every_step_of_a_period() -> None:
@@ -333,8 +345,9 @@ def test_what_costs_accuracy_is_said_but_recommended_to_those_alone_who_asked_fo
     known = with_options(document(0.5, (1.0, 1.0)), 0.3, 0.1)
     said = forecast.recommend(known)
     assert "Use NODES=2 with --compress bf16" in said
-    cost = f"{lost(Way(sync_every=16, compress='int8'), 'sgd')} points in our table, docs/slow-links.md"
-    assert f"At some cost in accuracy ({cost}): 1.9 x with --sync-every 16 --compress int8." in said
+    loss = cost(Way(sync_every=16, compress="int8"), Training("sgd", 100_000))
+    assert f"At some cost in accuracy ({loss}, docs/slow-links.md): 1.9 x with --sync-every 16 --compress int8." in said
+    assert "sync-every" not in forecast.recommend(known | {"run": known["run"] | {"steps": 100}})
     known["settings"]["optimizer"] = "adamw"  # with which it costs more than is advised
     assert "sync-every" not in forecast.recommend(known)
     asked = with_options(document(0.5, (1.0, 1.0), sync_every=16, compress="int8"), 0.3, 0.1)
