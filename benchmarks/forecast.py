@@ -6,9 +6,11 @@ error of a case is |forecast - measured| / measured, of images/s. One model has 
 computing in each step), the other has small ones (1.4 MB). The dataset is a real one, digits. Each option for slow
 links has one case: two hosts, 1 Gbit/s, a training of `make bench-links`, whose rates they are.
 
-Both figures are of the steady state. Measured is the median step, without the first one, of the fastest epoch after the
-first. By then every page of memory has been used once and DDP has sorted its buckets. It is the fastest epoch because a
-shared machine is slowed down for seconds at a time; the probe takes the fastest of its sweeps for the same reason.
+Both figures are of the steady state, but in the part `whole`: there of short runs from their first step to their last
+one, as `make check` forecasts them, beside whose steps checkpoints are written; all else is said of the other parts.
+Measured is the median step, without the first one, of the fastest epoch after the first. By then every page of memory
+has been used once and DDP has sorted its buckets. It is the fastest epoch because a shared machine is slowed down for
+seconds at a time; the probe takes the fastest of its sweeps for the same reason.
 Checkpoints are written between the epochs (--blocking-checkpoints), not beside the steps. Starting, evaluation and
 checkpoints are not in the forecast. A single host sends nothing, so NODES=1 runs once for each model and is compared
 with the forecast for each link.
@@ -40,7 +42,7 @@ from typing import Any
 
 from benchmarks import links
 from benchmarks.common import FAB, awake, close, environment, fab, lab, run_in, take_data_network
-from launch.health import forecast, run_probe
+from launch.health import forecast, run_probe, ways
 from launch.hosts import clustermap
 from launch.hosts.connection import machines
 from launch.job import trainer_arguments
@@ -58,38 +60,40 @@ class Work:
     model: str
     batch_size: int
     epochs: int
+    waits: bool = True  # for checkpoints
 
     @property
     def arguments(self) -> list[str]:
         return [
             *("--model", self.model, "--dataset", "digits", "--image-size", "32", "--batch-size", str(self.batch_size)),
-            *("--epochs", str(self.epochs), "--blocking-checkpoints", "--loggers=none"),
+            *("--epochs", str(self.epochs), "--loggers=none", *(["--blocking-checkpoints"] if self.waits else [])),
         ]
 
 
 MODELS = (Work("resnet18", 160, 4), Work("shufflenet_v2_x0_5", 240, 8))
 LINKS = ("", "1gbit", "200mbit")  # "": unshaped
+SHORT = tuple(Work("resnet18", 120, epochs, waits=False) for epochs in (2, 10))  # of 12 steps each
+WHOLE = ((1, "plain"), (2, "plain"), (2, "bf16"), (2, "sync16"))  # hosts, option
 
 
-def forecast_rates(name: str, work: Work) -> dict[int, float]:
-    """Number of hosts -> forecast images/s."""
+def outlooks(name: str, work: Work) -> list[forecast.Outlook]:
+    """What is forecast for all hosts of the lab, whose advice is printed."""
     cluster = clustermap.read(Path(f"inventory/{name}"))
     with machines(cluster, cluster.hosts) as opened:
         arguments = ["--forecast", "--", *trainer_arguments.inline(tuple(work.arguments))]
         document = run_probe.run(cluster, cluster.hosts, opened, arguments)["forecast"]
-    found = [one for one in forecast.outlooks(document) if one.option == "--parallel ddp"]
     print(forecast.recommend(document), flush=True)
-    return {one.nodes: one.steady_images_per_second for one in found}
+    return forecast.outlooks(document)
 
 
-def measure(name: str, work: Work, nodes: int) -> float:
-    """Images/s of a run in its steady state.
+def events_of_run(name: str, arguments: list[str], nodes: int) -> list[dict[str, Any]]:
+    """Of its metrics.
 
     Raises:
         SystemExit: the run failed.
     """
     done = subprocess.run(
-        [FAB, "train"], env=environment(name, NODES=nodes, ARGS=shlex.join(work.arguments)), check=False,
+        [FAB, "train"], env=environment(name, NODES=nodes, ARGS=shlex.join(arguments)), check=False,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_SECONDS,
     )  # fmt: skip
     run = run_in(done.stdout)
@@ -98,13 +102,22 @@ def measure(name: str, work: Work, nodes: int) -> float:
     folder = Path("runs") / run
     events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     shutil.rmtree(folder)
-    return steady_rate([event for event in events if event["event"] == "step"])
+    return events
 
 
-def steady_rate(steps: list[dict[str, Any]]) -> float:
+def whole_rate(events: list[dict[str, Any]]) -> float:
+    """Images/s of all steps, from a run's metrics. Pure."""
+    images, seconds = (
+        sum(event[name] for event in events if event["event"] == kind)
+        for kind, name in (("step", "images"), ("epoch", "seconds"))
+    )
+    return images / seconds
+
+
+def steady_rate(events: list[dict[str, Any]]) -> float:
     """Images/s of the median step of the fastest epoch after the first, from a run's metrics. Pure."""
     rates = dict[int, list[float]]()
-    for last, step in pairwise(steps):
+    for last, step in pairwise(event for event in events if event["event"] == "step"):
         if step["epoch"] == last["epoch"] > 1:
             rates.setdefault(step["epoch"], []).append(step["images"] / (step["seconds"] - last["seconds"]))
     return max(statistics.median(epoch) for epoch in rates.values())
@@ -118,7 +131,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--models", default=",".join(work.model for work in MODELS), help="which models, separated by commas"
     )
-    parser.add_argument("--parts", default="models,options", help="which parts, separated by commas")
+    parser.add_argument("--parts", default="models,options,whole", help="which parts, separated by commas")
     parser.add_argument("--nodes", type=int, default=HOSTS, help="the largest number of hosts")
     parser.add_argument("--there", action="store_true", help=f"use an existing lab {NAME}, and keep it")
     return parser.parse_args()
@@ -130,10 +143,11 @@ def cases(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     for link in options.links.split(","):
         fab(name, "lab", HOSTS=HOSTS, CPUS=CPUS, LINK="" if link == "unshaped" else link)
         for work in (work for work in MODELS if work.model in options.models.split(",")):
-            rates = forecast_rates(name, work)
+            plain = [one for one in outlooks(name, work) if one.option == str(ways.PLAIN)]
+            rates = {one.nodes: one.steady_images_per_second for one in plain}
             for nodes in range(1, options.nodes + 1):
                 if nodes > 1 or work.model not in alone:
-                    measured = measure(name, work, nodes)
+                    measured = steady_rate(events_of_run(name, work.arguments, nodes))
                 if nodes == 1:
                     measured = alone.setdefault(work.model, measured)
                 found.append({"link": link, "model": work.model, "nodes": nodes} | compared(rates[nodes], measured))
@@ -157,6 +171,21 @@ def option_cases(name: str) -> list[dict[str, Any]]:
     return found
 
 
+def whole_cases(name: str) -> list[dict[str, Any]]:
+    """Short runs from begin to end, as the forecast has them."""
+    fab(name, "lab", HOSTS=HOSTS, CPUS=CPUS, LINK="1gbit")
+    found = []
+    for work in SHORT:
+        expected = {(one.nodes, one.way.links): one.images_per_second for one in outlooks(name, work)}
+        for nodes, option in WHOLE:
+            given = links.OPTIONS[option].arguments
+            events = events_of_run(name, [*work.arguments, *given.split()], nodes)
+            about = {"link": "1gbit", "model": work.model, "nodes": nodes, "option": option, "epochs": work.epochs}
+            found.append(about | compared(expected[nodes, given], whole_rate(events)))
+            print(json.dumps(found[-1]), flush=True)
+    return found
+
+
 def compared(expected: float, measured: float) -> dict[str, float]:
     error, load = abs(expected - measured) / measured, os.getloadavg()[0]
     return {
@@ -168,7 +197,11 @@ def compared(expected: float, measured: float) -> dict[str, float]:
 
 
 def all_cases(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    parts = {"models": (lambda: cases(name, options), HOSTS), "options": (lambda: option_cases(name), 2)}
+    parts = {
+        "models": (lambda: cases(name, options), HOSTS),
+        "options": (lambda: option_cases(name), 2),
+        "whole": (lambda: whole_cases(name), 2),
+    }
     found = []
     for part in options.parts.split(","):
         measure_part, hosts = parts[part]
@@ -194,7 +227,7 @@ def main() -> None:
             "cases": found,
             "cpus": CPUS,
             "minutes": round((time.monotonic() - begun) / 60, 1),
-            "reference": "images/s of `make train` in its steady state on the same hosts",
+            "reference": "images/s of `make train` on the same hosts",
         }
     )
 

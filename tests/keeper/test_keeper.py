@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -149,16 +150,18 @@ def wait_for(condition: Callable[[], Any], seconds: float = 60) -> None:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     made = Run(tmp_path)
-    yield made
-    for process in made.processes:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(20)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+    with tempfile.TemporaryDirectory() as kept:  # a keeper that is killed leaves its socket there; a short path
+        monkeypatch.setenv("TMPDIR", kept)
+        yield made
+        for process in made.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(20)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_a_run_succeeds_on_all_hosts_and_keeps_what_ranks_printed(run: Run) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.forecast import steady_rate
+from benchmarks.forecast import steady_rate, whole_rate
 from launch.health import forecast
 from launch.health.forecast import Compute, Reduce, period_seconds
 from launch.health.ways import FOR_SLOW_LINKS, Training, Way, compared, cost
@@ -162,10 +162,14 @@ def test_a_factor_far_below_one_is_not_nought() -> None:
 
 def test_the_benchmark_counts_the_fastest_epoch_after_the_first_without_its_first_step() -> None:
     times = {1: (1, 1.1), 2: (7, 8, 9, 19), 3: (7, 9, 11)}
-    steps = [
-        {"epoch": epoch, "images": 10, "seconds": float(one)} for epoch, seconds in times.items() for one in seconds
+    events = [
+        {"event": "step", "epoch": epoch, "images": 10, "seconds": float(one)}
+        for epoch, seconds in times.items()
+        for one in seconds
     ]
-    assert steady_rate(steps) == 10
+    assert steady_rate(events) == 10
+    epochs = [{"event": "epoch", "seconds": 12.5, "images": None}, {"event": "epoch", "seconds": 7.5}]
+    assert whole_rate([*events, *epochs]) == 90 / 20
 
 
 def test_a_model_whose_steps_take_the_same_time_with_any_batch_gets_a_forecast() -> None:
