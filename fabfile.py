@@ -304,7 +304,7 @@ def _lab(*arguments: str) -> None:
 def lab(context: Context, hosts: str = "", name: str = "", link: str = "", cpus: str = "") -> None:
     """Containers as hosts on this machine, bare, as a cluster to play with; writes inventory/<name>."""
     rate, quota = _given(link, "LINK"), _given(cpus, "CPUS")
-    limits = (*(("--link", rate) if rate else ()), *(("--cpus", quota) if quota else ()))
+    limits = (*((f"--link={rate}",) if rate else ()), *((f"--cpus={quota}",) if quota else ()))
     size = _given(hosts, "HOSTS", "2")
     _lab("up", "--name", _given(name, "LAB", "lab"), "--hosts", size, *limits)
 

@@ -101,6 +101,7 @@ def up(
     Raises ContainersError if the lab could not be brought up.
     """
     as_root()
+    _refuse_too_many_cpus(hosts, cpus)
     rate = lab_plan.link_rate(link) if link else None
     folder = INVENTORIES / name
     _refuse_foreign_folder(folder)
@@ -184,6 +185,13 @@ def _plan(name: str, hosts: int, subnets: tuple[IPv4Network, IPv4Network]) -> li
         Host(name, index, str(lab_plan.address(management, index)), str(lab_plan.address(data, index)), cores[index])
         for index in range(hosts)
     ]
+
+
+def _refuse_too_many_cpus(hosts: int, cpus: float | None) -> None:
+    cores = min(len(each.split(",")) for each in lab_plan.cpusets(sorted(os.sched_getaffinity(0)), hosts))
+    if cpus is not None and cpus > cores:
+        what = f"CPUS={cpus:g}: a host of a lab of {hosts} has {cores} core{'s' if cores > 1 else ''} of this machine"
+        raise ContainersError(what, "the control machine", f"give CPUS={cores} or less, or leave it out")
 
 
 def _ensure_networks(name: str, created: Created) -> tuple[IPv4Network, IPv4Network]:
@@ -352,8 +360,8 @@ def _processors(cores: str, cpus: float | None) -> str:
 
 def _advice(name: str, hosts: list[Host], link: str | None) -> Iterator[str]:
     """What to do about the network, in sentences."""
-    if link:
-        network, variables = IPv4Network(f"{hosts[0].data}/24", strict=False), f"inventory/{name}/group_vars"
+    network, variables = IPv4Network(f"{hosts[0].data}/24", strict=False), f"inventory/{name}/group_vars"
+    if link and not (INVENTORIES / name / "group_vars" / "all.yml").exists():
         yield (
             f"The data NICs are limited to {link}, the management NICs are not; a deploy chooses the faster ones. To "
             f"train over the data NICs: mkdir -p {variables} && echo 'train_network: {network}' > {variables}/all.yml"
@@ -361,7 +369,8 @@ def _advice(name: str, hosts: list[Host], link: str | None) -> Iterator[str]:
     if (BUILD / name / "cluster.json").exists():
         yield (
             "An earlier deploy has measured the links of this lab. After a change of LINK or CPUS, `make deploy "
-            f"MEASURE=1 INVENTORY=inventory/{name}` measures them again."
+            f"MEASURE=1 INVENTORY=inventory/{name}` measures them again. `make check` compares with earlier checks: "
+            f"`rm -r build/{name}/checks` forgets them."
         )
 
 

@@ -199,11 +199,10 @@ def with_own(session: Session, state: State, mine: State | None, path: Path) -> 
     """
     if mine:
         return state | {"optimizer": mine["optimizer"], "scaler": mine["scaler"]}, []
-    sizes = state["members"]
+    sizes, exchange = state["members"], state["exchange"]
+    is_behind = any(map(any, exchange["counts"])) or any(mean is not None for mean in exchange["means"])
     read, found, notes = own.read_any(path, len(sizes), session.place)
     if not found:
-        exchange = state["exchange"]
-        is_behind = any(map(any, exchange["counts"])) or any(mean is not None for mean in exchange["means"])
         lost = "what they had learned since the last exchange is lost, and " if is_behind else ""
         return state, [
             *notes,
@@ -211,9 +210,18 @@ def with_own(session: Session, state: State, mine: State | None, path: Path) -> 
         ]
     common = {name: state["model"][name] for name in state["exchange"]["names"]}
     weights, optimizer, scaler = own.mean(read, common, session.place)
-    learned = f"the mean of what {found} of {len(sizes)} hosts" if found > 1 else f"what one of {len(sizes)} hosts"
-    notes.append(f"weights and optimizer are {learned} had learned alone")
+    notes.append(of_members(found, len(sizes), is_behind))
     return state | {"model": state["model"] | weights, "optimizer": optimizer, "scaler": scaler}, notes
+
+
+def of_members(found: int, members: int, is_behind: bool) -> str:
+    """What a run goes on from, where it has not the members of the run before. is_behind: these had learned something
+    since their last exchange."""
+    if not is_behind:
+        whose = f"the mean of {found} of {members} hosts'" if found > 1 else f"that of one of {members} hosts"
+        return f"weights are those of the hosts' last exchange, the optimizer is {whose}"
+    learned = f"the mean of what {found} of {members} hosts" if found > 1 else f"what one of {members} hosts"
+    return f"weights and optimizer are {learned} had learned alone"
 
 
 def begin(session: Session) -> list[str]:

@@ -102,14 +102,30 @@ class Training:
             return score
 
     def epochs(self) -> Score | None:
-        score = self.session.score
+        if self.session.ended:
+            return self.ended_before()
+        score = None
         while not self.session.ended:
             if not self.epoch():
                 return None
             score = self.end_epoch()
             if self.stopping and not self.session.ended:
                 return None
-        return score or self.evaluate()  # a run that had ended before
+        return score or self.evaluate()
+
+    def ended_before(self) -> Score | None:
+        """Of a run that goes on from another one's end: its checkpoint and evaluation become this one's, too."""
+        if self.session.kept != self.session.position.step:
+            self.checkpoint()
+        score = self.session.score or self.evaluate()
+        if score is not None:
+            self.note(score)
+        return score
+
+    def note(self, score: Score) -> None:
+        """With the newest checkpoint, of which it is."""
+        if self.writer and self.session.place.local_rank == 0:
+            self.writer.evaluated(self.session.position.step, score.metric, dataclasses.asdict(score))
 
     def epoch(self) -> bool:
         """The steps that are left of the current epoch. False after a stop within it."""
@@ -252,6 +268,5 @@ class Training:
         self.report.epoch(score)
         self.report.bad_samples()
         position.end_epoch(score)
-        if self.writer and session.place.local_rank == 0:
-            self.writer.evaluated(position.step, score.metric, dataclasses.asdict(score))
+        self.note(score)
         return score

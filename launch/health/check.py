@@ -30,7 +30,7 @@ from launch.hosts.hostcall import Answer
 from launch.job import plan as plans
 from launch.job import project, trainer_arguments
 from launch.network import measure
-from launch.network.links import Link
+from launch.network.links import Link, of_deploy, with_shortest_trips
 
 if TYPE_CHECKING:
     from containers.image import Image
@@ -174,10 +174,13 @@ def quick(
     """
     survey = ask_hosts(hosts, machines, 0, False, say, podman)
     note(_own_facts(hosts, survey))
+    # Hosts that are starting containers answer late; that is no detour on the way.
+    before = of_deploy(cluster.measured, cluster.network.name)
+    links = with_shortest_trips(usable_links(hosts, survey), before)
     verdicts = [
         *host_verdicts(hosts, survey, None),
         *compare_hosts(hosts, survey, images_of(cluster, survey))[1],
-        *link_verdicts(hosts, survey, usable_links(hosts, survey)),
+        *link_verdicts(hosts, survey, links),
     ]
     return with_inventory(verdicts, cluster)
 

@@ -16,7 +16,7 @@ from launch.health.ways import Training, cost, is_advised, lost, training_of
 from launch.hosts.clustermap import ClusterMap, MapHost
 from launch.hosts.connection import Machine
 from launch.job import trainer_arguments
-from launch.network.links import Link
+from launch.network import links
 
 
 def settled(
@@ -50,9 +50,9 @@ def settled(
 def expected_seconds(cluster: ClusterMap, hosts: Sequence[MapHost]) -> float:
     """How long measuring takes over the links that the deploy has measured."""
     names = {host.name for host in hosts}
-    known = [entry for label, each in cluster.measured.get("links", {}).items() for entry in each
-             if label.startswith(cluster.network.name) and {entry["source"], entry["target"]} <= names]  # fmt: skip
-    return rank_measurements.forecast_seconds(len(hosts), [Link(**entry) for entry in known], of_all=True)
+    known = links.of_deploy(cluster.measured, cluster.network.name)
+    among = [link for link in known if {link.source, link.target} <= names]
+    return rank_measurements.forecast_seconds(len(hosts), among, of_all=True)
 
 
 def chosen(made: Sequence[Outlook], approximate: bool, training: Training) -> Outlook:

@@ -30,7 +30,7 @@ REPORTED = ("torch", "cuda", "nccl", "code")
 PROBE_START_SECONDS = 6.0
 ALL_REDUCE_BYTES, LONGEST_SUM_SECONDS = (2**20, 2**24, 2**27), 10.0
 FORECAST_STEPS_SECONDS, SUMS_SECONDS = 4.0, 3.0  # of a round's steps in all sweeps; of a round's sums, at least
-OPTIONS_SECONDS, OPTIONS_SUMS = 10.0, 15  # of the options for slow links: in any case; in sums of a round
+OPTIONS_SECONDS, OPTIONS_SUMS = 18.0, 15  # of the options for slow links: in any case; in sums of a round
 SHORT_SUM_SECONDS = 0.05  # for which they are left out
 RESNET18_BYTES = 46_800_000  # of its gradients
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -17,3 +18,19 @@ class Link:
     path_mtu: int | None  # bytes of the largest IP packet that got through; None: not known (UDP is blocked)
     error: str | None  # why the pair cannot be used; None: it works
     problems: Mapping[str, str] = field(default_factory=dict)  # by host why it cannot measure: "iperf3 is missing"
+
+
+def of_deploy(measured: Mapping[str, Any], network: str) -> list[Link]:
+    """What the deploy measured on the training network. measured, network: as in the cluster map."""
+    known = measured.get("links", {})
+    return [Link(**entry) for label, each in known.items() if label.startswith(network) for entry in each]
+
+
+def with_shortest_trips(links: Sequence[Link], before: Sequence[Link]) -> list[Link]:
+    """The links, each with the shorter round trip of now and before."""
+    known = {(link.source, link.target): link.rtt_ms for link in before if link.rtt_ms is not None}
+
+    def shortest(link: Link) -> float | None:
+        return None if link.rtt_ms is None else min(link.rtt_ms, known.get((link.source, link.target), link.rtt_ms))
+
+    return [replace(link, rtt_ms=shortest(link)) for link in links]

@@ -50,6 +50,7 @@ def test_ansible_reads_the_inventory_in_order(tmp_path: Path) -> None:
 
 def test_what_to_do_about_a_slow_network_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab, "BUILD", tmp_path)
+    monkeypatch.setattr(lab, "INVENTORIES", tmp_path / "inventory")
     hosts = hosts_of("slow", 2)
     assert list(lab._advice("slow", hosts, None)) == []
     (limited,) = lab._advice("slow", hosts, "1gbit")
@@ -59,6 +60,18 @@ def test_what_to_do_about_a_slow_network_is_said(tmp_path: Path, monkeypatch: py
     (tmp_path / "slow" / "cluster.json").write_text("{}")
     for link in (None, "1gbit"):
         assert "make deploy MEASURE=1 INVENTORY=inventory/slow" in list(lab._advice("slow", hosts, link))[-1]
+    settings = tmp_path / "inventory" / "slow" / "group_vars" / "all.yml"
+    settings.parent.mkdir(parents=True)
+    settings.write_text("train_network: 10.78.0.0/24")
+    assert len(list(lab._advice("slow", hosts, "1gbit"))) == 1  # the network is chosen already
+
+
+def test_more_processor_time_than_a_hosts_cores_give_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    lab._refuse_too_many_cpus(1, 2.0)
+    lab._refuse_too_many_cpus(3, None)
+    with pytest.raises(engine.ContainersError, match=r"CPUS=1\.5: a host of a lab of 2 has 1 core of this machine"):
+        lab._refuse_too_many_cpus(2, 1.5)
 
 
 def test_a_hosts_part_of_its_cores_is_shown() -> None:

@@ -139,6 +139,26 @@ def test_a_run_in_another_folder_goes_on_with_the_evaluation_and_has_a_checkpoin
 
 
 @pytest.mark.slow
+def test_a_run_that_goes_on_from_the_end_of_another_one_has_its_checkpoint_and_can_be_continued(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first = settings_in(tmp_path / "first", **SAFE)
+    assert train(2, first) == [0, 0]
+    second = settings_in(tmp_path / "second", resume=str(tmp_path / "first"), **SAFE)
+    assert train(2, second) == [0, 0]
+    assert "there is nothing left to train (for more: --epochs)" in capfd.readouterr().out
+    for folder in (first.run_dir, second.run_dir):
+        assert saved_steps(folder / "checkpoints")[-1] == STEPS
+        assert manifest(folder, STEPS)["metric"] == result(folder)["test_accuracy"]
+    third = settings_in(tmp_path / "third", resume=str(tmp_path / "second"), **{**SAFE, "epochs": 4})
+    assert train(2, third) == [0, 0]
+    whole = settings_in(tmp_path / "whole", resume=str(tmp_path / "first"), **{**SAFE, "epochs": 4})
+    assert train(2, whole) == [0, 0]
+    ends = [torch.load(one.run_dir / "checkpoints" / "step-16.pt", weights_only=True) for one in (third, whole)]
+    assert_equal(ends[0]["model"], ends[1]["model"])
+
+
+@pytest.mark.slow
 def test_ctrl_c_in_an_evaluation_of_spawned_ranks_ends_them_soon(tmp_path: Path) -> None:
     keeper = FakeKeeper(tmp_path)
     words = "train --spawn=2 --model=resnet18 --epochs=9 --batch-size=16 --image-size=32 --loggers=none --run-dir=run"

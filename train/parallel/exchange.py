@@ -189,13 +189,9 @@ class Exchange:
         for piece in self.pieces:
             piece.counts = [before + now for before, now in zip(piece.counts, counts, strict=True)]
             piece.leg = piece.leg.after_step(self.momentum.rate() if self.momentum else None)
-        if step <= self.warmup:
-            if step % period_in_warmup(step, self.every, self.warmup) == 0 or step == self.warmup:
-                self.settle(with_outer=False)
-            return
-        if not self.stream:
-            if step % self.every == 0:
-                self.settle()
+        if step <= self.warmup or not self.stream:
+            if all_is_due(step, self.every, self.warmup, self.stream):
+                self.settle(with_outer=step > self.warmup)
             return
         for piece in self.pieces:
             if piece.mean is not None and step >= piece.due:
@@ -460,16 +456,17 @@ def exchanges_in_warmup(every: int) -> float:
     return fmean(1 / period for period in periods_in_warmup(every))
 
 
+def all_is_due(step: int, every: int, warmup: int, stream: int) -> bool:
+    """Whether all pieces are exchanged after this step, counted from 1, while training waits for them."""
+    if step <= warmup:
+        return step == warmup or step % period_in_warmup(step, every, warmup) == 0
+    return not stream and step % every == 0
+
+
 def exchanges_before(evaluated: Iterable[int], every: int, warmup: int, stream: int) -> int:
     """How many more there are before evaluations, which are of common weights. evaluated: the steps after which they
     come, counted from 1."""
-
-    def is_due_anyway(step: int) -> bool:
-        if step <= warmup:
-            return step == warmup or step % period_in_warmup(step, every, warmup) == 0
-        return not stream and step % every == 0
-
-    return sum(not is_due_anyway(step) for step in evaluated)
+    return sum(not all_is_due(step, every, warmup, stream) for step in evaluated)
 
 
 def divided(items: list[T], parts: int, size: Callable[[T], int]) -> list[list[T]]:

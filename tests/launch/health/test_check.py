@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -254,3 +254,17 @@ def test_the_quick_form_hands_on_what_the_hosts_are(monkeypatch: pytest.MonkeyPa
     known = cluster(1, 1)
     check.quick(known, known.hosts, [], note=found.append)
     assert found == [{"h1": {"architecture": "x86_64"}, "h2": {}}] == [check.own_facts(known.hosts, [])]
+
+
+def test_before_a_run_hosts_that_are_busy_are_not_taken_for_a_slow_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They start containers meanwhile: a round trip is then no shorter than a processor's turn."""
+    late = [Link("h1", "h2", None, 7.0, 1500, None), Link("h2", "h1", None, 9.0, 1500, None)]
+    monkeypatch.setattr(check, "ask_hosts", lambda *arguments, **words: seen(answer(), answer(), links=late))
+    known = cluster(1, 1)
+
+    def said(rtt_ms: float | None) -> list[str]:
+        before = [asdict(replace(link, rtt_ms=rtt_ms)) for link in late]
+        found = replace(known, measured={"links": {f"{known.network.name} (eth0)": before, "10.9.9.0/24": []}})
+        return [verdict.what for verdict in check.quick(found, found.hosts, []) if verdict.check == "latency"]
+
+    assert said(0.1) == [] and "round trips of 7 ms" in said(None)[0] and "round trips of 6 ms" in said(6.0)[0]
