@@ -267,4 +267,4 @@ def test_before_a_run_hosts_that_are_busy_are_not_taken_for_a_slow_network(monke
         found = replace(known, measured={"links": {f"{known.network.name} (eth0)": before, "10.9.9.0/24": []}})
         return [verdict.what for verdict in check.quick(found, found.hosts, []) if verdict.check == "latency"]
 
-    assert said(0.1) == [] and "round trips of 7 ms" in said(None)[0] and "round trips of 6 ms" in said(6.0)[0]
+    assert said(0.1) == [] and "round trips of 7.0 ms" in said(None)[0] and "round trips of 6.0 ms" in said(6.0)[0]
