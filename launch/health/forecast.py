@@ -393,7 +393,7 @@ def recommend(document: Document, link: str = "link") -> str:
     rough = [one for one in others if ways.is_advised(one.way, training)]
     best = most_accurate(rough, training.optimizer, chosen)
     if best is not chosen:
-        cost = f"At some cost in accuracy ({ways.cost(best.way, training)}, docs/slow-links.md)"
+        cost = f"At some cost ({ways.cost(best.way, training)}, docs/slow-links.md)"
         said += f" {cost}: {times(best.speed_up)} with {best.option}."
     return said
 

@@ -350,7 +350,7 @@ def test_what_costs_accuracy_is_said_but_recommended_to_those_alone_who_asked_fo
     said = forecast.recommend(known)
     assert "Use NODES=2 with --compress bf16" in said
     loss = cost(Way(sync_every=16, compress="int8"), Training("sgd", 100_000))
-    assert f"At some cost in accuracy ({loss}, docs/slow-links.md): 1.9 x with --sync-every 16 --compress int8." in said
+    assert f"At some cost ({loss}, docs/slow-links.md): 1.9 x with --sync-every 16 --compress int8." in said
     assert "sync-every" not in forecast.recommend(known | {"run": known["run"] | {"steps": 100}})
     known["settings"]["optimizer"] = "adamw"  # with which it costs more than is advised
     assert "sync-every" not in forecast.recommend(known)
