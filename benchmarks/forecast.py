@@ -32,7 +32,6 @@ import os
 import shlex
 import shutil
 import statistics
-import subprocess
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -50,7 +49,6 @@ from launch.job import trainer_arguments
 NAME = "bench-forecast"
 HOSTS = 3
 CPUS = 0.4
-LIMIT_SECONDS = 600
 
 
 @dataclass(frozen=True)
@@ -87,18 +85,11 @@ def outlooks(name: str, work: Work) -> list[forecast.Outlook]:
 
 
 def events_of_run(name: str, arguments: list[str], nodes: int) -> list[dict[str, Any]]:
-    """Of its metrics.
-
-    Raises:
-        SystemExit: the run failed.
-    """
-    done = subprocess.run(
-        [FAB, "train"], env=environment(name, NODES=nodes, ARGS=shlex.join(arguments)), check=False,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_SECONDS,
-    )  # fmt: skip
-    run = run_in(done.stdout)
-    if done.returncode != 0 or run is None:
-        raise SystemExit(f"benchmark: the run failed:\n{done.stdout}")
+    """All events of the metrics of a run, whose folder is removed. Raises links.RunFailed."""
+    printed = links.output_of([str(FAB), "train"], environment(name, NODES=nodes, ARGS=shlex.join(arguments)))
+    run = run_in(printed)
+    if run is None:
+        raise links.RunFailed(printed)
     folder = Path("runs") / run
     events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     shutil.rmtree(folder)
@@ -107,11 +98,8 @@ def events_of_run(name: str, arguments: list[str], nodes: int) -> list[dict[str,
 
 def whole_rate(events: list[dict[str, Any]]) -> float:
     """Images/s of all steps, from a run's metrics. Pure."""
-    images, seconds = (
-        sum(event[name] for event in events if event["event"] == kind)
-        for kind, name in (("step", "images"), ("epoch", "seconds"))
-    )
-    return images / seconds
+    images = sum(event["images"] for event in events if event["event"] == "step")
+    return images / sum(event["seconds"] for event in events if event["event"] == "epoch")
 
 
 def steady_rate(events: list[dict[str, Any]]) -> float:

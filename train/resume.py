@@ -208,7 +208,7 @@ def with_own(session: Session, state: State, mine: State | None, path: Path) -> 
             *notes,
             f"of {len(sizes)} hosts' own files of --sync-every none is here: {lost}optimizers begin anew",
         ]
-    common = {name: state["model"][name] for name in state["exchange"]["names"]}
+    common = {name: state["model"][name] for name in exchange["names"]}
     weights, optimizer, scaler = own.mean(read, common, session.place)
     notes.append(of_members(found, len(sizes), is_behind))
     return state | {"model": state["model"] | weights, "optimizer": optimizer, "scaler": scaler}, notes

@@ -111,7 +111,7 @@ class Training:
             score = self.end_epoch()
             if self.stopping and not self.session.ended:
                 return None
-        return score or self.evaluate()
+        return score
 
     def ended_before(self) -> Score | None:
         """Of a run that goes on from another one's end: its checkpoint and evaluation become this one's, too."""

@@ -63,8 +63,8 @@ def forecast_seconds(hosts: int, links: Sequence[Link], of_all: bool = False) ->
     In the round of k hosts, its gradients are summed three times at least: at first, alone, and beside other work.
     Where that takes long, so do the exchanges of the options for slow links.
     """
-    rounds = {*range(1, min(hosts, 4) + 1), *(2**k for k in range(2, hosts.bit_length())), hosts}
-    rounds = {1, hosts} if of_all else rounds
+    between = set() if of_all else {*range(1, min(hosts, 4) + 1), *(2**k for k in range(2, hosts.bit_length()))}
+    rounds = {1, *between, hosts}
     slowest = choose.slowest(links)
     sums = [sum_seconds(RESNET18_BYTES, count, slowest) for count in rounds if count > 1]
     steps = FORECAST_STEPS_SECONDS * len(rounds)

@@ -23,7 +23,7 @@ class Link:
 def of_deploy(measured: Mapping[str, Any], network: str) -> list[Link]:
     """What the deploy measured on the training network. measured, network: as in the cluster map."""
     known = measured.get("links", {})
-    return [Link(**entry) for label, each in known.items() if label.startswith(network) for entry in each]
+    return [Link(**entry) for label, each in known.items() if label.startswith(f"{network} (") for entry in each]
 
 
 def with_shortest_trips(links: Sequence[Link], before: Sequence[Link]) -> list[Link]:

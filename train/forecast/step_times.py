@@ -276,7 +276,7 @@ class TimedDdp(Single):
     def __init__(self, settings: Settings, network: nn.Module, place: Place, device: torch.device) -> None:
         super().__init__(network, device)
         self.clock, self.quiet = Clock(device), False  # quiet: gradients are left where they are
-        self.warm, self.cold = False, 0.0  # cold: see the document
+        self.cold: float | None = None  # see the document
         self.bytes, self.ready, self.shapes = list[int](), list[Any](), list[list[Size]]()
         self.ddp = DistributedDataParallel(
             self.network,
@@ -344,8 +344,8 @@ class TimedDdp(Single):
         while len(done) < MOST_STEPS and (len(done) < LEAST_STEPS or time.perf_counter() < until):
             done.append(once())
         found = medians(done)
-        if not self.warm:
-            self.warm, self.cold = True, max(0.0, sum(warm_up) - len(warm_up) * found["seconds"])
+        if self.cold is None:
+            self.cold = max(0.0, sum(warm_up) - len(warm_up) * found["seconds"])
         return {"samples": count, **found}
 
     def entry(self, precision: Any, begun: Any, cpu: float) -> dict[str, Any]:
