@@ -70,12 +70,21 @@ torchrun's), "output_failed" (reason), "exit" (what exit.json holds).
 
 #: Where the run's folder, the lease's folder and the private files (key, secrets) are in a container.
 RUN_DIR = "/muster/run"
-LEASE_DIR = "/muster/lease"
+LEASE_DIR = "/muster/lease"  # in it the host's lease alone, not what waits for it
 PRIVATE_DIR = "/muster/private"
 WITNESSES = "witnesses"  # in the private folder
 PROMISES = "promises.json"  # in the run's folder
 PROJECT_DIR = "/muster/workload"  # the user's own folder, WORKLOAD or PROJECT, as the image holds it
+FONTS_DIR = "/opt/muster/matplotlib"  # matplotlib's list of fonts, as the image holds it
 WORKLOAD_DIR = "/workload"  # the copy of it in the run's folder in which a script runs
+
+#: What a container may write to beside its run's folder; the image is read-only there. It goes with the run.
+SCRATCH_DIR = "/tmp"
+SCRATCH = ".tmp"  # in the run's folder
+
+#: Who the keeper and the ranks are in a container, and on its host, as user and as group: one that no host has (systemd
+#: keeps the numbers from 60706 to 61183 unused). With it goes all that a run may write.
+USER_ID = 61000
 
 #: The same on a host.
 HOST_RUNS_DIR = "/var/lib/muster/runs"

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Tuple
 
 from keeper import (
+    FONTS_DIR,
     HELD_SECONDS,
     LEASE_DIR,
     MASTER_PORTS,
@@ -132,6 +135,7 @@ class Keeper:
             signal.signal(number, self._signalled)
         try:
             self.documents.reserve()
+            self._copy_fonts()
             self._copy_project()
             if self.course.status == "starting":
                 self._start(self.course.attempt)
@@ -156,6 +160,12 @@ class Keeper:
         self.note("failed", cause.words(now))
         self._write_exit("failed", (cause,))
         return STATUSES["failed"]
+
+    def _copy_fonts(self) -> None:
+        """matplotlib writes where its list of fonts is, and the image, which has one, is read-only."""
+        folder = os.environ.get("MPLCONFIGDIR", "")
+        if folder and Path(FONTS_DIR).is_dir() and not os.path.exists(folder):
+            shutil.copytree(FONTS_DIR, folder)
 
     def _copy_project(self) -> None:
         """A script works in a folder of the host: what it writes outlives the container."""

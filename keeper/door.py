@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Callable, Dict, List, Optional
 
-from keeper import OWN_NAMES, WITNESSES, starting
+from keeper import OWN_NAMES, SCRATCH, WITNESSES, starting
 from keeper.caller import Caller
 from keeper.host import (
     ENGINE_SECONDS,
@@ -35,6 +35,7 @@ from keeper.host import (
     end_processes,
     is_name,
     kill_containers,
+    make_folder,
     processes_of,
     remove_all,
     remove_containers,
@@ -80,7 +81,8 @@ def follow(options: Words, caller: Caller) -> None:
             break
         caller.wait(0 if over or sent >= CHUNK_BYTES else POLL_SECONDS)
         if witness and (said := caller.last_said()) and run.private.is_dir():
-            (run.private / WITNESSES).mkdir(mode=0o700, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                make_folder(run.private / WITNESSES)
             write_document(run.private / WITNESSES / f"{witness}.json", said)
     sender.send_state()
     state = None
@@ -196,6 +198,7 @@ def offer(options: Words, caller: Caller) -> None:
     written: List[str] = []
     more: List[str] = []
     if not running:
+        remove_folder(run.folder / SCRATCH)
         written = _written(run)
         more = sorted(name for name in os.listdir(run.folder) if name not in OWN_NAMES and not name.startswith("."))
         if user := os.environ.get("SUDO_USER"):

@@ -237,10 +237,25 @@ def remove_containers(names: Sequence[str], seconds: int = KILL_SECONDS) -> None
 # Files
 
 
+def make_folder(path: Path, owner: int = -1) -> None:
+    """Make a folder that its owner alone may enter: this user, or whose the folder is in which it is. Raises
+    FileExistsError."""
+    path.mkdir(mode=0o700)
+    if os.geteuid() == 0:
+        os.chown(path, *((owner, owner) if owner >= 0 else _owner_of(path.parent)))
+
+
+def _owner_of(folder: Path) -> Tuple[int, int]:
+    found = folder.stat()
+    return found.st_uid, found.st_gid
+
+
 def write_file(path: Path, data: bytes, mode: int) -> None:
-    """Write a new file, to the disk. Raises FileExistsError."""
+    """Write a new file, to the disk, for whoever owns its folder. Raises FileExistsError."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
+        if os.geteuid() == 0:  # the door; the keeper of a run, which reads it, is not
+            os.fchown(file, *_owner_of(path.parent))
         rest = memoryview(data)
         while rest:
             rest = rest[os.write(file, rest) :]

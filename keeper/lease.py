@@ -65,7 +65,7 @@ def take(folder: str, words: dict[str, Any]) -> Lease:
     Raises Busy when somebody has it, and OSError when the folder cannot be used.
     """
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    fd = os.open(_path(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = os.open(file_of(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         while not lock(fd, _LEASE):
             found = holder(folder)
@@ -87,7 +87,7 @@ def holder(folder: str) -> dict[str, Any] | None:
     Takes no lock, so it never keeps a `take` from succeeding. A holder that has not written its words is run "?".
     """
     try:
-        fd = os.open(_path(folder), os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(file_of(folder), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:
@@ -102,6 +102,11 @@ def holder(folder: str) -> dict[str, Any] | None:
         return None
     finally:
         os.close(fd)
+
+
+def file_of(folder: str) -> str:
+    """The lease in the folder of leases."""
+    return os.path.join(folder, "lease")
 
 
 def lock(fd: int, byte: int) -> bool:
@@ -127,7 +132,3 @@ def _words(fd: int) -> dict[str, Any] | None:
     except ValueError:
         return None
     return found
-
-
-def _path(folder: str) -> str:
-    return os.path.join(folder, "lease")

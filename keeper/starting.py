@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import os
 import time
 import zlib
 from pathlib import Path
 from typing import Callable, Optional
 
-from keeper import HELD_SECONDS, PROMISES
+from keeper import HELD_SECONDS, PROMISES, SCRATCH, USER_ID, lease
 from keeper.caller import Caller
 from keeper.host import (
     KEEPER_SECONDS,
@@ -22,6 +23,7 @@ from keeper.host import (
     call,
     containers_of,
     is_name,
+    make_folder,
     remove_containers,
     remove_folder,
     state_of,
@@ -68,25 +70,41 @@ def start(options: Words, caller: Caller) -> None:
 
 
 def _make_folders(run: Run, options: Words, resumed: Optional[Path]) -> None:
-    """All that has to exist before the container starts: Podman mounts no folder that is not there."""
-    for parent, mode in ((run.host.runs, 0o755), (run.host.lease, 0o700), (run.host.private, 0o700)):
+    """All that has to exist before the container starts, for its user: Podman mounts nothing that is not there."""
+    for parent, mode in ((run.host.runs, 0o755), (run.host.private, 0o700)):
         parent.mkdir(mode=mode, parents=True, exist_ok=True)
-    run.folder.mkdir(mode=0o700)
+    _offer_lease(run.host)
+    make_folder(run.folder, USER_ID)
+    make_folder(run.folder / SCRATCH)
     _make_private(run, options)
     write_file(run.private / "hold", b"", 0o400)
     write_file(run.folder / "host.json", json.dumps({"node_rank": options["node_rank"]}).encode(), 0o600)
     write_file(run.folder / "plan.json", json.dumps(options["plan"]).encode(), 0o600)
     if options["plan"].get("script"):
-        (run.folder / "workload").mkdir(mode=0o700)
+        make_folder(run.folder / "workload")
     if resumed:  # the plan is there, which keeps it from being removed
-        resumed.mkdir(mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            make_folder(resumed, USER_ID)
+        if os.geteuid() == 0:  # who has gathered it is its owner
+            call(["chown", "-R", "-h", f"{USER_ID}:{USER_ID}", str(resumed)])
+
+
+def _offer_lease(host: Host) -> None:
+    """The file of the lease alone is for the containers; the tickets beside it are not."""
+    host.lease.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file = os.open(lease.file_of(str(host.lease)), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        if os.geteuid() == 0:
+            os.fchown(file, USER_ID, USER_ID)
+    finally:
+        os.close(file)
 
 
 def _make_private(run: Run, options: Words) -> None:
     """The key and the secrets, in this host's memory."""
-    run.private.mkdir(mode=0o700)
+    make_folder(run.private, USER_ID)
     write_file(run.private / "key", options["key"].encode(), 0o400)
-    (run.private / "secrets").mkdir(mode=0o700)
+    make_folder(run.private / "secrets")
     for name, content in options.get("secrets", {}).items():
         if not is_name(name):
             raise Refused(f"{name!r} is no name for a secret")
@@ -149,6 +167,7 @@ def rejoin(options: Words, caller: Caller) -> None:
         raise Refused("its keeper has not kept what it had agreed to: the disk was full, or nothing may be restarted")
     own = run.plan["hosts"][run.node_rank]
     run.host.private.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _offer_lease(run.host)
     remove_containers(list(containers_of(run.name)), 0)
     remove_folder(run.private)
     _make_private(run, options)

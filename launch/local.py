@@ -27,6 +27,7 @@ from launch.cli.refusal import refuse
 from launch.cli.signals import undisturbed
 from launch.files import ROOT, read_json, runs_dir, shown, write_json
 from launch.job import outcome, plan, project, trainer_arguments
+from launch.job.container import stop_seconds
 from launch.job.outcome import Failure, Verdict
 from launch.report import ending
 from launch.report.documents import PAGE
@@ -55,7 +56,7 @@ def train(arguments: Sequence[str]) -> int:
     print(f"run {folder.name}: {nproc} process(es) on this machine", flush=True)
     words, env = torchrun(nproc, folder, training), environment(nproc, folder, grace_seconds, beside)
     begun = time.monotonic()
-    status, stopped = follow(words, env, folder, plan.stop_seconds(grace_seconds))
+    status, stopped = follow(words, env, folder, stop_seconds(grace_seconds))
     seconds = round(time.monotonic() - begun, 1)
     flatten(folder / "logs", nproc)
     summary = summarise(folder, nproc, status, stopped) | {"run_seconds": seconds}

@@ -6,6 +6,7 @@ Not for GPUs (gpu_checks), for what hosts must have in common (sameness), nor fo
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 
 from launch.cli.units import age, size
@@ -17,8 +18,7 @@ MIB, GIB = 2**20, 2**30
 CLOCK_WARNING, CLOCK_ERROR = 2.0, 60.0
 #: Bytes free on a disk, whatever a checkpoint needs.
 DISK_WARNING, DISK_ERROR = 5 * GIB, GIB
-#: Bytes of /dev/shm: data workers pass whole batches through it, and NCCL needs about 32 MiB of buffers per rank.
-SHM_PER_RANK_WARNING, SHM_ERROR = 512 * MIB, 64 * MIB
+#: Bytes of memory for each rank.
 MEMORY_PER_RANK_WARNING, MEMORY_PER_RANK_ERROR = GIB, 256 * MIB
 #: Open files per rank: data workers pass tensors by file descriptors.
 NOFILE_PER_RANK = 4096
@@ -100,15 +100,6 @@ def disk(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
     return verdicts
 
 
-def shared_memory(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
-    """/dev/shm, which the run's container shares with the host: where it is full, data workers die of SIGBUS."""
-    total, free = fact(facts, "shm_bytes"), fact(facts, "shm_free_bytes")
-    short = free < asked.ranks * SHM_PER_RANK_WARNING
-    level = ERROR if free < SHM_ERROR else WARNING if short else HEALTHY
-    fix = "remove what fills it, or enlarge it: `mount -o remount,size=50% /dev/shm`"
-    return [of_host("shm", name, level, f"{size(free)} of {size(total)} free in /dev/shm", fix)]
-
-
 def memory(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
     """Memory that is free now, per rank."""
     free, total = fact(facts, "memory_free_bytes"), fact(facts, "memory_bytes")
@@ -179,6 +170,9 @@ def data(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
     if not known["present"]:
         fix = "put the data there, or correct `data_dir` in the inventory"
         return [of_host("data", name, ERROR, f"there is no folder {asked.data_dir}", fix)]
+    if known.get("closed"):
+        what = f"ranks, which run as a user that the host does not have, cannot read {asked.data_dir}/{known['closed']}"
+        return [of_host("data", name, ERROR, what, f"sudo chmod -R o+rX {shlex.quote(asked.data_dir)}")]
     if "complete" not in known:
         return [of_host("data", name, HEALTHY, f"{asked.data_dir} is there")]
     what = f"{asked.data_dir}: {known['files']} files, {size(known['bytes'])}"
@@ -214,7 +208,6 @@ CHECKS: dict[str, Callable[[str, Facts, Asked], list[Verdict]]] = {
     "data": data,
     "disk": disk,
     "memory": memory,
-    "shm": shared_memory,
     "limits": limits,
     "load": load,
     "rdma": rdma,

@@ -83,6 +83,7 @@ def _config(known_hosts: Path) -> tuple[Path, dict[str, object]]:
         "StrictHostKeyChecking": "yes",
         "ConnectTimeout": CONNECT_SECONDS,
         "BatchMode": "yes",
+        "ForwardAgent": "no",  # root of a host could log in elsewhere with the user's keys
         "LogLevel": "ERROR",  # not the banner of a jump host, which would be taken for the reason of a failure
         "ServerAliveInterval": 5,
         "ServerAliveCountMax": 3,

@@ -27,11 +27,15 @@ from keeper import (
     LEASE_DIR,
     PRIVATE_DIR,
     RUN_DIR,
+    SCRATCH,
+    SCRATCH_DIR,
     WORKLOAD_DIR,
+    lease,
 )
 from keeper.placement import placed
 from launch.cli.refusal import refuse
 from launch.hosts.clustermap import ClusterMap, MapHost
+from launch.job.container import start_words, stop_seconds
 from launch.job.project import IN_CONTAINER
 
 SCHEMA = "muster.plan/5"
@@ -42,9 +46,6 @@ _HASH = "MUSTER_PLAN_SHA256"  # in every rank's environment
 #: GRACE where the user gives none: the time from SIGTERM to SIGKILL that ranks of a stopped run have to finish a step
 #: and write a checkpoint.
 GRACE_SECONDS = 30
-#: What torchrun gets beyond that, to end after its ranks.
-TORCHRUN_MARGIN_SECONDS = 10
-
 
 #: MAX_RESTARTS where the user gives none and the ranks can go on where they were.
 MAX_RESTARTS = 3
@@ -209,11 +210,6 @@ def run_dir_on_host(run: str) -> str:
     return f"{HOST_RUNS_DIR}/{run}"
 
 
-def stop_seconds(grace: int) -> int:
-    """The time from SIGTERM to SIGKILL for the torchrun, or the container, whose ranks get `grace` seconds."""
-    return grace + TORCHRUN_MARGIN_SECONDS
-
-
 def make_plan(cluster: ClusterMap, options: Options, run: str, ports: Ports, owner: str, created: str) -> Plan:
     """The plan of run `run`."""
     plan = _assemble(cluster, options, run, ports, owner, created)
@@ -297,7 +293,8 @@ def _assemble(cluster: ClusterMap, options: Options, run: str, ports: Ports, own
         first_rank += len(ranks)
         environment = _environment(host, run, options, image)
         container = f"muster-{run}-{node_rank}"
-        engine = _engine_arguments(host, run, node_rank, owner, container, options, environment)
+        labels = {"muster.run": run, "muster.node_rank": str(node_rank), "muster.owner": owner}
+        engine = start_words(host, container, labels, _mounts(host, run, options), environment, options.grace)
         host_plans.append(
             HostPlan(
                 host=host.name,
@@ -395,6 +392,7 @@ def _environment(host: MapHost, run: str, options: Options, image: str) -> dict[
         "OMP_NUM_THREADS": str(max(1, host.cpus // host.nproc_per_node)),
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",  # memory in huge pages: train/start/memory.py
         "PYTHONUNBUFFERED": "1",
+        "MPLCONFIGDIR": f"{SCRATCH_DIR}/matplotlib",
         "TQDM_MININTERVAL": "5",  # seconds between two refreshes of a bar, each of which is a line in the logs
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(stop_seconds(options.grace)),  # the keeper comes first
         **(_flight_recorder() if host.gpus else {}),
@@ -413,34 +411,17 @@ def _flight_recorder() -> dict[str, str]:
     }
 
 
-def _engine_arguments(
-    host: MapHost, run: str, node_rank: int, owner: str, container: str, options: Options, environment: dict[str, str]
-) -> list[str]:
-    labels = {"muster.run": run, "muster.node_rank": str(node_rank), "muster.owner": owner}
+def _mounts(host: MapHost, run: str, options: Options) -> list[str]:
+    """What a container sees of its host, as `folder of the host:folder of the container`, and `:ro`."""
     folder = run_dir_on_host(run)
-    mounts = [
+    return [
         f"{folder}:{RUN_DIR}",
-        f"{HOST_LEASE_DIR}:{LEASE_DIR}",
+        f"{folder}/{SCRATCH}:{SCRATCH_DIR}",
+        f"{lease.file_of(HOST_LEASE_DIR)}:{lease.file_of(LEASE_DIR)}",
         f"{HOST_PRIVATE_DIR}/{run}:{PRIVATE_DIR}:ro",
         *([f"{folder}/workload:{WORKLOAD_DIR}"] if options.script else []),
-    ]
-    if options.resume:
-        mounts.append(f"{run_dir_on_host(options.resume)}:{CONTAINER_RESUME_DIR}:ro")
-    if host.data_dir:
-        mounts.append(f"{host.data_dir}:{CONTAINER_DATA_DIR}:ro")
-    return [
-        *("podman", "run", "--detach", "--name", container),
-        *(word for key, value in labels.items() for word in ("--label", f"{key}={value}")),
-        # The host's network: ranks bind to the NIC itself. The host's /dev/shm: data workers and NCCL need room.
-        *("--network", "host", "--ipc", "host"),
-        # The keeper's own last words; the ranks' output goes to files of the run's folder.
-        *("--log-driver", "k8s-file", "--log-opt", "max-size=1mb"),
-        # Podman's limit of 2,048 threads and processes is too few for 8 ranks with data workers.
-        *("--pids-limit", "-1"),
-        *("--stop-timeout", str(stop_seconds(options.grace))),
-        *(word for gpu in host.gpus for word in ("--device", f"nvidia.com/gpu={gpu}")),
-        *(word for mount in mounts for word in ("--volume", mount)),
-        *(word for key, value in environment.items() for word in ("--env", f"{key}={value}")),
+        *([f"{run_dir_on_host(options.resume)}:{CONTAINER_RESUME_DIR}:ro"] if options.resume else []),
+        *([f"{host.data_dir}:{CONTAINER_DATA_DIR}:ro"] if host.data_dir else []),
     ]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from keeper import MASTER_PORTS, ports
+from keeper import MASTER_PORTS, USER_ID, ports
 from launch.cli import exits
 from launch.cli.refusal import Problem, Refusal
 from launch.hosts import ssh
@@ -22,6 +22,11 @@ from launch.job.plan import Ports
 
 NO_ANSWER_FIX = "log in and try `sudo -n podman ps`: Muster needs root and Podman there; then run this command again"
 NO_IMAGE = "does not hold image"
+#: Whether the ranks can read a folder. From inside: what stands above it on the host is not above it in the container.
+_LOOK_AT_DATA = (
+    f"(cd {{}} 2>/dev/null && echo data=closed && setpriv --reuid {USER_ID} --regid {USER_ID} --clear-groups "
+    "sh -c 'test -r . && test -x .' && echo data=readable)"
+)
 
 
 class ImageLacking(Refusal):
@@ -37,7 +42,7 @@ class Readiness:
     """What one host has of what a start needs."""
 
     has_image: bool
-    has_data_dir: bool
+    data_dir: str  # "" where there is none; "readable" by the ranks, or "closed" to them
     keeper_ports: list[int]  # two that are free, or fewer: the keeper's, and one over which the quick check is made
     master_ports: list[int]  # two that are free on the first host, or fewer
     keeper_held: str = ""  # who has these ports, where too few are free
@@ -100,7 +105,7 @@ def ask(
     script = [
         # First: without the engine, which then ends with another status than 0 and 1, the call must fail.
         f"podman image exists {image}; case $? in 0) echo image=yes;; 1) ;; *) exit 1;; esac",
-        f"test -d {shlex.quote(data_dir)} && echo data=yes" if data_dir else "echo data=yes",
+        _LOOK_AT_DATA.format(shlex.quote(data_dir)) if data_dir else "echo data=readable",
         *([f"{resume} && echo resume=yes"] if resume else []),
         shlex.join([machine.target.python, "-c", Path(ports.__file__).read_text(), json.dumps(wanted)]),
     ]
@@ -112,7 +117,7 @@ def parse(answer: str) -> Readiness:
     found = dict(line.split("=", 1) for line in answer.splitlines() if "=" in line)
     keeper, master = ([int(port) for port in found.get(name, "").split()] for name in ("keeper", "master"))
     held = (found.get("keeper_held", ""), found.get("master_held", ""))
-    return Readiness("image" in found, "data" in found, keeper, master, *held, "resume" in found)
+    return Readiness("image" in found, found.get("data", ""), keeper, master, *held, "resume" in found)
 
 
 def problems_of(host: MapHost, readiness: Readiness, image: str, is_master: bool) -> list[Problem]:
@@ -120,8 +125,11 @@ def problems_of(host: MapHost, readiness: Readiness, image: str, is_master: bool
     where, problems = f"host {host.name}", []
     if not readiness.has_image:
         problems.append(Problem(where, f"{NO_IMAGE} {image[:12]}", "run `make deploy`"))
-    if not readiness.has_data_dir:
+    if not readiness.data_dir:
         problems.append(Problem(where, f"has no folder {host.data_dir} (data_dir)", "create it, or correct data_dir"))
+    if readiness.data_dir == "closed":
+        what = f"its folder {host.data_dir} (data_dir) is closed to ranks, which run as a user that no host has"
+        problems.append(Problem(where, what, f"there: sudo chmod -R o+rX {shlex.quote(str(host.data_dir))}"))
     for few, (first, last), held in (
         (len(readiness.keeper_ports) < 2, REACH_PORTS, readiness.keeper_held),
         (is_master and len(readiness.master_ports) < 2, MASTER_PORTS, readiness.master_held),

@@ -32,6 +32,7 @@ from launch.hosts.inventory import build_name
 from launch.job import plan as plans
 from launch.job import readiness
 from launch.job import resume as resuming
+from launch.job.container import LIMITS
 from launch.job.plan import CONTAINER_DATA_DIR, HostPlan, Options, Plan, Ports
 from launch.job.project import parted
 from launch.report import documents
@@ -231,11 +232,12 @@ def _described(one: HostPlan) -> dict[str, str]:
 
 
 def _container_words(one: HostPlan) -> list[str]:
-    """The command that starts a host's container, without what `_described` has, the image, and the host's place."""
+    """The command that starts a host's container, without what `_described` has, the image, how much of the host it may
+    take, and the host's place."""
     own = {one.container, f"muster.node_rank={one.node_rank}", one.environment.get("MUSTER_IMAGE")}
     words, found = iter(one.command[:-1]), list[str]()
     for word in words:
-        if word in ("--env", "--device", "--volume"):
+        if word in ("--env", "--device", "--volume", *LIMITS):
             value = next(words)
             found += [word, value] if word == "--volume" and not _is_data(value) else []
         elif word not in own:

@@ -148,6 +148,12 @@ def usable_memory() -> int:
     return min([total, *(limit for limit in limits if limit is not None)])
 
 
+def threads_max() -> int | None:
+    """How many threads all processes of the machine can have together, as far as the kernel says it."""
+    texts = (read(f"/proc/sys/kernel/{name}") for name in ("threads-max", "pid_max"))
+    return min((int(text) for text in texts if text and text.isdigit()), default=None)
+
+
 def available_memory() -> int | None:
     """Bytes that programs can still get without swapping: MemAvailable, within what the cgroups allow."""
     found = re.search(r"^MemAvailable:\s*(\d+)", read("/proc/meminfo") or "", re.MULTILINE)

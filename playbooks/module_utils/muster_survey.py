@@ -30,6 +30,7 @@ from ansible.module_utils.muster_host import (
     read,
     read_stat,
     run,
+    threads_max,
     usable_cores,
     usable_memory,
 )
@@ -146,28 +147,31 @@ def limits() -> dict[str, int]:
 
 
 def fingerprint(folder: Path, seconds: float = DATA_SECONDS) -> dict[str, Any]:
-    """What a data set is: {"path", "present", "complete", "files", "bytes", "sha256", "seconds"}.
+    """What a data set is: {"path", "present", "complete", "files", "bytes", "sha256", "closed", "seconds"}.
 
     sha256: of a manifest, sorted relative paths and sizes of all files, and the first and last 64 KiB of 2,000 of them
     (of all, where there are no more): those whose paths have the smallest SHA-256, so that every host takes the same.
+    closed: the first folder or file that not all users of the host may read: ranks, which are none, cannot; or None.
     complete is False, and sha256 None, where the time did not suffice or a file could not be read; counts are then of
     what was seen.
     """
     begun = time.monotonic()
     deadline = begun + seconds
     found: dict[str, Any] = {"path": str(folder), "present": folder.is_dir(), "complete": False, "sha256": None}
-    found.update(files=0, bytes=0)
+    found.update(files=0, bytes=0, closed=None)
     if found["present"]:
-        sizes, whole = _walk(folder, deadline)
+        sizes, found["closed"], whole = _walk(folder, deadline)
         digest = _manifest(folder, sizes, deadline) if whole else None
         found.update(files=len(sizes), bytes=sum(sizes.values()), sha256=digest, complete=digest is not None)
     found["seconds"] = round(time.monotonic() - begun, 2)
     return found
 
 
-def _walk(folder: Path, deadline: float) -> tuple[dict[str, int], bool]:
-    """({relative path: bytes} of all files, whether that is all). Links are followed, each folder once."""
+def _walk(folder: Path, deadline: float) -> tuple[dict[str, int], str | None, bool]:
+    """({relative path: bytes} of all files, `closed` of `fingerprint`, whether that is all). Links are followed, each
+    folder once."""
     sizes: dict[str, int] = {}
+    closed: str | None = None
     seen, waiting, whole = set(), [""], True
     while waiting:
         relative = waiting.pop()
@@ -176,18 +180,32 @@ def _walk(folder: Path, deadline: float) -> tuple[dict[str, int], bool]:
             if (here.st_dev, here.st_ino) in seen:
                 continue
             seen.add((here.st_dev, here.st_ino))
+            if closed is None and not _is_open(folder / relative, here, 0o005):
+                closed = relative or "."
             with os.scandir(folder / relative) as entries:
                 for entry in entries:
                     if time.monotonic() > deadline:
-                        return sizes, False
+                        return sizes, closed, False
                     path = os.path.join(relative, entry.name)
                     if entry.is_dir():
                         waiting.append(path)
                     elif entry.is_file():  # a link to nowhere is neither
                         sizes[path] = entry.stat().st_size
+                        if closed is None and not _is_open(folder / path, entry.stat(), 0o004):
+                            closed = path
         except OSError:
             whole = False  # a folder that may not be read
-    return sizes, whole
+    return sizes, closed, whole
+
+
+def _is_open(path: Path, found: os.stat_result, needed: int) -> bool:
+    """Whether all users have these permissions; or there is an access control list, which may have given them."""
+    if found.st_mode & needed == needed:
+        return True
+    try:
+        return "system.posix_acl_access" in os.listxattr(path)
+    except OSError:
+        return False
 
 
 def _manifest(folder: Path, sizes: dict[str, int], deadline: float) -> str | None:
@@ -232,8 +250,8 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
     ended (unix seconds), kernel, arch, os {id, version}, python, cpus (usable), machine_cpus, cpu_model,
     cpu_flags [those that change numerics],
     busy (share of the machine's processor time in use when the survey began, 0.0 to 1.0; null unless full),
-    limits {nofile, nofile_hard} (-1 is none), memory_bytes, memory_free_bytes, disk_free_bytes (of Podman's storage),
-    muster_disk_free_bytes, shm_bytes, shm_free_bytes,
+    limits {nofile, nofile_hard} (-1 is none), threads_max (of all processes; null: not known), memory_bytes,
+    memory_free_bytes, disk_free_bytes (of Podman's storage), muster_disk_free_bytes,
     engine {name, version, storage_driver (null unless full)} or null,
     nics [{name, kind, up, carrier, mtu, mac, speed_mbits, master, parent (what a VLAN is on),
     addresses [{address, prefix, family, scope}], refused (why, or null)}],
@@ -258,7 +276,6 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
         fill_speeds(nics, rdma)
         cpuinfo = head("/proc/cpuinfo", 16384)
         system = parse_os_release(read("/etc/os-release") or "")
-        shm_free, shm = disk("/dev/shm") if os.path.isdir("/dev/shm") else (None, None)
         if full:
             engine, storage = parse_engine(about.result())
         else:
@@ -275,12 +292,11 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
             "cpu_flags": parse_cpu_flags(cpuinfo),
             "busy": busy,
             "limits": limits(),
+            "threads_max": threads_max(),
             "memory_bytes": usable_memory(),
             "memory_free_bytes": available_memory(),
             "disk_free_bytes": disk(storage)[0],
             "muster_disk_free_bytes": disk(ROOT)[0],
-            "shm_bytes": shm,
-            "shm_free_bytes": shm_free,
             "engine": engine,
             "nics": nics,
             "rdma": rdma,

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from keeper import USER_ID
 from tests.keeper import fake_host
 from tests.keeper.fake_host import LEASE, SECONDS, Host
 
 host = fake_host.host
 
 
-def test_a_start_makes_what_the_container_needs_readable_for_root_alone(host: Host) -> None:
+def test_a_start_makes_what_the_container_needs_for_its_user_alone(host: Host) -> None:
     host.when_podman_runs(f"{LEASE.format(host.runs)}; echo 4711abc")
     call = host.start(plan=host.plan("r1", script="main.py", resume="r0"))
     assert next(call.frames())[0] == {"started": "4711abc"}
@@ -23,6 +25,7 @@ def test_a_start_makes_what_the_container_needs_readable_for_root_alone(host: Ho
     assert host.files() == {
         "var/lib/muster/runs/r0": "0o700",
         "var/lib/muster/runs/r1": "0o700",
+        "var/lib/muster/runs/r1/.tmp": "0o700",
         "var/lib/muster/runs/r1/events.jsonl": "0o644",
         "var/lib/muster/runs/r1/host.json": "0o600",
         "var/lib/muster/runs/r1/plan.json": "0o600",
@@ -37,6 +40,9 @@ def test_a_start_makes_what_the_container_needs_readable_for_root_alone(host: Ho
     assert (host.private / "r1/secrets/token").read_bytes() == b"\x00secret"
     assert json.loads((host.runs / "r1/plan.json").read_text())["script"] == "main.py"
     assert Path(host.lease).stat().st_mode & 0o777 == 0o700
+    own = {Path(host.lease) / "lease", *(path for path in host.root.rglob("*") if {"r0", "r1"} & set(path.parts))}
+    ids = {(path.stat().st_uid, path.stat().st_gid) for path in own if path.name != "events.jsonl"}
+    assert ids == {(USER_ID, USER_ID) if os.geteuid() == 0 else (os.geteuid(), os.getegid())}
 
 
 def test_ranks_wait_until_the_caller_lets_them_go(host: Host) -> None:

@@ -166,7 +166,7 @@ KEYS = {
     *("ended", "kernel", "arch", "os", "python", "cpus", "machine_cpus"),
     *("cpu_model", "cpu_flags", "busy", "limits", "memory_bytes", "memory_free_bytes"),
     "disk_free_bytes",
-    *("muster_disk_free_bytes", "shm_bytes", "shm_free_bytes", "engine", "nics"),
+    *("muster_disk_free_bytes", "threads_max", "engine", "nics"),
     *("rdma", "gpus", "gpu_problems", "gpu_problem", "gpu_health", "xid", "xid_problem", "images", "runs", "data"),
 }
 
@@ -180,7 +180,7 @@ def test_this_machine_is_surveyed_in_one_command_without_ansible(tmp_path: Path)
     assert set(found) == KEYS and found["busy"] is None
     assert 0 <= time.time() - found["ended"] < 300
     assert 0 < found["memory_free_bytes"] <= found["memory_bytes"]
-    assert found["shm_free_bytes"] <= found["shm_bytes"]
+    assert found["threads_max"] >= 1024
     assert found["data"] == {"path": str(tmp_path), "present": True}
     assert found["limits"]["nofile"] != 0 and found["machine_cpus"] == os.cpu_count()
 
@@ -190,7 +190,7 @@ def test_the_checks_find_every_fact_that_they_need_in_a_survey(tmp_path: Path) -
     verdicts = check_host("here", found, Asked(clock_offset=0.0, checkpoint_bytes=1, data_dir=str(tmp_path)))
     assert 0 <= found["busy"] <= 1
     lacking = [verdict for verdict in verdicts if "lacks" in verdict.what]
-    assert lacking == [] and {"clock", "disk", "shm", "limits", "data", "gpus"} <= {v.check for v in verdicts}
+    assert lacking == [] and {"clock", "disk", "limits", "data", "gpus"} <= {v.check for v in verdicts}
     rows = compare({"here": found}, {"here": None})
     assert {row.property.key for row in rows} >= {"arch", "kernel", "python", "data"}
 

@@ -68,6 +68,11 @@ def direct(rank: str, world_size: str, address: str, port: str, module: str, *ar
         MASTER_ADDR=address, MASTER_PORT=port, TORCHELASTIC_ERROR_FILE=str(error_file),
     )  # fmt: skip
     sys.argv = [module, *arguments]
+    import torch.distributed.rendezvous as rendezvous
+
+    from train.start import one_address
+
+    vars(rendezvous)["TCPStore"] = one_address.store
     trace, status = "", 0
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -1,9 +1,10 @@
 """What the agent changes in torchrun: ranks' arguments, where their output goes, what the keeper learns at once, and
 ranks that are forked.
 
-It is done in four places of torch's: `start_processes` and `get_subprocess_handler`, as its elastic agent calls them;
-ProcessFailure, which is made the moment torchrun sees that a rank has failed, before it ends the others; and
-`_exit_barrier`, in which torchrun, whose ranks have all ended well, waits for those of the other hosts. Imports torch.
+It is done in five places of torch's: `start_processes` and `get_subprocess_handler`, as its elastic agent calls them;
+ProcessFailure, which is made the moment torchrun sees that a rank has failed, before it ends the others;
+`_exit_barrier`, in which torchrun, whose ranks have all ended well, waits for those of the other hosts; and the store
+that it makes on the first host, for all ranks. Imports torch.
 
 Where MUSTER_PIPES names a folder, stdout and stderr of each rank both go to the FIFO rank-<rank> there, which keeps
 their order. Where MUSTER_KEEPER names a datagram socket, the keeper is told there (keeper/ranks.py):
@@ -25,13 +26,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic import multiprocessing
 from torch.distributed.elastic.agent.server import local_elastic_agent
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, api, subprocess_handler
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
 
 from keeper.placeholders import fill, names
+from train.start import one_address
 from train.start.failures import Failure, describe
 from train.start.forked import Handler, Rank
 
@@ -101,6 +105,7 @@ def install(
     torchs_handler = replace(
         api, "get_subprocess_handler", subprocess_handler.get_subprocess_handler, get_subprocess_handler
     )
+    replace(static_tcp_rendezvous, "TCPStore", TCPStore, one_address.store)
     replace(local_elastic_agent, "start_processes", multiprocessing.start_processes, start_processes)
     _hook_exit_barrier(ended)
     made = ProcessFailure.__post_init__

@@ -30,6 +30,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from train.settings import SettingsError
+from train.start import one_address
 from train.whole_files import write_file
 
 FILE_POLL_SECONDS = 0.05
@@ -99,8 +100,7 @@ def listen(host: str, port: int) -> socket.socket:
     """A socket listening at this address only. Raises SettingsError where it cannot be."""
     where = f"rank 0 cannot listen at {host}:{port}"
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family)
+        return one_address.listen(host, port)
     except OSError as error:
         fix = {
             errno.EADDRINUSE: "something else does: take another port",

@@ -51,8 +51,6 @@ def host(**more: Any) -> dict[str, Any]:
         "ended": NOW,
         "muster_disk_free_bytes": 200 * GIB,
         "disk_free_bytes": 200 * GIB,
-        "shm_bytes": 32 * GIB,
-        "shm_free_bytes": 31 * GIB,
         "memory_bytes": 64 * GIB,
         "memory_free_bytes": 60 * GIB,
         "limits": {"nofile": 1024, "nofile_hard": 1048576},

@@ -25,7 +25,6 @@ def test_a_healthy_host_has_one_line_with_figures_for_each_check_and_nothing_to_
         "data",
         "disk",
         "memory",
-        "shm",
         "limits",
         "load",
     ]
@@ -40,7 +39,6 @@ def test_whoever_is_not_healthy_has_a_fix() -> None:
         xid=[{"pci": "0000:01:00", "xid": 79, "when": NOW - 60, "count": 1, "line": ""}],
         muster_disk_free_bytes=100,
         memory_free_bytes=100,
-        shm_free_bytes=100,
         busy=1.0,
         data={"path": "/srv/data", "present": False},
         limits={"nofile": 1024, "nofile_hard": 1024},
@@ -145,9 +143,6 @@ def test_disk_has_room_for_two_checkpoints(found: dict[str, Any], checkpoint: in
 @pytest.mark.parametrize(
     ("check", "found", "ranks", "level"),
     [
-        ("shm", {"shm_free_bytes": 2 * GIB}, 4, HEALTHY),
-        ("shm", {"shm_free_bytes": 2 * GIB}, 5, WARNING),
-        ("shm", {"shm_free_bytes": 60 * MIB, "shm_bytes": 64 * MIB}, 1, ERROR),
         ("memory", {"memory_free_bytes": 4 * GIB}, 4, HEALTHY),
         ("memory", {"memory_free_bytes": 4 * GIB}, 5, WARNING),
         ("memory", {"memory_free_bytes": 200 * MIB}, 1, ERROR),

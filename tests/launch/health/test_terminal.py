@@ -13,7 +13,7 @@ from launch.health.verdicts import ERROR, HEALTHY, INCOMPLETE, WARNING, Verdict
 from tests.launch.health.test_link_checks import AB, BA, H3, links, names, of
 from tests.launch.health.test_page import NASTY, document, forecast
 
-CHECKS = ("clock", "runs", "gpus", "data", "disk", "memory", "shm", "limits", "load")
+CHECKS = ("clock", "runs", "gpus", "data", "disk", "memory", "limits", "load")
 
 
 def printed(made: dict[str, Any], width: int = 140) -> str:

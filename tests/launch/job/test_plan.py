@@ -137,11 +137,6 @@ def test_ranks_get_memory_in_huge_pages_however_they_are_started(
     assert "GLIBC_TUNABLES" not in shared_variables(2, 29400)  # the user's stays
 
 
-def test_the_engine_does_not_limit_processes() -> None:
-    command = make([8], gpus=True).hosts[0].command
-    assert command[command.index("--pids-limit") + 1] == "-1"
-
-
 def test_gpus_and_data_reach_the_container() -> None:
     first, second = make([2, 2], gpus=True).hosts
     assert "nvidia.com/gpu=0" in first.command and "nvidia.com/gpu=1" in first.command
@@ -270,7 +265,7 @@ def test_the_first_process_of_a_container_is_the_keeper_which_has_its_lease_and_
     plan = make([1, 2])
     for host_plan in plan.hosts:
         assert host_plan.command[-5:] == ["python3", "-P", "-m", "keeper", str(host_plan.node_rank)]
-        assert "/var/lib/muster/lease:/muster/lease" in host_plan.command
+        assert "/var/lib/muster/lease/lease:/muster/lease/lease" in host_plan.command
         assert f"/run/muster/{plan.run}:/muster/private:ro" in host_plan.command
     assert [host_plan.keeper_port for host_plan in plan.hosts] == [29400, 29401]
 

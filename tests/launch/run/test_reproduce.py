@@ -110,11 +110,11 @@ def test_a_host_that_is_gone_is_named_and_the_others_are_not_blamed_for_it() -> 
 def test_what_another_version_of_muster_does_otherwise_is_named() -> None:
     known = cluster(2, 1)
     plan = made(known)
-    command = [word for word in plan.hosts[1].command if word != "--pids-limit"]
+    command = [word for word in plan.hosts[1].command if word != "--read-only"]
     other = replace(plan, agent=["python2"], hosts=[plan.hosts[0], replace(plan.hosts[1], command=command)])
     found = [(one.where, one.what) for one in reproduce.plan_differences(other, once_more(plan, known))]
     agent = "it started the ranks by `python2` then, and does by `python3 -P -m train.start.agent` now"
-    started = "its container is started otherwise: nothing then, --pids-limit now"
+    started = "its container is started otherwise: nothing then, --read-only now"
     assert found == [("host h2", started), ("Muster", agent)]
 
 
@@ -137,7 +137,7 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: dict[str, Host])
     monkeypatch.setattr(reproduce, "machines", lambda *arguments: contextlib.nullcontext([hosts["h1"], hosts["h2"]]))
     monkeypatch.setattr(queue, "turn", lambda *arguments: contextlib.nullcontext())
     monkeypatch.setattr(readiness, "check", lambda *arguments: ports(2))
-    monkeypatch.setattr(readiness, "ask", lambda machine, image: Readiness(image == NOW, True, [], []))
+    monkeypatch.setattr(readiness, "ask", lambda machine, image: Readiness(image == NOW, "readable", [], []))
     monkeypatch.setattr(check, "own_facts", lambda *arguments: facts)
     monkeypatch.setattr(check, "quick", lambda *arguments, note, **words: note(facts) or [])
 
@@ -196,7 +196,7 @@ def test_a_host_that_lost_the_deployed_image_is_to_be_deployed_again(
     ran: Callable[..., dict[str, Host]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran()
-    monkeypatch.setattr(readiness, "ask", lambda machine, image: Readiness(machine.name == "h1", True, [], []))
+    monkeypatch.setattr(readiness, "ask", lambda machine, image: Readiness(machine.name == "h1", "readable", [], []))
     with pytest.raises(Refusal, match=r"image: h2 does not have .*which is the deployed one\n.*run `make deploy`"):
         again(anyway=True)
 
@@ -307,7 +307,7 @@ def test_hosts_that_do_not_answer_are_named(
     def ask(machine: Host, image: str) -> Readiness:
         if machine.name == "h2":
             raise TimeoutError("no answer for 30 s")
-        return Readiness(True, True, [], [])
+        return Readiness(True, "readable", [], [])
 
     monkeypatch.setattr(readiness, "ask", ask)
     ran()

@@ -1,0 +1,67 @@
+"""The command that starts a host's container of a run: what it may do there, and how much of the host it may take.
+
+Pure: what the host is, its facts in the cluster map say. What runs in the container, and what it sees of the host's
+folders, is plan.py's to say.
+
+A container has the host's network (ranks bind to the NIC itself) and nothing else of the host that it does not need: no
+capability, no way to get one, a user that the host does not have, an image that it cannot write to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from keeper import USER_ID
+from launch.hosts.clustermap import MapHost
+
+#: What torchrun gets beyond the grace of its ranks, to end after them.
+TORCHRUN_MARGIN_SECONDS = 10
+#: The options that say how much of its host a container may take.
+LIMITS = ("--memory", "--shm-size", "--pids-limit")
+#: What a run leaves to the rest of its host: a part of the memory, within these bounds (bytes).
+REST_OF_MEMORY, LEAST_REST, MOST_REST = 1 / 20, 256 << 20, 4 << 30
+#: The part of the memory that /dev/shm may take: data workers and NCCL need room. It is the kernel's own default.
+SHM_OF_MEMORY = 1 / 2
+#: The part of the threads that the kernel has for all processes of the host.
+PART_OF_THREADS = 1 / 2
+
+
+def start_words(
+    host: MapHost,
+    name: str,
+    labels: Mapping[str, str],
+    mounts: Sequence[str],
+    environment: Mapping[str, str],
+    grace: int,
+) -> list[str]:
+    """The command up to the image. mounts: as Podman and Docker write them. grace: in seconds, of the ranks."""
+    return [
+        *("podman", "run", "--detach", "--name", name),
+        *(word for key, value in labels.items() for word in ("--label", f"{key}={value}")),
+        *("--network", "host"),
+        *("--user", f"{USER_ID}:{USER_ID}", "--cap-drop", "all", "--security-opt", "no-new-privileges", "--read-only"),
+        *_limits(host.facts.get("memory_bytes"), host.facts.get("threads_max")),
+        # The keeper's own last words; the ranks' output goes to files of the run's folder.
+        *("--log-driver", "k8s-file", "--log-opt", "max-size=1mb"),
+        *("--stop-timeout", str(stop_seconds(grace))),
+        *(word for gpu in host.gpus for word in ("--device", f"nvidia.com/gpu={gpu}")),
+        *(word for mount in mounts for word in ("--volume", mount)),
+        *(word for key, value in environment.items() for word in ("--env", f"{key}={value}")),
+    ]
+
+
+def stop_seconds(grace: int) -> int:
+    """The time from SIGTERM to SIGKILL for the torchrun, or the container, whose ranks get `grace` seconds."""
+    return grace + TORCHRUN_MARGIN_SECONDS
+
+
+def _limits(memory_bytes: int | None, threads_max: int | None) -> list[str]:
+    """How much of the host the container may take; None: that was not found out, and the engine's own limit holds."""
+    memory = shm = threads = ""
+    if memory_bytes:
+        rest = int(min(max(memory_bytes * REST_OF_MEMORY, LEAST_REST), MOST_REST, memory_bytes / 4))
+        memory, shm = f"{memory_bytes - rest}b", f"{int(memory_bytes * SHM_OF_MEMORY)}b"
+    if threads_max:
+        threads = str(int(threads_max * PART_OF_THREADS))
+    pairs = zip(LIMITS, (memory, shm, threads), strict=True)
+    return [word for option, value in pairs if value for word in (option, value)]

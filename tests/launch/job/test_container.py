@@ -1,0 +1,54 @@
+"""Promises: a run's container may do nothing on its host that it need not, and leaves some of it to the rest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from containers import image
+from keeper import USER_ID
+from launch.job.container import LIMITS, start_words
+from tests.launch.samples import cluster
+
+GIB = 1 << 30
+
+
+def words(**facts: int) -> list[str]:
+    host = replace(cluster(2).hosts[0], facts=facts)
+    return start_words(host, "muster-run-0", {"muster.run": "run"}, ["/a:/b:ro"], {"NAME": "value"}, 30)
+
+
+def value(command: list[str], option: str) -> str:
+    return command[command.index(option) + 1]
+
+
+def test_it_has_no_rights() -> None:
+    command = words()
+    assert value(command, "--cap-drop") == "all" and value(command, "--security-opt") == "no-new-privileges"
+    assert value(command, "--user") == f"{USER_ID}:{USER_ID}" and "--read-only" in command
+    assert not {"--privileged", "--ipc", "--pid", "--cap-add"} & set(command)
+
+
+@pytest.mark.parametrize(
+    ("memory", "left"),
+    [(GIB // 2, GIB // 8), (2 * GIB, GIB // 4), (20 * GIB, GIB), (64 * GIB, 64 * GIB / 20), (1024 * GIB, 4 * GIB)],
+)
+def test_it_leaves_memory_to_the_host(memory: int, left: float) -> None:
+    command = words(memory_bytes=memory)
+    assert memory - int(value(command, "--memory").removesuffix("b")) == int(left)
+    assert value(command, "--shm-size") == f"{memory // 2}b"
+
+
+def test_it_leaves_threads_to_the_host() -> None:
+    assert value(words(threads_max=65536), "--pids-limit") == "32768"
+
+
+def test_what_is_not_known_is_not_limited() -> None:
+    assert not set(LIMITS) & set(words())
+
+
+def test_the_image_knows_the_user() -> None:
+    train, workload = ((image.ROOM / name / "Containerfile").read_text() for name in ("train", "workload"))
+    assert f"'muster:x:{USER_ID}:{USER_ID}::" in train and f"'muster:x:{USER_ID}:'" in train
+    assert f"COPY --chown={USER_ID}:{USER_ID} . " in workload
