@@ -11,7 +11,7 @@ import zlib
 from pathlib import Path
 from typing import Callable, Optional
 
-from keeper import HELD_SECONDS, PROMISES, SCRATCH, USER_ID, lease
+from keeper import HELD_SECONDS, PROMISES, SCRATCH, USER_ID, firewall, lease
 from keeper.caller import Caller
 from keeper.host import (
     KEEPER_SECONDS,
@@ -55,6 +55,7 @@ def start(options: Words, caller: Caller) -> None:
         _make_folders(run, options, resumed)
         container = call(own["command"], wait=caller.wait).split()[-1]
         _await_lease(run, own["container"], caller, run.has_begun)
+        _close_ports(plan, own)  # not before: until then the lease may be another run's
         caller.send({"started": container})
         if not caller.hear(HELD_SECONDS).get("go"):
             raise Refused("the control machine took it back")
@@ -109,6 +110,11 @@ def _make_private(run: Run, options: Words) -> None:
         if not is_name(name):
             raise Refused(f"{name!r} is no name for a secret")
         write_file(run.private / "secrets" / name, base64.b64decode(content), 0o400)
+
+
+def _close_ports(plan: Words, own: Words) -> None:
+    if own["firewall"]:
+        firewall.close(address for host in plan["hosts"] for address in host["addresses"])
 
 
 def _await_lease(run: Run, container: str, caller: Caller, has_it: Callable[[], bool]) -> None:
@@ -173,6 +179,7 @@ def rejoin(options: Words, caller: Caller) -> None:
     _make_private(run, options)
     container = call(own["command"], wait=caller.wait).split()[-1]
     _await_lease(run, own["container"], caller, lambda: (run.host.holder() or {}).get("run") == run.name)
+    _close_ports(run.plan, own)
     caller.send({"rejoined": container})
 
 

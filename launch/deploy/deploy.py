@@ -175,6 +175,7 @@ def _cluster_map(
                 gpus=gpus,
                 cpus=facts.hosts[host.name]["cpus"],
                 data_dir=host.settings.get("data_dir"),
+                firewall=host.settings.get("firewall", True),
                 facts=facts.hosts[host.name],
                 spare=host.spare,
             )

@@ -36,6 +36,7 @@ class MapHost:
     cpus: int
     data_dir: str | None
     facts: dict[str, Any]  # all that playbooks/module_utils/muster_survey.py says
+    firewall: bool = True  # a run answers its own hosts alone
     spare: bool = False  # as in inventory.Host
 
 

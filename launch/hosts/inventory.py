@@ -30,6 +30,7 @@ VARIABLES = {
     "train_network": "a network in CIDR form, such as 10.78.0.0/24",
     "train_interface": "the name of a network interface of this host",
     "data_dir": "an absolute path on the host",
+    "firewall": "true or false",
 }
 
 #: Ansible's variables for a login and for becoming root (`ansible-doc -t connection ssh`, `-t become sudo`, and the
@@ -307,6 +308,8 @@ def _good_value(key: str, value: Any) -> bool:
         return "/" in str(value)
     if key == "train_interface":
         return isinstance(value, str) and bool(re.fullmatch(r"[^\s/]{1,15}", value))
+    if key == "firewall":
+        return isinstance(value, bool)
     if key == "data_dir":
         return isinstance(value, str) and value.startswith("/")
     raise KeyError(key)  # a variable of VARIABLES that nobody checks

@@ -38,7 +38,7 @@ from launch.hosts.clustermap import ClusterMap, MapHost
 from launch.job.container import start_words, stop_seconds
 from launch.job.project import IN_CONTAINER
 
-SCHEMA = "muster.plan/5"
+SCHEMA = "muster.plan/6"
 CONTAINER_RESUME_DIR = "/muster/resume"
 CONTAINER_DATA_DIR = "/data"
 _HASH = "MUSTER_PLAN_SHA256"  # in every rank's environment
@@ -100,6 +100,8 @@ class HostPlan:
     ranks: list[int]  # none: it is a spare
     address: str
     interface: str
+    addresses: list[str]  # from which it may call the others: `address`, and what else its NICs have
+    firewall: bool  # what of it listens answers the run's hosts alone (keeper/firewall.py)
     keeper_port: int  # where this host's keeper listens to the others, on `address`
     run_dir: str  # on the host
     resume_dir: str | None  # on the host: the folder of the earlier run, read-only in the container
@@ -303,6 +305,8 @@ def _assemble(cluster: ClusterMap, options: Options, run: str, ports: Ports, own
                 ranks=ranks,
                 address=host.address,
                 interface=host.interface,
+                addresses=_addresses(host),
+                firewall=host.firewall,
                 keeper_port=ports.keepers[node_rank],
                 run_dir=run_dir_on_host(run),
                 resume_dir=run_dir_on_host(options.resume) if options.resume else None,
@@ -354,6 +358,13 @@ def _agent(options: Options, direct: bool) -> tuple[list[str], list[str]]:
         options.script or options.module,
         *options.arguments,
     ]
+
+
+def _addresses(host: MapHost) -> list[str]:
+    """`address`, and all that a connection to another host may come from: the kernel takes one of the NIC's."""
+    nics = (nic for nic in host.facts.get("nics") or [] if nic["up"] and not nic["refused"])
+    known = [one["address"] for nic in nics for one in nic["addresses"] if one["scope"] == "global"]
+    return sorted({host.address, *known})
 
 
 def rdma_ports(host: MapHost) -> dict[str, list[str]]:
@@ -442,5 +453,6 @@ def describe(plan: Plan) -> str:
         lines += [f"  {key}={value}" for key, value in environment.items()]
         starts = f", starts {shlex.join(place.agent)}" if place else ""
         lines.append(f"  keeper: {host_plan.address}:{host_plan.keeper_port}{starts}")
+        lines.append(f"  answers: {'the addresses of these hosts alone' if host_plan.firewall else 'whoever calls'}")
         lines.append(f"  $ sudo {shlex.join(host_plan.command)}")
     return "\n".join(lines)

@@ -30,6 +30,7 @@ ROOT = Path("/var/lib/muster")  # Muster's folder; the SSH user gets it, so that
 DROP_IN = Path("/etc/containers/containers.conf.d/50-muster.conf")
 CDI = Path("/etc/cdi/nvidia.yaml")
 CDI_HEADER = "# Written by Muster (make deploy) with nvidia-ctk; make teardown removes it.\n"
+TABLE = ("inet", "muster")  # of nftables, made at the start of a run (keeper/firewall.py)
 # Far more than a training process needs, and low enough that a session with lower limits can still grant them.
 ULIMIT_CAPS = {"nofile": 65536, "nproc": 32768}
 TRIAL_SECONDS = 60.0
@@ -198,6 +199,10 @@ def remove(check_mode: bool) -> list[str]:
                     problem = f"{what} {name} cannot be removed: {result.complaint}"
                     raise RuntimeError(f"{problem}. Fix: stop what uses it, then again")
                 removed.append(f"{what} {name}")
+    if run(["nft", "list", "table", *TABLE]).rc == 0:
+        removed.append(f"nftables table {' '.join(TABLE)}")
+        if not check_mode:
+            run(["nft", "delete", "table", *TABLE])
     ours = (text_of(CDI) or "").startswith(CDI_HEADER)
     for path in (ROOT, DROP_IN, *([CDI] if ours else [])):
         if path.is_file() or (path.is_dir() and (any(path.iterdir()) or not os.path.ismount(path))):

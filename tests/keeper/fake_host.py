@@ -89,6 +89,7 @@ class Host:
         self.engine.mkdir()
         (self.engine / "podman").write_text(PODMAN)
         (self.engine / "podman").chmod(0o755)
+        self.when_nft("exit 0")
         self.environment = {**os.environ, "PATH": f"{self.engine}:{os.environ['PATH']}"}
         self.opened: list[Call] = []
 
@@ -105,6 +106,19 @@ class Host:
         calls = self.engine / "calls"
         return calls.read_text().splitlines() if calls.exists() else []
 
+    def when_nft(self, script: str) -> None:
+        """What nft does, after it was noted among Podman's calls that it was called."""
+        (self.engine / "nft").write_text(
+            f'#!/bin/sh\necho nft >> {self.engine}/calls\nprintf %s "$2" > {self.engine}/rules\n{script}\n'
+        )
+        (self.engine / "nft").chmod(0o755)
+
+    @property
+    def rules(self) -> str:
+        """What nft was given last."""
+        file = self.engine / "rules"
+        return file.read_text() if file.exists() else ""
+
     def when_podman_runs(self, script: str) -> None:
         (self.engine / "run").write_text(script)
 
@@ -118,7 +132,11 @@ class Host:
 
     def plan(self, run: str, **more: Any) -> dict[str, Any]:
         command = ["podman", "run", "--detach", "--name", f"muster-{run}-1", "image"]
-        hosts = [{"host": "h1"}, {"host": "h2", "container": f"muster-{run}-1", "command": command}]
+        closed = {"firewall": True, "addresses": ["10.78.0.12"]}
+        hosts = [
+            {"host": "h1", "firewall": True, "addresses": ["10.78.0.11", "fd00::11"]},
+            {"host": "h2", "container": f"muster-{run}-1", "command": command, **closed},
+        ]
         return {
             "run": run,
             "owner": "ann@laptop",

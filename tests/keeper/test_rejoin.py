@@ -70,7 +70,7 @@ def test_a_keeper_is_started_again_with_its_private_files_and_without_the_contai
         "secrets/token": "\x00secret",
     }  # and no file `hold`: nothing is held back
     verbs = [call.split()[0] for call in host.podman()]
-    assert verbs == ["ps", "stop", "rm", "run"] and (host.runs / "r1/promises.json").exists()
+    assert verbs == ["ps", "stop", "rm", "run", "nft"] and (host.runs / "r1/promises.json").exists()
 
 
 @pytest.mark.parametrize(

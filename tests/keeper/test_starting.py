@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from keeper import USER_ID
+from keeper import USER_ID, firewall
 from tests.keeper import fake_host
 from tests.keeper.fake_host import LEASE, SECONDS, Host
 
@@ -21,7 +21,7 @@ def test_a_start_makes_what_the_container_needs_for_its_user_alone(host: Host) -
     host.when_podman_runs(f"{LEASE.format(host.runs)}; echo 4711abc")
     call = host.start(plan=host.plan("r1", script="main.py", resume="r0"))
     assert next(call.frames())[0] == {"started": "4711abc"}
-    assert host.podman() == ["run --detach --name muster-r1-1 image"]
+    assert host.podman() == ["run --detach --name muster-r1-1 image", "nft"]
     assert host.files() == {
         "var/lib/muster/runs/r0": "0o700",
         "var/lib/muster/runs/r1": "0o700",
@@ -52,7 +52,7 @@ def test_ranks_wait_until_the_caller_lets_them_go(host: Host) -> None:
     assert "started" in words and hold.exists()
     call.stdin.write(b'{"go": true}\n')
     assert call.answer() == {"went": True} and not hold.exists()
-    assert host.podman() == ["run --detach --name muster-r1-1 image"] and (host.runs / "r1").exists()
+    assert host.podman() == ["run --detach --name muster-r1-1 image", "nft"] and (host.runs / "r1").exists()
 
 
 @pytest.mark.parametrize("taken_back", [True, False])
@@ -67,6 +67,27 @@ def test_a_start_that_is_not_let_go_leaves_nothing(host: Host, taken_back: bool)
         call.hang_up()
         assert call.process.wait(SECONDS) == 1
     assert host.files() == {} and host.podman()[-1] == "rm --force --ignore -- muster-r1-1"
+
+
+def test_a_run_answers_its_own_hosts_alone_from_the_moment_it_has_the_lease(host: Host) -> None:
+    host.when_podman_runs(f"{LEASE.format(host.runs)}; echo 4711abc")
+    call = host.start()
+    next(call.frames())
+    assert host.podman() == ["run --detach --name muster-r1-1 image", "nft"]
+    assert "{ type ipv4_addr; elements = { 10.78.0.11, 10.78.0.12 }; }" in host.rules
+    assert "{ type ipv6_addr; elements = { fd00::11 }; }" in host.rules
+    assert host.rules == firewall.rules(["10.78.0.12", "fd00::11", "10.78.0.11", "10.78.0.12"])
+
+
+def test_a_host_whose_ports_stay_open_starts_nothing_unless_the_user_wants_that(host: Host) -> None:
+    host.when_podman_runs(f"{LEASE.format(host.runs)}; echo 4711abc")
+    host.when_nft("echo 'Error: Operation not supported' >&2; exit 1")
+    said = host.start().answer()["error"]
+    assert said.startswith("its ports cannot be closed to other machines: ") and "Operation not supported" in said
+    assert "`firewall: false`" in said and len(said) < 300 and host.files() == {}
+    plan = host.plan("r1")
+    plan["hosts"][1]["firewall"] = False
+    assert "started" in next(host.start(plan=plan).frames())[0]
 
 
 def exits(host: Host, **cause: Any) -> str:

@@ -134,6 +134,7 @@ def test_one_problem_on_many_hosts_is_said_once(tmp_path: Path) -> None:
         "train_network: 10.0.0.1/8",
         "train_interface: 'a b'",
         "data_dir: relative/path",
+        "firewall: sometimes",
         "ansible_port: 99999",
         "ansible_connection: local",
         "ansible_password: secret",

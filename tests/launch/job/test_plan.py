@@ -137,6 +137,26 @@ def test_ranks_get_memory_in_huge_pages_however_they_are_started(
     assert "GLIBC_TUNABLES" not in shared_variables(2, 29400)  # the user's stays
 
 
+def test_a_host_may_call_the_others_from_any_address_of_its_nics() -> None:
+    def nic(*addresses: str, **more: object) -> dict[str, object]:
+        scopes = {True: "link", False: "global"}
+        listed = [{"address": one, "scope": scopes[one.startswith("fe80")]} for one in addresses]
+        return {"up": True, "refused": None, "addresses": listed, **more}
+
+    known = cluster(1, 1)
+    nics = [
+        nic("10.78.0.11", "10.78.0.99", "fe80::1"),
+        nic("172.17.0.1", refused="a bridge"),
+        nic("10.9.0.1", up=False),
+    ]
+    known.hosts[0].facts["nics"] = nics
+    known.hosts[1] = replace(known.hosts[1], firewall=False)
+    free = Ports(29512, 29513, (29400, 29401))
+    first, second = plans.make_plan(known, Options(), "run", free, "me", "now").hosts
+    assert (first.addresses, first.firewall) == (["10.78.0.11", "10.78.0.99"], True)
+    assert (second.addresses, second.firewall) == (["10.78.0.12"], False)
+
+
 def test_gpus_and_data_reach_the_container() -> None:
     first, second = make([2, 2], gpus=True).hosts
     assert "nvidia.com/gpu=0" in first.command and "nvidia.com/gpu=1" in first.command

@@ -38,7 +38,7 @@ def test_a_command_without_run_says_what_runs_and_does_not_speak_for_the_silent_
 
 def test_a_run_of_another_version_is_not_guessed_at(hosts: dict[str, Host]) -> None:
     has(hosts["h1"], entry(plan={"schema": "muster.plan/3"}))
-    with pytest.raises(Refusal, match=r"muster\.plan/3, not muster\.plan/5"):
+    with pytest.raises(Refusal, match=r"muster\.plan/3, not muster\.plan/6"):
         attach.attach(INVENTORY, "some-run", "", "", console())
 
 
