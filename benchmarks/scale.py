@@ -63,6 +63,7 @@ def cluster_map(hosts: int, folder: Path, sha256: str = "") -> ClusterMap:
                 cpus=1,
                 data_dir=None,
                 facts={},
+                firewall=False,  # all of them are one container
             )
             for number in range(1, hosts + 1)
         ],

@@ -47,6 +47,7 @@ from keeper.output import Reader, read_file
 
 CHUNK_BYTES = 262144  # of output in one frame
 LOOK_SECONDS = 1.0  # between two looks at the state and the lease
+DEPLOY_SILENT_SECONDS = 60.0  # after which a deploy that has said nothing is over
 
 
 def follow(options: Words, caller: Caller) -> None:
@@ -288,9 +289,31 @@ def queue(options: Words, caller: Caller) -> None:
     tickets.queue(options, 0, caller.send)
 
 
+def deploy(options: Words, caller: Caller) -> None:
+    """Let nobody else deploy to this host, for as long as the caller is there and says so now and then.
+
+    {by, what: "deploy" or "teardown"} -> {"held": true}
+    """
+    from keeper import lease
+
+    # In memory: a teardown removes what is on the disk.
+    folder = str(Host(options).private / "deploy")
+    try:
+        held = lease.take(folder, {"run": options["what"], "owner": options["by"]})
+    except lease.Busy as busy:
+        first = busy.holder
+        since = f"{first['seconds']:.0f} s ago"
+        raise Refused(f"a {first['run']} of {first['owner']}, begun {since}, is in progress there") from None
+    with held:
+        caller.send({"held": True})
+        with contextlib.suppress(TimeoutError):
+            while True:
+                caller.hear(DEPLOY_SILENT_SECONDS)
+
+
 VERBS: Dict[str, Callable[[Words, Caller], None]] = {
     **{"start": starting.start, "private": starting.private, "rejoin": starting.rejoin, "drop": starting.drop},
-    **{"queue": queue, "follow": follow, "stop": stop},
+    **{"queue": queue, "follow": follow, "stop": stop, "deploy": deploy},
     **{"runs": runs, "offer": offer, "seal": seal},
 }
 
@@ -298,7 +321,7 @@ VERBS: Dict[str, Callable[[Words, Caller], None]] = {
 def main(options: Words) -> int:
     """Do what {"verb": name, ...} asks; returns the exit status."""
     os.umask(0o022)
-    caller = Caller(options["verb"] in ("queue", "start"))
+    caller = Caller(options["verb"] in ("queue", "start", "deploy"))
     try:
         VERBS[options["verb"]](options, caller)
         return 0

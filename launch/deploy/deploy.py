@@ -28,6 +28,7 @@ from launch.cli.output import Phases, detail
 from launch.cli.refusal import Refusal, refuse
 from launch.cli.units import size
 from launch.deploy import control, detect, distribution, playbook
+from launch.deploy.alone import alone
 from launch.files import stored, write_json
 from launch.health import gpu_checks
 from launch.hosts import clustermap, door, inventory, preflight, ssh
@@ -81,24 +82,8 @@ def deploy(path: Path, console: Console, horovod: bool = False, remeasure: bool 
         control.ensure_ready(console)
     with phases.phase("login", "Logging in to every host"):
         preflight.check([host.target for host in inv.hosts], inventory.known_hosts_path(path))
-    with image_build(detail(console, "image: "), horovod) as built:
-        with phases.phase("provision", "Provisioning the hosts (Ansible)"):
-            playbook.run("provision", inv)
-        with phases.phase("detect", "Asking the hosts what they are and whom they reach"):
-            facts = detect.gather_facts(inv, console)
-        with phases.phase("image", "Waiting for the training image"):
-            try:
-                image, export = built.result()
-            except engine.ContainersError as error:
-                raise image_refusal(error) from None
-    # After the build: where hosts and control machine are one, it would slow the measurement down.
-    with phases.phase("measure", "Measuring the links between all hosts"):
-        choice, measured = detect.choose_network(inv, facts, None if remeasure else clustermap.path_of(path), console)
-    whole = size(sum(export.blobs.values()))
-    with phases.phase("distribute", f"Distributing the image ({whole}, sent compressed; a host gets what it lacks)"):
-        placed = distribution.distribute(inv, image, export, phases.say)
-    cluster = _cluster_map(inv, facts, choice, image, export, measured)
-    clustermap.write(clustermap.path_of(path), cluster)
+    with alone(inv, "deploy"):
+        cluster, placed = _work(inv, phases, console, horovod, remeasure)
     phases.seconds["total"] = round(time.monotonic() - begun, 2)
     # Where the time and the bytes of this deploy went; benchmarks/deploy.py reads it.
     write_json(clustermap.path_of(path).with_name("deploy.json"), {"seconds": phases.seconds, "hosts": placed})
@@ -115,6 +100,32 @@ def deploy(path: Path, console: Console, horovod: bool = False, remeasure: bool 
     return exits.SUCCEEDED
 
 
+def _work(
+    inv: inventory.Inventory, phases: Phases, console: Console, horovod: bool, remeasure: bool
+) -> tuple[clustermap.ClusterMap, dict[str, Any]]:
+    """What changes the hosts; returns the cluster map, and of each host what it was sent."""
+    last_map = None if remeasure else clustermap.path_of(inv.path)
+    with image_build(detail(console, "image: "), horovod) as built:
+        with phases.phase("provision", "Provisioning the hosts (Ansible)"):
+            playbook.run("provision", inv)
+        with phases.phase("detect", "Asking the hosts what they are and whom they reach"):
+            facts = detect.gather_facts(inv, console)
+        with phases.phase("image", "Waiting for the training image"):
+            try:
+                image, export = built.result()
+            except engine.ContainersError as error:
+                raise image_refusal(error) from None
+    # After the build: where hosts and control machine are one, it would slow the measurement down.
+    with phases.phase("measure", "Measuring the links between all hosts"):
+        choice, measured = detect.choose_network(inv, facts, last_map, console)
+    whole = size(sum(export.blobs.values()))
+    with phases.phase("distribute", f"Distributing the image ({whole}, sent compressed; a host gets what it lacks)"):
+        placed = distribution.distribute(inv, image, export, phases.say)
+    cluster = _cluster_map(inv, facts, choice, image, export, measured)
+    clustermap.write(clustermap.path_of(inv.path), cluster)
+    return cluster, placed
+
+
 def teardown(path: Path, console: Console, also_running: bool = False) -> int:
     """Remove what Muster left on the hosts, and workloads' images here; packages stay.
 
@@ -123,13 +134,14 @@ def teardown(path: Path, console: Console, also_running: bool = False) -> int:
     inv, known_hosts = inventory.read(path), inventory.known_hosts_path(path)
     targets = [host.target for host in inv.hosts]
     preflight.check(targets, known_hosts)
-    if not also_running:
-        with connected(targets, known_hosts) as machines:
-            refuse_running(ssh.in_parallel(lambda machine: door.ask(machine, "runs", {}), machines))
-    words = ["ansible-playbook", str(playbook.path("teardown")), "-i", str(path)]
-    if playbook.run_bounded(words, playbook.environment(inv)) != 0:
-        fix = "fix what it names and run `make teardown` again"
-        raise refuse("playbooks/teardown.yml", "failed; the task and the host stand above", fix, exits.DEPLOY_FAILED)
+    with alone(inv, "teardown"):
+        if not also_running:
+            with connected(targets, known_hosts) as machines:
+                refuse_running(ssh.in_parallel(lambda machine: door.ask(machine, "runs", {}), machines))
+        words = ["ansible-playbook", str(playbook.path("teardown")), "-i", str(path)]
+        if playbook.run_bounded(words, playbook.environment(inv)) != 0:
+            what, fix = "failed; the task and the host stand above", "fix what it names and run `make teardown` again"
+            raise refuse("playbooks/teardown.yml", what, fix, exits.DEPLOY_FAILED)
     with contextlib.suppress(engine.ContainersError):  # without Podman here there are none
         images.remove_workloads()
     clustermap.path_of(path).unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from launch.cli import exits
 from launch.cli.output import detail
-from launch.cli.refusal import Problem, Refusal
+from launch.cli.refusal import Problem, Refusal, refuse
 from launch.files import read_json
 from launch.health import gpu_checks
 from launch.health.host_checks import RUNNING
@@ -110,14 +110,10 @@ def choose_network(
 ) -> tuple[choose.Choice, Measured]:
     """Measure the networks that connect all hosts, or take the figures of `last_map`, and choose one.
 
-    Raises Refusal when every network has a link that failed in all measurements.
+    Raises Refusal when every network has a link that failed in all measurements, and where it would have to measure
+    beside a run.
     """
-    running = ", ".join(
-        h for h, known in facts.hosts.items() if any(r["state"] in RUNNING for r in known.get("runs") or [])
-    )
-    if running:
-        console.print(f"    a run is in progress on {running}: the links may be faster than what is measured now")
-    measured = measure_links(inv, facts.networks.working, last_map, console)
+    measured = measure_links(inv, facts.networks.working, last_map, console, runs_in_progress(facts.hosts))
     addresses = {host.name: host.target.address for host in inv.hosts}
     kept = _chosen_before(last_map, facts.networks.working) if last_map else ""
     return choose.choose(facts.hosts, addresses, facts.networks, measured.measurements, kept), measured
@@ -146,9 +142,12 @@ class Measured:
 
 
 def measure_links(
-    inv: Inventory, working: Sequence[choose.Working], last_map: Path | None, console: Console
+    inv: Inventory, working: Sequence[choose.Working], last_map: Path | None, console: Console, runs: Sequence[str] = ()
 ) -> Measured:
-    """Every pair of hosts on every network that works; the figures of the last map where they still hold."""
+    """Every pair of hosts on every network that works; the figures of the last map where they still hold.
+
+    runs: those in progress, in words: nothing is measured beside them. Raises Refusal where it would have to be.
+    """
     networks = [
         measure.NetworkAddresses(
             one.label,
@@ -164,9 +163,14 @@ def measure_links(
     now = datetime.datetime.now(datetime.UTC)
     if len(inv.hosts) == 1:
         return Measured(choose.Measurements(), now.isoformat(timespec="seconds"), key)
-    if last_map and (known := recall(last_map, key, now)):
-        console.print(f"    measured {known.when[:16]} UTC on the same networks; MEASURE=1 measures them again")
+    known = recall(last_map, key, now, bool(runs)) if last_map else None
+    if known:
+        again = f"{', '.join(runs)} is not disturbed" if runs else "MEASURE=1 measures them again"
+        console.print(f"    measured {known.when[:16]} UTC on the same networks; {again}")
         return known
+    if runs:
+        what = f"{', '.join(runs)} is in progress, and measuring the links would disturb it"
+        raise refuse("the hosts", what, "run `make deploy` when it has ended, or `make stop RUN=<id>` first")
     measurements, asked, begin = choose.Measurements(), networks, "measuring"
     pairs, seconds = len(inv.hosts) * (len(inv.hosts) - 1), measure.BANDWIDTH_SECONDS
     with _machines(inv) as machines:
@@ -183,7 +187,14 @@ def measure_links(
     return Measured(measurements, now.isoformat(timespec="seconds"), key)
 
 
-def recall(last_map: Path, key: str, now: datetime.datetime) -> Measured | None:
+def runs_in_progress(facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """`run <id> of <owner>`, of all that the hosts' facts say. Pure."""
+    entries = (entry for known in facts.values() for entry in known.get("runs") or ())
+    alive = (f"run {one['run']} of {one['owner'] or 'an unknown user'}" for one in entries if one["state"] in RUNNING)
+    return list(dict.fromkeys(alive))
+
+
+def recall(last_map: Path, key: str, now: datetime.datetime, however_old: bool = False) -> Measured | None:
     """What the last deploy measured, if that was on the same networks, not long ago, and of every pair."""
     try:
         known = json.loads(last_map.read_text())
@@ -193,7 +204,8 @@ def recall(last_map: Path, key: str, now: datetime.datetime) -> Measured | None:
         measurements = choose.Measurements(links, measured["speeds"], measured["failures"], measured["busy"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    if known["measured_key"] != key or not 0 <= age.total_seconds() < REMEASURE_SECONDS:
+    is_old = not (however_old or 0 <= age.total_seconds() < REMEASURE_SECONDS)
+    if known["measured_key"] != key or is_old:
         return None
     if measurements.failures or any(link.mbits is None for entries in links.values() for link in entries):
         return None

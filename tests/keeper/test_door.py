@@ -504,3 +504,14 @@ def test_an_old_run_that_was_gathered_just_now_stays(host: Host) -> None:
 
 def test_an_error_is_one_line_and_the_status_says_it(host: Host) -> None:
     assert host.start(plan={}, node_rank=0).answer() == {"error": "KeyError: 'run'"}
+
+
+def test_one_deploy_at_a_time_works_on_a_host(host: Host) -> None:
+    first = host.call("deploy", by="ann@desk", what="deploy")
+    assert next(first.frames())[0] == {"held": True}
+    refused = host.ask("deploy", by="bob@laptop", what="teardown")["error"]
+    assert refused.startswith("a deploy of ann@desk, begun 0 s ago, is in progress there")
+    first.stdin.write(b'{"ping": true}\n')
+    first.hang_up()
+    assert first.process.wait(SECONDS) == 1
+    assert next(host.call("deploy", by="bob@laptop", what="teardown").frames())[0] == {"held": True}

@@ -53,6 +53,17 @@ def works(known: dict[str, Any]) -> list[choose.Working]:
     return choose.working(known, {host: {} for host in known}, full_reach(known)).working
 
 
+def test_nothing_is_measured_beside_a_run(tmp_path: Path) -> None:
+    entry = {"run": "20260101-000000-abcd", "owner": "ann@desk", "state": "running"}
+    ended = {"run": "20250101-000000-abcd", "owner": "ann@desk", "state": "exited"}
+    runs = detect.runs_in_progress({"h1": {"runs": [entry, ended]}, "h2": {"runs": [entry]}, "h3": {"runs": None}})
+    assert runs == ["run 20260101-000000-abcd of ann@desk"]
+    inv = Inventory(Path("hosts.yml"), tuple(map(host, LAB)), "")
+    said = "run 20260101-000000-abcd of ann@desk is in progress, and measuring the links would disturb it"
+    with pytest.raises(Refusal, match=said):
+        detect.measure_links(inv, works(LAB), tmp_path / "none.json", Console(), runs)
+
+
 def measured(
     monkeypatch: pytest.MonkeyPatch, known: dict[str, Any], *speeds: Mapping[str, float | None]
 ) -> tuple[detect.Measured, str]:

@@ -125,6 +125,8 @@ def test_figures_are_taken_from_the_last_map_only_where_they_hold(
     now = datetime.datetime.fromisoformat("2026-11-21T10:00:00+00:00") + datetime.timedelta(hours=hours)
     known = detect.recall(known_map(tmp_path / "cluster.json", **change), key, now)
     assert (known is not None) == reused
+    beside_a_run = detect.recall(known_map(tmp_path / "cluster.json", **change), key, now, however_old=True)
+    assert (beside_a_run is not None) == (key == "key" and not change)
     assert detect.recall(tmp_path / "none.json", key, now) is None
 
 
