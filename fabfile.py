@@ -271,12 +271,12 @@ def stop(context: Context, inventory: str = "", run: str = "", grace: str = "") 
 
 
 @task(help={"yes": "end runs in progress, too, and lose what they have on the hosts"})
-def teardown(context: Context, inventory: str = "", yes: bool = False) -> None:
-    """Remove Muster's containers, images and settings from every host; packages stay."""
+def teardown(context: Context, inventory: str = "", yes: bool = False, packages: bool = False) -> None:
+    """Remove Muster's containers, images and settings from every host; PACKAGES=1: also packages that it installed."""
     from launch.deploy import deploy as deploying
 
     _end(
-        lambda: deploying.teardown(_inventory(inventory), CONSOLE, _truth(yes, "YES")),
+        lambda: deploying.teardown(_inventory(inventory), CONSOLE, _truth(yes, "YES"), _truth(packages, "PACKAGES")),
         _inventory(inventory),
         HOSTS_HALF_DONE.format("teardown"),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -126,8 +127,8 @@ def _work(
     return cluster, placed
 
 
-def teardown(path: Path, console: Console, also_running: bool = False) -> int:
-    """Remove what Muster left on the hosts, and workloads' images here; packages stay.
+def teardown(path: Path, console: Console, also_running: bool = False, packages: bool = False) -> int:
+    """Remove what Muster left on the hosts, and workloads' images here; on demand also the packages that it installed.
 
     Raises Refusal if that fails, and when a run is in progress, unless it is to be ended (`also_running`).
     """
@@ -139,13 +140,16 @@ def teardown(path: Path, console: Console, also_running: bool = False) -> int:
             with connected(targets, known_hosts) as machines:
                 refuse_running(ssh.in_parallel(lambda machine: door.ask(machine, "runs", {}), machines))
         words = ["ansible-playbook", str(playbook.path("teardown")), "-i", str(path)]
+        words += ["--extra-vars", json.dumps({"muster_packages": True})] if packages else []
         if playbook.run_bounded(words, playbook.environment(inv)) != 0:
             what, fix = "failed; the task and the host stand above", "fix what it names and run `make teardown` again"
             raise refuse("playbooks/teardown.yml", what, fix, exits.DEPLOY_FAILED)
     with contextlib.suppress(engine.ContainersError):  # without Podman here there are none
         images.remove_workloads()
     clustermap.path_of(path).unlink(missing_ok=True)
-    console.print(f"Removed Muster from {len(inv.hosts)} hosts; `make deploy {naming(path)}` brings it back.")
+    rest = "" if packages else " The packages that it installed stay (PACKAGES=1 removes them, too)."
+    again = f"`make deploy {naming(path)}` brings it back."
+    console.print(f"Removed Muster from {len(inv.hosts)} hosts; {again}{rest}", highlight=False)
     return exits.SUCCEEDED
 
 

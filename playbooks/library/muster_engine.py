@@ -8,7 +8,8 @@ Not for installing packages (the role `engine` does, with apt) and not for image
 The part for NVIDIA GPUs (CDI through nvidia-ctk) follows the tool's documentation and was not tried on a real GPU.
 
 state=present returns `missing`, the Debian packages to be installed first; nothing was probed if there are any.
-state=absent returns `removed`: what it has removed in words. The options stand in main.
+state=absent returns `removed`, what it has removed in words, and `packages`, which are to be removed after that. The
+options stand in main.
 """
 
 from __future__ import annotations
@@ -22,11 +23,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ansible.module_utils import muster_packages
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.muster_gpus import nvidia_devices
 from ansible.module_utils.muster_host import Result, find_command, parse_os_release, read, run, write_atomically
 
 ROOT = Path("/var/lib/muster")  # Muster's folder; the SSH user gets it, so that rsync needs no sudo
+PACKAGES = ROOT / "packages.json"  # what was installed here: module_utils/muster_packages.py
+#: What an engine has left when its packages are purged.
+ENGINE_FOLDERS = ("/var/lib/containers", "/run/containers", "/run/libpod", "/run/runc", "/run/crun")
 DROP_IN = Path("/etc/containers/containers.conf.d/50-muster.conf")
 CDI = Path("/etc/cdi/nvidia.yaml")
 CDI_HEADER = "# Written by Muster (make deploy) with nvidia-ctk; make teardown removes it.\n"
@@ -204,20 +209,65 @@ def remove(check_mode: bool) -> list[str]:
         if not check_mode:
             run(["nft", "delete", "table", *TABLE])
     ours = (text_of(CDI) or "").startswith(CDI_HEADER)
-    for path in (ROOT, DROP_IN, *([CDI] if ours else [])):
-        if path.is_file() or (path.is_dir() and (any(path.iterdir()) or not os.path.ismount(path))):
-            removed.append(str(path))
-            if not check_mode:
-                _remove_tree(path) if path.is_dir() else path.unlink()
+    return removed + remove_paths([ROOT, DROP_IN, *([CDI] if ours else [])], check_mode, PACKAGES)
+
+
+def remove_paths(paths: list[Path], check_mode: bool, kept: Path | None = None) -> list[str]:
+    """Removes files and folders, but for one file in them. Returns those that were there."""
+    there = [path for path in paths if path.is_file() or (path.is_dir() and _is_removable(path, kept))]
+    for path in [] if check_mode else there:
+        _remove_tree(path, kept) if path.is_dir() else path.unlink()
+    return [str(path) for path in there]
+
+
+def _is_removable(folder: Path, kept: Path | None) -> bool:
+    """Whether there is something to remove: a folder may stay as it is, as a disk is mounted or a file of it kept."""
+    entries = set(folder.iterdir())
+    return bool(entries - {kept}) or not (entries or os.path.ismount(folder))
+
+
+def _remove_tree(path: Path, kept: Path | None = None) -> None:
+    """Remove a folder; one on which a disk of its own is mounted, or in which something is kept, stays."""
+    for entry in path.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            _remove_tree(entry, kept)
+        elif entry != kept:
+            entry.unlink()
+    if not os.path.ismount(path) and not any(path.iterdir()):
+        path.rmdir()
+
+
+def forget(check_mode: bool) -> list[str]:
+    """Removes the rest, when the packages are gone: what their engine has left, and that they were ours."""
+    engine_is_gone = find_command("podman") is None and "podman" in muster_packages.installed(PACKAGES)
+    left = [Path(name) for name in ENGINE_FOLDERS] if engine_is_gone else []
+    for folder in [] if check_mode else left:
+        unmount_below(folder)
+    removed = remove_paths([*left, ROOT, Path("/run/muster")], check_mode)
+    for folder in (DROP_IN.parent, DROP_IN.parent.parent):  # others may have put something there
+        if not check_mode and folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
     return removed
 
 
-def _remove_tree(path: Path) -> None:
-    """Remove a folder; one on which a disk of its own is mounted stays, empty."""
-    for entry in path.iterdir():
-        _remove_tree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
-    if not os.path.ismount(path):
-        path.rmdir()
+def unmount_below(folder: Path) -> None:
+    """Podman mounts its storage upon itself."""
+    points = (line.split()[1] for line in (read("/proc/self/mounts") or "").splitlines())
+    for point in sorted((point for point in points if point.startswith(f"{folder}/")), reverse=True):
+        run(["umount", point])
+
+
+def packages_to_remove() -> list[str]:
+    """Raises RuntimeError with words for the user where somebody else uses the engine that Muster has installed."""
+    names = muster_packages.removable(PACKAGES)
+    if "podman" in names:
+        for what, listing in (
+            ("containers", "ps --all --quiet"), ("images", "images --quiet"), ("volumes", "volume ls --quiet")
+        ):  # fmt: skip
+            if run(["podman", *listing.split()]).out.strip():
+                fix = f"remove them (`podman {listing}`), or leave the packages there (without PACKAGES=1)"
+                raise RuntimeError(f"Podman, which Muster has installed, has {what} that are not Muster's. Fix: {fix}")
+    return names
 
 
 def ensure(module: AnsibleModule) -> dict[str, Any]:
@@ -234,9 +284,13 @@ def ensure(module: AnsibleModule) -> dict[str, Any]:
         if module.params["strict"]:
             by_hand = f"`apt-get install {' '.join(missing)}` by hand"
             raise RuntimeError(f"Still missing after packages were installed: {names}. Fix: {by_hand}")
+        if not module.check_mode:
+            muster_packages.note_begin(PACKAGES)
         return {"changed": False, "missing": missing}
     owner = os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
     check = module.check_mode
+    if not check:
+        muster_packages.note_end(PACKAGES)
     changed = [settle(check), make_folders(ROOT, owner, check), make_cdi(check)]
     return {"changed": any(changed), "missing": []}
 
@@ -249,6 +303,9 @@ def main() -> None:
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             # What must be there, as Debian package and the command that proves it, whatever installed it.
             "packages": {"type": "dict", "default": {}},
+            # For state absent. keep: packages stay. list: say which ones Muster has installed and can be removed.
+            # forget: they are gone, and what they have left shall go, too.
+            "packages_installed": {"type": "str", "choices": ["keep", "list", "forget"], "default": "keep"},
             # Fail when a package is missing instead of returning its name.
             "strict": {"type": "bool", "default": False},
         },
@@ -260,8 +317,10 @@ def main() -> None:
         )
     try:
         if module.params["state"] == "absent":
-            removed = remove(module.check_mode)
-            module.exit_json(changed=bool(removed), removed=removed)
+            wanted = module.params["packages_installed"]
+            removed = forget(module.check_mode) if wanted == "forget" else remove(module.check_mode)
+            packages = packages_to_remove() if wanted == "list" else []
+            module.exit_json(changed=bool(removed), removed=removed, packages=packages)
         module.exit_json(**ensure(module))
     except RuntimeError as error:
         module.fail_json(msg=str(error))

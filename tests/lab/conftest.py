@@ -35,6 +35,7 @@ class Lab:
 
     name: str
     first_deploy: str = ""
+    bare: str = ""  # what was on h3 before that: `everything`
     clone: Path | None = None  # where commands are typed, if not in this one
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
@@ -125,6 +126,23 @@ class Lab:
                 )
                 self.nsenter(host, "tc", "qdisc", *how.split())
 
+    def everything(self, host: str) -> str:
+        """All files of a host and their kind, mode, owner and link; packages, users, tables of nftables and mounts.
+
+        Not what any work there changes: caches, logs, temporary files, package lists, and processes.
+        """
+        left_out = ("/var/cache", "/var/log", "/var/lib/apt/lists", "/var/lib/dpkg", "/tmp", "/var/tmp", "/root")
+        pruned = " -o ".join(f"-path {path}" for path in (*left_out, "/home/muster/.ansible", "/run/sudo"))
+        places = "/ /run /var/lib/containers /var/lib/muster"
+        listed = f"find {places} -xdev \\( {pruned} \\) -prune -o -printf '%p %y %m %u %g %l\\n' | sort -u"
+        more = (
+            "dpkg --get-selections",
+            "cat /etc/passwd /etc/group",
+            "nft list tables 2>/dev/null",
+            "cut -c-60 /proc/mounts",
+        )
+        return self.on(host, "; ".join((listed, *more)), check=False)
+
     def containers(self) -> list[str]:
         """Ids of all containers of runs on all hosts: after a run there must be none."""
         return [
@@ -185,6 +203,7 @@ def lab(container_engine: None) -> Iterator[Lab]:
         assert "    h2:\n" in text
         hosts.write_text(text.replace("    h2:\n", "    h2:\n      nproc_per_node: 2\n"))
         _must(made.fab("trust", YES=1))
+        made.bare = made.everything("h3")
         made.shape("1gbit")
         made.first_deploy = _must(made.fab("deploy", 1800))
         made.shape(None)

@@ -1,8 +1,9 @@
-"""Promise: teardown takes Muster off the hosts, all but the packages; twice is once; a deploy brings it back, also one
-that takes up what an interrupted one has left."""
+"""Promise: teardown takes Muster off the hosts, all but the packages; twice is once; with these a host is what it was
+before the first deploy; a deploy brings it back, also one that takes up what an interrupted one has left."""
 
 from __future__ import annotations
 
+import difflib
 import os
 import signal
 import subprocess
@@ -21,11 +22,19 @@ def test_teardown_leaves_nothing_and_deploy_brings_it_back(lab: Lab) -> None:
         first = lab.fab("teardown")
         assert first.returncode == 0, first.stdout
         for host in HOSTS:
-            assert lab.on(host, "podman images --quiet; podman ps --all --quiet; ls -A /var/lib/muster") == ""
+            assert lab.on(host, "podman images --quiet; podman ps --all --quiet") == ""
+            assert lab.on(host, "ls -A /var/lib/muster") == "packages.json"
         words = ["podman", "images", "--quiet", "--filter", "reference=localhost/muster/workload-*"]
         assert subprocess.run(words, capture_output=True, text=True, check=True, timeout=300).stdout == ""
         second = lab.fab("teardown")
         assert second.returncode == 0 and {changed for _, changed in recaps(second.stdout)} == {0}, second.stdout
+        lab.on("h2", "podman volume create somebodys")
+        whole = lab.fab("teardown", PACKAGES=1)
+        assert whole.returncode == 4 and "has volumes that are not Muster's" in whole.stdout, whole.stdout
+        lab.on("h2", "podman volume rm somebodys")
+        whole = lab.fab("teardown", PACKAGES=1)
+        assert whole.returncode == 0, whole.stdout
+        assert differences(lab.bare, lab.everything("h3")) == []
         refused = lab.fab("train")
         assert refused.returncode == 2 and f"make deploy INVENTORY={lab.inventory}" in refused.stdout, refused.stdout
     finally:
@@ -35,6 +44,12 @@ def test_teardown_leaves_nothing_and_deploy_brings_it_back(lab: Lab) -> None:
     assert again.returncode == 0, again.stdout
     done = lab.train("reduce.py", NODES=2)
     assert done.returncode == 0, done.stdout
+
+
+def differences(before: str, after: str) -> list[str]:
+    """The lines that have gone and come."""
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm="")
+    return [line for line in lines if not line.startswith(("---", "+++", "@@"))]
 
 
 def deploy_and_interrupt(lab: Lab) -> int | None:

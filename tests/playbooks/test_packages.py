@@ -1,0 +1,77 @@
+"""Promise: what Muster has installed is known, whatever broke off, and is removed only where nothing else needs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ansible.module_utils import muster_packages
+from ansible.module_utils.muster_host import Result
+
+
+class Machine:
+    """The packages of a machine, and which of them need which."""
+
+    def __init__(self, *names: str, **needs: str) -> None:
+        self.names, self.needs = set(names), needs
+
+    def run(self, words: list[str], timeout: float = 0) -> Result:
+        if words[0] == "dpkg-query":
+            removed = "config-files removed-once\n"
+            return Result(0, removed + "".join(f"installed {name}\n" for name in sorted(self.names)), "")
+        asked = set(words[3:])
+        gone = asked | {name for name, needed in self.needs.items() if needed in asked and name in self.names}
+        return Result(0, "".join(f"Purg {name} [1.0]\n" for name in gone), "")
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    made = Machine("bash", "dpkg")
+    monkeypatch.setattr(muster_packages, "run", made.run)
+    return made
+
+
+def test_what_came_with_a_package_is_ours_as_well(machine: Machine, tmp_path: Path) -> None:
+    ledger = tmp_path / "muster" / "packages.json"
+    muster_packages.note_begin(ledger)
+    machine.names |= {"podman", "conmon"}
+    muster_packages.note_end(ledger)
+    machine.names.add("editor")  # by somebody else, later
+    muster_packages.note_end(ledger)
+    assert muster_packages.removable(ledger) == ["conmon", "podman"]
+
+
+def test_an_installation_that_was_broken_off_is_not_forgotten(machine: Machine, tmp_path: Path) -> None:
+    ledger = tmp_path / "packages.json"
+    muster_packages.note_begin(ledger)
+    machine.names.add("conmon")  # and then the network went
+    muster_packages.note_begin(ledger)
+    machine.names.add("podman")
+    muster_packages.note_end(ledger)
+    muster_packages.note_begin(ledger)  # another version of Muster wants more
+    machine.names.add("nftables")
+    muster_packages.note_end(ledger)
+    assert muster_packages.removable(ledger) == ["conmon", "nftables", "podman"]
+
+
+def test_what_somebody_has_built_on_stays(machine: Machine, tmp_path: Path) -> None:
+    ledger = tmp_path / "packages.json"
+    muster_packages.note_begin(ledger)
+    machine.names |= {"podman", "conmon"}
+    muster_packages.note_end(ledger)
+    machine.names.add("buildah")
+    machine.needs["buildah"] = "conmon"
+    assert muster_packages.removable(ledger) == ["podman"]
+
+
+def test_what_is_gone_already_is_not_removed(machine: Machine, tmp_path: Path) -> None:
+    ledger = tmp_path / "packages.json"
+    muster_packages.note_begin(ledger)
+    machine.names.add("podman")
+    muster_packages.note_end(ledger)
+    machine.names.discard("podman")
+    assert muster_packages.removable(ledger) == [] and muster_packages.installed(ledger) == ["podman"]
+
+
+def test_without_a_ledger_nothing_is_ours(machine: Machine, tmp_path: Path) -> None:
+    assert muster_packages.removable(tmp_path / "none.json") == []
