@@ -102,7 +102,7 @@ lint:  ## ruff, mypy, ansible-lint
 	$(need) train control test lint
 	@$(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/mypy && PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/ansible-lint --offline -q
 
-bench-deploy: .venv/.control  ## bytes and seconds of a first, a code-only and a no-change deploy on three lab hosts
+bench-deploy: .venv/.control  ## bytes and seconds of deploys to lab hosts, against `ansible -m ping`; deploys that are killed  [HOSTS=8 KILLED=20]
 	@$(BIN)/python -m benchmarks.deploy
 
 bench-launch: .venv/.control  ## from `make train` to the first optimizer step, against ssh and torchrun by hand

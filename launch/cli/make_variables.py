@@ -12,7 +12,7 @@ from launch.cli.refusal import Problem, Refusal
 #: Every variable that a target takes (`make` alone lists them by target).
 KNOWN = (
     *("INVENTORY", "NODES", "ARGS", "WORKLOAD", "SCRIPT", "PROJECT", "DRY_RUN", "RUN", "YES", "RESUME", "GRACE"),
-    *("MEASURE", "PACKAGES", "SKIP_CHECK", "JSON", "FORECAST", "WAIT", "DETACH"),
+    *("MEASURE", "PACKAGES", "KILLED", "SKIP_CHECK", "JSON", "FORECAST", "WAIT", "DETACH"),
     *("KEEP_RUNS", "SECRETS", "VIEW", "LAUNCHER", "MAX_RESTARTS", "MIN_NODES", "MAX_HOST_FAILURES"),
     *("LAB", "HOSTS", "LINK", "CPUS", "NPROC", "HOROVOD", "PYTHON", "FAULT", "FAULTS", "SEED", "REPEATS", "ANYWAY"),
     "TORCH",

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 from launch.cli import exits
 from launch.cli.refusal import Problem, Refusal
 from launch.hosts import ssh
-from launch.hosts.connection import ANSWER_SECONDS, LINK_ERRORS, Machine, connected
+from launch.hosts.connection import ANSWER_SECONDS, LINK_ERRORS, Machine
 from launch.hosts.door import Door, DoorError
-from launch.hosts.inventory import Inventory, known_hosts_path
 
 PRESENCE_SECONDS = 15.0  # a door that hears nothing for four times as long gives the host free (keeper/door.py)
 
 
 @contextmanager
-def alone(inv: Inventory, what: str) -> Iterator[None]:
+def alone(machines: Sequence[Machine], what: str) -> Iterator[None]:
     """Have all hosts refuse other deploys. what: "deploy" or "teardown". Raises Refusal where a host is not free."""
-    targets = sorted((host.target for host in inv.hosts), key=lambda target: (target.address, target.port))
-    with connected(targets, known_hosts_path(inv.path)) as machines, ExitStack() as opened:
+    machines = sorted(machines, key=lambda machine: (machine.target.address, machine.target.port))
+    with ExitStack() as opened:
 
         def take(machine: Machine) -> Door:
             door = Door(machine, "deploy", {"by": ssh.local_user(), "what": what})

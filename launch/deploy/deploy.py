@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from launch.deploy.alone import alone
 from launch.files import stored, write_json
 from launch.health import gpu_checks
 from launch.hosts import clustermap, door, inventory, preflight, ssh
-from launch.hosts.connection import connected
+from launch.hosts.connection import Machine, revive
 from launch.network import choose
 
 ABORT_SECONDS = 30  # for Podman to clear away a build that is ended before its time
@@ -81,10 +81,12 @@ def deploy(path: Path, console: Console, horovod: bool = False, remeasure: bool 
         console.print(f"    {len(inv.hosts)} hosts: {', '.join(host.name for host in inv.hosts)}")
     with phases.phase("control", "This machine"):
         control.ensure_ready(console)
-    with phases.phase("login", "Logging in to every host"):
-        preflight.check([host.target for host in inv.hosts], inventory.known_hosts_path(path))
-    with alone(inv, "deploy"):
-        cluster, placed = _work(inv, phases, console, horovod, remeasure)
+    with ExitStack() as held:
+        with phases.phase("login", "Logging in to every host"):
+            targets = [host.target for host in inv.hosts]
+            machines = held.enter_context(preflight.checked(targets, inventory.known_hosts_path(path)))
+            held.enter_context(alone(machines, "deploy"))
+        cluster, placed = _work(inv, machines, phases, console, horovod, remeasure)
     phases.seconds["total"] = round(time.monotonic() - begun, 2)
     # Where the time and the bytes of this deploy went; benchmarks/deploy.py reads it.
     write_json(clustermap.path_of(path).with_name("deploy.json"), {"seconds": phases.seconds, "hosts": placed})
@@ -102,15 +104,25 @@ def deploy(path: Path, console: Console, horovod: bool = False, remeasure: bool 
 
 
 def _work(
-    inv: inventory.Inventory, phases: Phases, console: Console, horovod: bool, remeasure: bool
+    inv: inventory.Inventory,
+    machines: Sequence[Machine],
+    phases: Phases,
+    console: Console,
+    horovod: bool,
+    remeasure: bool,
 ) -> tuple[clustermap.ClusterMap, dict[str, Any]]:
     """What changes the hosts; returns the cluster map, and of each host what it was sent."""
     last_map = None if remeasure else clustermap.path_of(inv.path)
     with image_build(detail(console, "image: "), horovod) as built:
-        with phases.phase("provision", "Provisioning the hosts (Ansible)"):
-            playbook.run("provision", inv)
-        with phases.phase("detect", "Asking the hosts what they are and whom they reach"):
-            facts = detect.gather_facts(inv, console)
+        with phases.phase("ask", "Asking the hosts what they are, and what they lack"):
+            answers = detect.ask(inv, machines, console)
+        if bare := detect.not_ready(answers):
+            with phases.phase("provision", f"Provisioning {', '.join(bare)} (Ansible)"):
+                playbook.run("provision", inv, hosts=bare)
+                revive(machines)
+                answers |= detect.ask(inv, [machine for machine in machines if machine.name in bare], console)
+        with phases.phase("detect", "Asking the hosts whom they reach"):
+            facts = detect.facts_of(inv, machines, answers, console)
         with phases.phase("image", "Waiting for the training image"):
             try:
                 image, export = built.result()
@@ -118,10 +130,17 @@ def _work(
                 raise image_refusal(error) from None
     # After the build: where hosts and control machine are one, it would slow the measurement down.
     with phases.phase("measure", "Measuring the links between all hosts"):
-        choice, measured = detect.choose_network(inv, facts, last_map, console)
-    whole = size(sum(export.blobs.values()))
-    with phases.phase("distribute", f"Distributing the image ({whole}, sent compressed; a host gets what it lacks)"):
-        placed = distribution.distribute(inv, image, export, phases.say)
+        revive(machines)
+        choice, measured = detect.choose_network(inv, machines, facts, last_map, console)
+    lacking = [name for name, known in facts.hosts.items() if (known["images"] or {}).get(image.ref) != image.id]
+    kept = {"bytes_sent": 0, "changed": False, "seconds": 0.0}
+    placed: dict[str, Any] = {name: {**kept, "id": image.id} for name in facts.hosts if name not in lacking}
+    if lacking:
+        whole = size(sum(export.blobs.values()))
+        with phases.phase(
+            "distribute", f"Distributing the image ({whole}, sent compressed; a host gets what it lacks)"
+        ):
+            placed |= distribution.distribute(inv, image, export, phases.say, lacking)
     cluster = _cluster_map(inv, facts, choice, image, export, measured)
     clustermap.write(clustermap.path_of(inv.path), cluster)
     return cluster, placed
@@ -134,11 +153,9 @@ def teardown(path: Path, console: Console, also_running: bool = False, packages:
     """
     inv, known_hosts = inventory.read(path), inventory.known_hosts_path(path)
     targets = [host.target for host in inv.hosts]
-    preflight.check(targets, known_hosts)
-    with alone(inv, "teardown"):
+    with preflight.checked(targets, known_hosts) as machines, alone(machines, "teardown"):
         if not also_running:
-            with connected(targets, known_hosts) as machines:
-                refuse_running(ssh.in_parallel(lambda machine: door.ask(machine, "runs", {}), machines))
+            refuse_running(ssh.in_parallel(lambda machine: door.ask(machine, "runs", {}), machines))
         words = ["ansible-playbook", str(playbook.path("teardown")), "-i", str(path)]
         words += ["--extra-vars", json.dumps({"muster_packages": True})] if packages else []
         if playbook.run_bounded(words, playbook.environment(inv)) != 0:

@@ -7,24 +7,26 @@ import datetime
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import yaml
 from rich.console import Console
 
 from launch.cli import exits
 from launch.cli.output import detail
 from launch.cli.refusal import Problem, Refusal, refuse
-from launch.files import read_json
+from launch.files import ROOT, read_json
 from launch.health import gpu_checks
 from launch.health.host_checks import RUNNING
 from launch.hosts import hostcall
-from launch.hosts.connection import Machine, connected
+from launch.hosts.connection import Machine
 from launch.hosts.inventory import Host, Inventory, known_hosts_path
 from launch.network import choose, measure
 from launch.network.links import Link
 
+#: The packages that each host needs.
+ENGINE_DEFAULTS = ROOT / "playbooks" / "roles" / "engine" / "defaults" / "main.yml"
 SURVEY_SECONDS = 60  # Podman's answers are awaited for 20 s, nvidia-smi's for 30 s
 REACH_SECONDS = hostcall.MEET_SECONDS + 15
 REMEASURE_SECONDS = 12 * 3600  # after this time a deploy measures again, on the same networks too
@@ -43,27 +45,43 @@ class Facts:
     networks: choose.WorkingNetworks
 
 
-def gather_facts(inv: Inventory, console: Console) -> Facts:
-    """Ask every host what it is, then let all hosts try each other's addresses at once.
+Answers = dict[str, hostcall.Answer | BaseException]
 
-    Raises Refusal when a host does not answer, when the facts forbid to train, or when no network connects all hosts.
+
+def ask(inv: Inventory, machines: Sequence[Machine], console: Console) -> Answers:
+    """What hosts say of themselves."""
+    settings = {host.name: host.settings for host in inv.hosts}
+    packages = yaml.safe_load(ENGINE_DEFAULTS.read_text())["engine_packages"]
+
+    def asked(name: str) -> dict[str, Any]:
+        chosen = {key: settings[name].get(key) for key in ("train_interface", "train_network")}
+        return {"survey": {"full": True, "packages": packages, **chosen}}
+
+    options = {machine.name: asked(machine.name) for machine in machines}
+    return hostcall.call_hosts(machines, options, SURVEY_SECONDS, detail(console))
+
+
+def not_ready(answers: Answers) -> list[str]:
+    """The hosts whose engine is not as Muster needs it: as they say, or as they lack what it takes to say it. Pure."""
+    surveys = {name: None if isinstance(one, BaseException) else one.survey for name, one in answers.items()}
+    return [name for name, survey in surveys.items() if not (survey and survey["ready"])]
+
+
+def facts_of(inv: Inventory, machines: Sequence[Machine], answers: Answers, console: Console) -> Facts:
+    """What all hosts have said, and which addresses of each other they reach, which all try at once.
+
+    Raises Refusal when a host did not answer, when the facts forbid to train, or when no network connects all hosts.
     """
     settings = {host.name: host.settings for host in inv.hosts}
-    with _machines(inv) as machines:
-        facts = _survey(machines, settings, console)
-        check_facts(inv.hosts, facts)
-        reach = _reach(machines, facts, settings, console)
+    facts = _facts(answers, console)
+    check_facts(inv.hosts, facts)
+    reach = _reach(machines, facts, settings, console)
     return Facts(facts, choose.working(facts, settings, reach))
 
 
-def _survey(
-    machines: Sequence[Machine], settings: Mapping[str, Mapping[str, Any]], console: Console
-) -> dict[str, dict[str, Any]]:
+def _facts(answers: Mapping[str, hostcall.Answer | BaseException], console: Console) -> dict[str, dict[str, Any]]:
     """Every host's facts."""
-    chosen = {n: {key: known.get(key) for key in ("train_interface", "train_network")} for n, known in settings.items()}
-    asked = {name: {"survey": {"full": True, **words}} for name, words in chosen.items()}
-    answers = _all_answers(hostcall.call_hosts(machines, asked, SURVEY_SECONDS, detail(console)))
-    facts = {name: answer.survey or {} for name, answer in answers.items()}
+    facts = {name: answer.survey or {} for name, answer in _all_answers(answers).items()}
     for name, known in facts.items():
         if known["engine"] and known["engine"]["storage_driver"] == "vfs":
             console.print(f"    {name}: {_VFS}", style="yellow", highlight=False)
@@ -87,11 +105,6 @@ def _reach(
     return {name: answer.reach or [] for name, answer in answers.items()}
 
 
-def _machines(inv: Inventory) -> AbstractContextManager[list[Machine]]:
-    """Connections to all hosts of the inventory."""
-    return connected([host.target for host in inv.hosts], known_hosts_path(inv.path))
-
-
 def _all_answers(answers: Mapping[str, hostcall.Answer | BaseException]) -> dict[str, hostcall.Answer]:
     """Raises Refusal, naming every host that did not answer and why."""
     fix = "log in there and see what is wrong, then run `make deploy` again"
@@ -106,14 +119,14 @@ def _all_answers(answers: Mapping[str, hostcall.Answer | BaseException]) -> dict
 
 
 def choose_network(
-    inv: Inventory, facts: Facts, last_map: Path | None, console: Console
+    inv: Inventory, machines: Sequence[Machine], facts: Facts, last_map: Path | None, console: Console
 ) -> tuple[choose.Choice, Measured]:
     """Measure the networks that connect all hosts, or take the figures of `last_map`, and choose one.
 
     Raises Refusal when every network has a link that failed in all measurements, and where it would have to measure
     beside a run.
     """
-    measured = measure_links(inv, facts.networks.working, last_map, console, runs_in_progress(facts.hosts))
+    measured = measure_links(inv, machines, facts.networks.working, last_map, console, runs_in_progress(facts.hosts))
     addresses = {host.name: host.target.address for host in inv.hosts}
     kept = _chosen_before(last_map, facts.networks.working) if last_map else ""
     return choose.choose(facts.hosts, addresses, facts.networks, measured.measurements, kept), measured
@@ -142,7 +155,12 @@ class Measured:
 
 
 def measure_links(
-    inv: Inventory, working: Sequence[choose.Working], last_map: Path | None, console: Console, runs: Sequence[str] = ()
+    inv: Inventory,
+    machines: Sequence[Machine],
+    working: Sequence[choose.Working],
+    last_map: Path | None,
+    console: Console,
+    runs: Sequence[str] = (),
 ) -> Measured:
     """Every pair of hosts on every network that works; the figures of the last map where they still hold.
 
@@ -173,17 +191,16 @@ def measure_links(
         raise refuse("the hosts", what, "run `make deploy` when it has ended, or `make stop RUN=<id>` first")
     measurements, asked, begin = choose.Measurements(), networks, "measuring"
     pairs, seconds = len(inv.hosts) * (len(inv.hosts) - 1), measure.BANDWIDTH_SECONDS
-    with _machines(inv) as machines:
-        while asked:
-            names = ", ".join(network.name for network in asked)
-            expected = measure.expected_seconds(len(inv.hosts), len(asked), seconds)
-            console.print(f"    {begin} {pairs} ordered pairs of hosts on {names}: about {expected:.0f} s")
-            links, busy = measure.measure(machines, asked, seconds, detail(console))
-            if busy:
-                console.print(f"    the processors of {', '.join(busy)} were busy: the links may be faster than that")
-            measurements = measurements.with_round(links, busy)
-            asked = [network for network in networks if network.name in choose.contested(measurements)]
-            begin = "the result is not clear yet, so measuring again:"
+    while asked:
+        names = ", ".join(network.name for network in asked)
+        expected = measure.expected_seconds(len(inv.hosts), len(asked), seconds)
+        console.print(f"    {begin} {pairs} ordered pairs of hosts on {names}: about {expected:.0f} s")
+        links, busy = measure.measure(machines, asked, seconds, detail(console))
+        if busy:
+            console.print(f"    the processors of {', '.join(busy)} were busy: the links may be faster than that")
+        measurements = measurements.with_round(links, busy)
+        asked = [network for network in networks if network.name in choose.contested(measurements)]
+        begin = "the result is not clear yet, so measuring again:"
     return Measured(measurements, now.isoformat(timespec="seconds"), key)
 
 

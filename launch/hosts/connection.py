@@ -41,6 +41,10 @@ class Machine:
         """Run a shell command as root; returns Fabric's result. Raises TimeoutError after `timeout` seconds, if any."""
         return ssh.run(self._connection, command, timeout, root_on=self.target, stdin=stdin, out=out)
 
+    def user(self, command: str, timeout: float, stdin: ssh.Input | None = None) -> Any:
+        """The same as the user who logs in."""
+        return ssh.run(self._connection, command, timeout, stdin=stdin)
+
     def answer(self, command: str, timeout: float = ANSWER_SECONDS) -> str:
         """The standard output of a shell command that succeeds as root.
 
@@ -66,6 +70,19 @@ class Machine:
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
+
+
+def revive(machines: Sequence[Machine]) -> None:
+    """Connect anew to hosts whose connections have broken while nothing came over them. Raises Refusal, naming all that
+    cannot be reached."""
+
+    def one(machine: Machine) -> None:
+        try:
+            machine.user("true", ANSWER_SECONDS)
+        except LINK_ERRORS:
+            machine.reconnect()
+
+    ssh.refuse_unreachable(ssh.in_parallel(one, machines))
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import paramiko
@@ -11,6 +12,7 @@ import paramiko
 from launch.cli import exits
 from launch.cli.refusal import Problem, Refusal
 from launch.hosts import ssh
+from launch.hosts.connection import Machine
 from launch.hosts.inventory import Target
 
 PREFLIGHT_SECONDS = 15
@@ -25,14 +27,14 @@ else echo "root=$(echo "$reason" | tail -n 1)"; fi
 """
 
 
-def check_host(target: Target, known_hosts: Path) -> list[Problem]:
-    """What keeps Muster from provisioning a host. Raises Unreachable when there is no login."""
-    connection = ssh.connect(target, known_hosts)
+def look_at(machine: Machine) -> list[Problem]:
+    """What keeps Muster from provisioning a host. Raises Unreachable when the connection breaks."""
+    target = machine.target
     script = _SCRIPT.replace("SUDO ", ssh.sudo_prefix(target))
     script = script.replace("PYTHON", shlex.quote(target.python))
     stdin = ssh.Input(f"{target.sudo_password}\n") if target.sudo_password else None
     try:
-        result = ssh.run(connection, f"sh -c {shlex.quote(script)}", PREFLIGHT_SECONDS, stdin=stdin)
+        result = machine.user(f"sh -c {shlex.quote(script)}", PREFLIGHT_SECONDS, stdin)
         if result.exited < 0:  # the connection ended before the command did
             raise EOFError
     except TimeoutError as error:
@@ -40,8 +42,6 @@ def check_host(target: Target, known_hosts: Path) -> list[Problem]:
     except (OSError, EOFError, paramiko.SSHException) as error:
         what, fix = "the SSH connection was lost while it answered", "check that the host is up, and try again"
         raise ssh.Unreachable(Problem(f"host {target.name}", what, fix)) from error
-    finally:
-        connection.close()
     return problems_in(target, result.stdout)
 
 
@@ -64,17 +64,34 @@ def problems_in(target: Target, answer: str) -> list[Problem]:
     return problems
 
 
-def check(targets: Sequence[Target], known_hosts: Path) -> None:
-    """Check all hosts in parallel, one try each. Raises Refusal, naming every problem on every host."""
-    problems: list[Problem] = []
-    status = exits.REFUSED
-    for result in ssh.in_parallel(lambda target: check_host(target, known_hosts), targets):
-        if isinstance(result, ssh.Unreachable):
-            problems.append(result.problem)
-            status = exits.UNREACHABLE
-        elif isinstance(result, BaseException):
-            raise result
-        else:
-            problems += result
-    if problems:
-        raise Refusal(problems, status)
+@contextmanager
+def checked(targets: Sequence[Target], known_hosts: Path) -> Iterator[list[Machine]]:
+    """Connections to hosts that can be provisioned, looked at in parallel, one try each, and closed at the end.
+
+    Raises Refusal, naming every problem on every host.
+    """
+    opened: list[Machine] = []
+
+    def one(target: Target) -> list[Problem]:
+        machine = Machine(target, known_hosts, ssh.connect(target, known_hosts))
+        opened.append(machine)
+        return look_at(machine)
+
+    try:
+        problems: list[Problem] = []
+        status = exits.REFUSED
+        for result in ssh.in_parallel(one, targets):
+            if isinstance(result, ssh.Unreachable):
+                problems.append(result.problem)
+                status = exits.UNREACHABLE
+            elif isinstance(result, BaseException):
+                raise result
+            else:
+                problems += result
+        if problems:
+            raise Refusal(problems, status)
+        by_name = {machine.name: machine for machine in opened}
+        yield [by_name[target.name] for target in targets]
+    finally:
+        for machine in opened:
+            machine.close()

@@ -25,12 +25,13 @@ def note_begin(ledger: Path) -> None:
         _write(ledger, {**known, "before": sorted(there)})
 
 
-def note_end(ledger: Path) -> None:
-    """After packages were installed; otherwise it does nothing."""
+def note_end(ledger: Path, check_mode: bool = False) -> bool:
+    """After packages were installed; otherwise it does nothing. Returns whether there was something to note."""
     known = _read(ledger)
-    if known["before"] is not None:
+    if known["before"] is not None and not check_mode:
         come = (_installed() or set()) - set(known["before"])
         _write(ledger, {"before": None, "installed": sorted(come | set(known["installed"]))})
+    return known["before"] is not None
 
 
 def removable(ledger: Path) -> list[str]:

@@ -35,6 +35,7 @@ from ansible.module_utils.muster_host import (
     usable_memory,
 )
 from ansible.module_utils.muster_nics import fill_speeds, read_nics, read_rdma
+from ansible.module_utils.muster_podman import is_ready
 
 ROOT = "/var/lib/muster"
 IMAGE_PREFIX = "localhost/muster/"
@@ -243,8 +244,8 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
     options, all of them optional: train_interface and train_network (what the user chose for this host: NICs that it
     names are not refused for their kind), data_dir (absolute path), full (bool: also how busy the processors are,
     watched for 0.3 s before all else, the engine's storage driver, and the fingerprint of data_dir, for at most 8 s
-    more), podman (bool, true by default: else engine, images and runs are null, which saves its three commands). The
-    commands run side by side.
+    more), packages (as muster_podman.is_ready takes them), podman (bool, true by default: else engine, images and runs
+    are null, which saves its three commands). The commands run side by side.
 
     Raises RuntimeError if `ip` does not answer, ValueError if Podman's answer cannot be read. Returns:
     ended (unix seconds), kernel, arch, os {id, version}, python, cpus (usable), machine_cpus, cpu_model,
@@ -259,6 +260,7 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
     gpu_health (see gpu_health), xid (see parse_xid) or null with xid_problem (why the kernel's log cannot be read),
     images {ref: id} or null, runs (see parse_runs) or null (Podman fails),
     data {path, present} or null (no data_dir); if full, see fingerprint
+    ready (whether make deploy has nothing to do for the engine; null: not asked)
     """
     full, asked = bool(options.get("full")), options.get("podman", True)
     busy = watch_processors() if full else None  # before the commands below keep them busy
@@ -271,6 +273,7 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
         images = pool.submit(podman, "images --no-trunc --format json")
         containers = pool.submit(podman, "ps --all --filter label=muster.run --format json")
         found, processes, log = pool.submit(find_gpus), pool.submit(read_processes), pool.submit(read_xid)
+        ready = pool.submit(lambda packages: is_ready(packages) if packages else None, options.get("packages"))
         data = pool.submit(_data, options.get("data_dir"), full)
         nics, rdma = read_nics(options.get("train_interface"), options.get("train_network")), read_rdma()
         fill_speeds(nics, rdma)
@@ -309,6 +312,7 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
             "images": parse_images(images.result()),
             "runs": parse_runs(containers.result(), time.time()),
             "data": data.result(),
+            "ready": ready.result(),
         }
     facts["ended"] = time.time()
     return facts

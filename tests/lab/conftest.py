@@ -21,6 +21,8 @@ from typing import Any
 import pytest
 
 from containers import lab_plan
+from launch.deploy import playbook
+from launch.hosts import inventory
 from tests.conftest import cannot_run
 from tests.sweep import lab_name
 
@@ -86,6 +88,15 @@ class Lab:
             if process.poll() is None:
                 print(_end(process))
         self.started.clear()
+
+    def play(self, name: str, *options: str) -> subprocess.CompletedProcess[str]:
+        """One of Muster's playbooks alone, as a deploy runs it."""
+        inv = inventory.read(self.inventory)
+        words = [str(FAB.with_name("ansible-playbook")), f"playbooks/{name}.yml", "-i", str(inv.path), *options]
+        return subprocess.run(
+            words, env=playbook.environment(inv), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            timeout=900, check=False,
+        )  # fmt: skip
 
     def train(self, script: str, arguments: str = "", **variables: Any) -> subprocess.CompletedProcess[str]:
         """The workload of this room, with one of its scripts."""

@@ -85,14 +85,16 @@ def read_until(process: subprocess.Popen[str], word: str | None = None) -> str:
 
 
 def test_an_interrupted_deploy_ends_at_once_and_the_next_one_converges(lab: Lab) -> None:
+    lab.on("h2", "chown root /var/lib/muster/runs")  # something to do for Ansible, there alone
     process = lab.start("deploy")
-    read_until(process, "TASK [")
+    assert "Provisioning h2 (Ansible)" in read_until(process, "TASK [")
     process.send_signal(signal.SIGTERM)
     out = read_until(process)
     assert process.wait(300) == 130, out
     assert not any("ansible-playbook" in line for line in processes_naming(str(lab.inventory)))
     again = lab.fab("deploy")
-    assert again.returncode == 0 and "changed=0" in again.stdout, again.stdout
+    assert again.returncode == 0, again.stdout
+    assert lab.on("h2", "stat --format %U /var/lib/muster/runs") == "muster"
 
 
 def test_status_logs_and_stop_go_by_the_runs_label(lab: Lab) -> None:

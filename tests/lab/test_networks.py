@@ -17,6 +17,7 @@ from rich.console import Console
 from launch.cli.refusal import Refusal
 from launch.deploy import detect
 from launch.hosts import inventory
+from launch.hosts.connection import connected
 from launch.network.choose import Choice
 from tests.lab.conftest import HOSTS, Lab, summary_of
 from tests.lab.scenarios import BASE, SCENARIOS, SHAPE, Scenario, Step
@@ -95,7 +96,9 @@ def write_inventory(folder: Path, lab: Lab, names: Names, scenario: Scenario) ->
 
 def detected(inv: inventory.Inventory) -> Choice:
     console = Console(stderr=True)
-    return detect.choose_network(inv, detect.gather_facts(inv, console), None, console)[0]
+    with connected([host.target for host in inv.hosts], inventory.known_hosts_path(inv.path)) as machines:
+        facts = detect.facts_of(inv, machines, detect.ask(inv, machines, console), console)
+        return detect.choose_network(inv, machines, facts, None, console)[0]
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name.replace(" ", "-"))

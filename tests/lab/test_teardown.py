@@ -35,6 +35,9 @@ def test_teardown_leaves_nothing_and_deploy_brings_it_back(lab: Lab) -> None:
         whole = lab.fab("teardown", PACKAGES=1)
         assert whole.returncode == 0, whole.stdout
         assert differences(lab.bare, lab.everything("h3")) == []
+        looked = lab.play("provision", "--check")
+        assert looked.returncode == 0 and sorted(recaps(looked.stdout)) == [(host, 1) for host in HOSTS], looked.stdout
+        assert differences(lab.bare, lab.everything("h3")) == []
         refused = lab.fab("train")
         assert refused.returncode == 2 and f"make deploy INVENTORY={lab.inventory}" in refused.stdout, refused.stdout
     finally:

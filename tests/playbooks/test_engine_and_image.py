@@ -1,33 +1,33 @@
-"""Decisions of muster_engine and muster_image: which settings are tried, what is said, what fits, what is removed."""
+"""Decisions of muster_podman and muster_image: which settings are tried, what is said, what fits, what is removed."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import muster_engine
 import muster_image
 import pytest
-from muster_engine import Settings
+from ansible.module_utils import muster_podman
+from ansible.module_utils.muster_podman import Settings
 
 LIMITS = {"nofile": 20000, "nproc": -1}
 ULIMITS = (("nofile", 20000), ("nproc", 32768))
 
 
 def test_settings_are_tried_from_none_to_all() -> None:
-    tried = muster_engine.candidates(LIMITS, ["runc"])
+    tried = muster_podman.candidates(LIMITS, ["runc"])
     assert tried == [Settings(), Settings("runc"), Settings(None, ULIMITS), Settings("runc", ULIMITS)]
 
 
 def test_a_machine_that_needs_nothing_gets_no_file() -> None:
-    assert muster_engine.render(Settings(), "") is None
+    assert muster_podman.render(Settings(), "") is None
 
 
 def test_the_file_says_why_it_is_there_and_sets_no_more_than_needed() -> None:
-    text = muster_engine.render(Settings(None, ULIMITS), "setrlimit RLIMIT_NOFILE: Operation not permitted") or ""
+    text = muster_podman.render(Settings(None, ULIMITS), "setrlimit RLIMIT_NOFILE: Operation not permitted") or ""
     assert "#   setrlimit RLIMIT_NOFILE" in text
     assert 'default_ulimits = ["nofile=20000:20000", "nproc=32768:32768"]' in text
     assert "[engine]" not in text
-    assert '[engine]\nruntime = "runc"' in (muster_engine.render(Settings("runc"), "") or "")
+    assert '[engine]\nruntime = "runc"' in (muster_podman.render(Settings("runc"), "") or "")
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_the_file_says_why_it_is_there_and_sets_no_more_than_needed() -> None:
     ],
 )
 def test_what_podman_says_comes_with_a_fix(complaint: str, words: str) -> None:
-    assert words in muster_engine.fix(complaint)
+    assert words in muster_podman.fix(complaint)
 
 
 def test_the_probes_tree_follows_the_machines_own_layout(tmp_path: Path) -> None:
@@ -50,23 +50,23 @@ def test_the_probes_tree_follows_the_machines_own_layout(tmp_path: Path) -> None
     (merged / "bin").symlink_to("usr/bin")
     (merged / "lib").mkdir()
     tree.mkdir()
-    options = muster_engine.probe_tree(tree, merged)
+    options = muster_podman.probe_tree(tree, merged)
     assert options == ["--volume", f"{merged}/usr:/usr:ro", "--volume", f"{merged}/lib:/lib:ro"]
     assert (tree / "bin").is_symlink() and (tree / "proc").is_dir()
 
 
 def test_a_package_is_there_when_its_command_is_whoever_installed_it() -> None:
-    assert muster_engine.missing_packages({"shell": "sh", "nothing": "no-such-command"}) == ["nothing"]
+    assert muster_podman.missing_packages({"shell": "sh", "nothing": "no-such-command"}) == ["nothing"]
 
 
 def test_folders_are_made_once_and_owned_by_the_ssh_user(tmp_path: Path) -> None:
     owner = tmp_path.owner()
     root = tmp_path / "lib" / "muster"
-    assert muster_engine.make_folders(root, owner, check_mode=True)
+    assert muster_podman.make_folders(root, owner, check_mode=True)
     assert not root.exists()
-    assert muster_engine.make_folders(root, owner, check_mode=False)
+    assert muster_podman.make_folders(root, owner, check_mode=False)
     assert (root / "images" / "oci" / "blobs" / "sha256").owner() == (root / "runs").owner() == owner
-    assert not muster_engine.make_folders(root, owner, check_mode=False)
+    assert not muster_podman.make_folders(root, owner, check_mode=False)
 
 
 def test_a_blob_that_was_cut_counts_as_missing(tmp_path: Path) -> None:

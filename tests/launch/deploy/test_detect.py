@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,17 +60,13 @@ def test_nothing_is_measured_beside_a_run(tmp_path: Path) -> None:
     inv = Inventory(Path("hosts.yml"), tuple(map(host, LAB)), "")
     said = "run 20260101-000000-abcd of ann@desk is in progress, and measuring the links would disturb it"
     with pytest.raises(Refusal, match=said):
-        detect.measure_links(inv, works(LAB), tmp_path / "none.json", Console(), runs)
+        detect.measure_links(inv, [], works(LAB), tmp_path / "none.json", Console(), runs)
 
 
 def measured(
     monkeypatch: pytest.MonkeyPatch, known: dict[str, Any], *speeds: Mapping[str, float | None]
 ) -> tuple[detect.Measured, str]:
     """What is measured and said where each round finds these Mbit/s by CIDR, None for links that fail."""
-
-    @contextlib.contextmanager
-    def machines(inv: Inventory) -> Iterator[list[Any]]:
-        yield []
 
     left = list(speeds)
 
@@ -83,11 +78,10 @@ def measured(
         mbits = {network.name: one[network.name.split()[0]] for network in networks}
         return {n: [Link("h1", "h2", m, 0.1, 1500, None if m else "stalls")] for n, m in mbits.items()}, []
 
-    monkeypatch.setattr(detect, "_machines", machines)
     monkeypatch.setattr(measure, "measure", links)
     console = Console(file=io.StringIO(), width=200)
     inv = Inventory(Path("hosts.yml"), tuple(map(host, known)), "")
-    result = detect.measure_links(inv, works(known), None, console)
+    result = detect.measure_links(inv, [], works(known), None, console)
     assert not left
     return result, console.file.getvalue()  # type: ignore[attr-defined]
 
@@ -143,7 +137,7 @@ def test_figures_of_machines_that_had_the_same_addresses_are_not_used(tmp_path: 
     inv = Inventory(tmp_path / "hosts.yml", (host("h1"),), "")
 
     def key() -> str:
-        return detect.measure_links(inv, works(known), None, Console()).key
+        return detect.measure_links(inv, [], works(known), None, Console()).key
 
     (tmp_path / "known_hosts").write_text("h1 ssh-ed25519 AAAA\nh2 ssh-ed25519 BBBB\n")
     before = key()

@@ -21,6 +21,8 @@ import paramiko
 import pytest
 from fabric import Connection
 
+from launch.cli import exits
+from launch.cli.refusal import Refusal
 from launch.hosts import inventory, openssh, preflight, ssh, trust
 from launch.hosts.inventory import Target
 from tests.launch.hosts.sshd import Sshd, user_key
@@ -152,8 +154,10 @@ def test_a_host_that_dies_while_it_answers_is_unreachable_and_does_not_lack_pyth
         host.close()
 
     threading.Thread(target=close_host, daemon=True).start()
-    with pytest.raises(ssh.Unreachable, match="the SSH connection was lost"):
-        preflight.check_host(target(folder, host), trusted(folder, host))
+    lost = pytest.raises(Refusal, match="the SSH connection was lost")
+    with lost as caught, preflight.checked([target(folder, host)], trusted(folder, host)):
+        pytest.fail("it was let in")
+    assert caught.value.status == exits.UNREACHABLE
 
 
 @pytest.mark.slow
