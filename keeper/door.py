@@ -297,7 +297,7 @@ def deploy(options: Words, caller: Caller) -> None:
     from keeper import lease
 
     # In memory: a teardown removes what is on the disk.
-    folder = str(Host(options).private / "deploy")
+    folder = str(Host(options).private / ".deploy")
     try:
         held = lease.take(folder, {"run": options["what"], "owner": options["by"]})
     except lease.Busy as busy:
