@@ -30,7 +30,7 @@ SUITE = "bookworm"
 PYTHON = "3.11"  # the version of python3 in that suite
 GLIBC = (2, 36)  # likewise
 REFERENCE = f"localhost/muster/base:{SUITE}"
-PACKAGES = ("python3", "ca-certificates")
+PACKAGES = ("python3", "ca-certificates", "ibverbs-providers")  # the last one: NCCL loads it where there is RDMA
 # Documentation and translations are left out, also of packages that are installed later.
 DPKG_OPTIONS = (
     "path-exclude=/usr/share/doc/*",

@@ -45,6 +45,7 @@ def start_words(
         *("--log-driver", "k8s-file", "--log-opt", "max-size=1mb"),
         *("--stop-timeout", str(stop_seconds(grace))),
         *(word for gpu in host.gpus for word in ("--device", f"nvidia.com/gpu={gpu}")),
+        *(_rdma(host) if host.gpus else ()),
         *(word for mount in mounts for word in ("--volume", mount)),
         *(word for key, value in environment.items() for word in ("--env", f"{key}={value}")),
     ]
@@ -53,6 +54,16 @@ def start_words(
 def stop_seconds(grace: int) -> int:
     """The time from SIGTERM to SIGKILL for the torchrun, or the container, whose ranks get `grace` seconds."""
     return grace + TORCHRUN_MARGIN_SECONDS
+
+
+def _rdma(host: MapHost) -> list[str]:
+    """What NCCL needs for RDMA: the devices of active hardware ports, and memory that stays where it is."""
+    ports = (port for port in host.facts.get("rdma") or [] if port["state"] == "ACTIVE" and not port.get("soft"))
+    devices = sorted({f"/dev/infiniband/{port['verbs']}" for port in ports if port.get("verbs")})
+    return [
+        *(word for one in devices for word in ("--device", one)),
+        *(("--ulimit", "memlock=-1:-1") if devices else ()),
+    ]
 
 
 def _limits(memory_bytes: int | None, threads_max: int | None) -> list[str]:

@@ -383,6 +383,7 @@ def _active_ports(host: MapHost, link_layer: str) -> list[str]:
         for port in host.facts.get("rdma") or []
         if port["state"] == "ACTIVE"
         and not port.get("soft")
+        and port.get("verbs")
         and port["link_layer"] == link_layer
         and (link_layer == "InfiniBand" or host.interface in port["nics"])
     ]

@@ -224,7 +224,7 @@ def _described(one: HostPlan) -> dict[str, str]:
         "address": one.address,
         "interface": one.interface,
         "number of ranks": str(one.nproc_per_node),
-        "GPUs": ", ".join(value for flag, value in pairs if flag == "--device") or "none",
+        "GPUs": ", ".join(value for flag, value in pairs if flag == "--device" and "/dev/" not in value) or "none",
         "data_dir": mounted[0].partition(f":{CONTAINER_DATA_DIR}:")[0] if mounted else "none",
         "RDMA ports": json.dumps(one.rdma),
         **{f"variable {name}": value for name, value in one.environment.items() if name not in _FOLLOWS},

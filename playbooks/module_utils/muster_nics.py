@@ -227,12 +227,14 @@ def parse_rate(text: str | None) -> float | None:
 
 
 def read_rdma(root: Path = Path("/sys/class/infiniband")) -> list[dict[str, Any]]:
-    """Ports as [{"device", "port", "state", "rate_gbits", "link_layer", "nics", "soft"}], by device and port.
+    """Ports as [{"device", "port", "state", "rate_gbits", "link_layer", "nics", "soft", "verbs"}], by device and port.
 
     rate_gbits is None where the port does not say. nics: names of the network interfaces of that port. soft: RDMA made
-    in software over an ordinary NIC (rxe, siw), which is slower than TCP. An empty list where there is no RDMA.
+    in software over an ordinary NIC (rxe, siw), which is slower than TCP. verbs: the name below /dev/infiniband through
+    which programs use the device; None where ib_uverbs is not loaded. An empty list where there is no RDMA.
     """
     found = []
+    verbs = {read(path / "ibdev"): path.name for path in root.with_name("infiniband_verbs").glob("uverbs*")}
     for device in sorted(root.glob("*")):
         ports = sorted((device / "ports").glob("[0-9]*"), key=lambda port: int(port.name))
         for port in ports:
@@ -245,6 +247,7 @@ def read_rdma(root: Path = Path("/sys/class/infiniband")) -> list[dict[str, Any]
                     "link_layer": read(port / "link_layer") or "unknown",
                     "nics": _nics(device, port, len(ports)),
                     "soft": (device / "parent").exists() or not (device / "device").exists(),
+                    "verbs": verbs.get(device.name),
                 }
             )
     return found

@@ -37,6 +37,11 @@ def nic(device: Path, name: str, dev_port: int = 0) -> None:
 
 
 def test_ports_are_reported_with_state_rate_layer_and_nics(tmp_path: Path) -> None:
+    tmp_path, verbs = tmp_path / "infiniband", tmp_path / "infiniband_verbs"
+    for number, name in enumerate(("mlx5_1", "mlx5_0")):
+        (verbs / f"uverbs{number}").mkdir(parents=True)
+        (verbs / f"uverbs{number}" / "ibdev").write_text(f"{name}\n")
+    (verbs / "abi_version").write_text("6\n")
     nic(port(tmp_path, "mlx5_0", rate="400 Gb/sec (4X NDR)"), "ibp12s0")
     port(tmp_path, "mlx5_1", state="1: DOWN", rate="10 Gb/sec (4X SDR)")
     port(tmp_path, "mlx5_bond_0", rate="25 Gb/sec (1X EDR)", layer="Ethernet", gids=("bond0", "bond0", "bond0.20"))
@@ -49,6 +54,7 @@ def test_ports_are_reported_with_state_rate_layer_and_nics(tmp_path: Path) -> No
             "link_layer": "InfiniBand",
             "nics": ["ibp12s0"],
             "soft": False,
+            "verbs": "uverbs1",
         },
         {
             "device": "mlx5_1",
@@ -58,6 +64,7 @@ def test_ports_are_reported_with_state_rate_layer_and_nics(tmp_path: Path) -> No
             "link_layer": "InfiniBand",
             "nics": [],
             "soft": False,
+            "verbs": "uverbs0",
         },
         {
             "device": "mlx5_bond_0",
@@ -67,6 +74,7 @@ def test_ports_are_reported_with_state_rate_layer_and_nics(tmp_path: Path) -> No
             "link_layer": "Ethernet",
             "nics": ["bond0", "bond0.20"],
             "soft": False,
+            "verbs": None,
         },
     ]
 

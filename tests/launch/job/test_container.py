@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -52,3 +53,19 @@ def test_the_image_knows_the_user() -> None:
     train, workload = ((image.ROOM / name / "Containerfile").read_text() for name in ("train", "workload"))
     assert f"'muster:x:{USER_ID}:{USER_ID}::" in train and f"'muster:x:{USER_ID}:'" in train
     assert f"COPY --chown={USER_ID}:{USER_ID} . " in workload
+
+
+def test_gpus_get_the_rdma_devices_that_work() -> None:
+    def port(name: str, verbs: str | None, **more: object) -> dict[str, object]:
+        return {"device": name, "port": 1, "state": "ACTIVE", "soft": False, "verbs": verbs, **more}
+
+    ports = [
+        *(port("mlx5_1", "uverbs1"), port("mlx5_0", "uverbs0"), port("mlx5_2", "uverbs2", state="DOWN")),
+        *(port("rxe0", "uverbs3", soft=True), port("mlx5_3", None)),
+    ]
+    host = replace(cluster(1, gpus=True).hosts[0], facts={"rdma": ports})
+    command = start_words(host, "muster-run-0", {}, [], {}, 30)
+    given = [word for option, word in pairwise(command) if option == "--device" and "infiniband" in word]
+    assert given == ["/dev/infiniband/uverbs0", "/dev/infiniband/uverbs1"]
+    assert value(command, "--ulimit") == "memlock=-1:-1"
+    assert "--ulimit" not in start_words(replace(host, gpus=[]), "muster-run-0", {}, [], {}, 30)

@@ -77,9 +77,15 @@ def test_interfaces_are_each_hosts_own_and_nccl_takes_the_exact_name() -> None:
 
 
 def port(
-    device: str, layer: str, state: str = "ACTIVE", nics: Sequence[str] = (), soft: bool = False
+    device: str,
+    layer: str,
+    state: str = "ACTIVE",
+    nics: Sequence[str] = (),
+    soft: bool = False,
+    verbs: str | None = "uverbs0",
 ) -> dict[str, Any]:
-    return {"device": device, "port": 1, "state": state, "link_layer": layer, "nics": list(nics), "soft": soft}
+    known = {"device": device, "port": 1, "state": state, "link_layer": layer, "verbs": verbs}
+    return {**known, "nics": list(nics), "soft": soft}
 
 
 def test_a_plan_without_torchrun_needs_one_rank_on_every_host() -> None:
@@ -108,6 +114,7 @@ def test_a_plan_without_torchrun_needs_one_rank_on_every_host() -> None:
         ([port("mlx5_0", "InfiniBand")], [port("mlx5_0", "InfiniBand", "INIT")], [{"NCCL_IB_DISABLE": "1"}] * 2),
         ([port("mlx5_0", "InfiniBand")], [port("mlx5_0", "Ethernet", nics=["eno1"])], [{"NCCL_IB_DISABLE": "1"}] * 2),
         ([port("rxe0", "Ethernet", nics=["eno0"], soft=True)] * 1, [], [{"NCCL_IB_DISABLE": "1"}] * 2),
+        ([port("mlx5_0", "InfiniBand")], [port("mlx5_0", "InfiniBand", verbs=None)], [{"NCCL_IB_DISABLE": "1"}] * 2),
     ],
 )
 def test_rdma_is_used_where_every_host_has_an_active_port_of_one_kind(
