@@ -215,7 +215,7 @@ def _last_line(text: str) -> str:
 
 
 def _ansible(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    environment = ansible_environment() | {"ANSIBLE_NOCOLOR": "1"}
+    environment = ansible_environment() | {"ANSIBLE_NOCOLOR": "1", "ANSIBLE_VERBOSITY": "0"}  # what is printed, is read
     return subprocess.run(words, env=environment, input=stdin, capture_output=True, text=True, timeout=120, check=False)
 
 

@@ -163,7 +163,7 @@ def test_a_sudo_password_is_used_and_a_wrong_one_is_refused(lab: Lab, copy: Path
         done = lab.train("reduce.py", INVENTORY=copy, NODES=2)
         assert done.returncode == 0, done.stdout
     finally:
-        lab.on("h2", "rm /etc/sudoers.d/asks; userdel -r asks 2>/dev/null", check=False)
+        lab.on("h2", "rm /etc/sudoers.d/asks; pkill -KILL -u asks; userdel -r asks 2>/dev/null", check=False)
         lab.on("h2", "chown -R muster: /var/lib/muster/images /var/lib/muster/runs")
 
 

@@ -52,7 +52,7 @@ def copy(lab: Lab, tmp_path: Path) -> Iterator[Path]:
     subprocess.run(vault, check=True, capture_output=True, timeout=60)
     assert SUDO not in own.read_text()
     yield folder
-    lab.on("h2", "rm /etc/sudoers.d/asks; userdel -r asks 2>/dev/null", check=False)
+    lab.on("h2", "rm /etc/sudoers.d/asks; pkill -KILL -u asks; userdel -r asks 2>/dev/null", check=False)
     lab.on("h2", "chown -R muster: /var/lib/muster/images /var/lib/muster/runs")
     for made in Path("build").glob("copy-with-vault-*"):
         shutil.rmtree(made, ignore_errors=True)
@@ -73,6 +73,7 @@ def test_a_canary_is_found_nowhere(lab: Lab, copy: Path, tmp_path: Path) -> None
     deployed = lab.fab("deploy", **vaulted)
     assert deployed.returncode == 0, deployed.stdout
 
+    assert lab.on("h1", f"echo {SECRET} >/tmp/planted; {FIND}; rm /tmp/planted", check=False) == "/tmp/planted"
     (tmp_path / "secrets").mkdir()
     secret = tmp_path / "secrets" / "TOKEN"
     secret.write_text(SECRET)
