@@ -22,6 +22,7 @@ from ansible.module_utils.muster_podman import CDI, CDI_HEADER, DROP_IN, PACKAGE
 
 #: What an engine has left when its packages are purged.
 ENGINE_FOLDERS = ("/var/lib/containers", "/run/containers", "/run/libpod", "/run/runc", "/run/crun")
+CNI = Path("/etc/cni/net.d")  # Podman has a lock there
 TABLE = ("inet", "muster")  # of nftables, made at the start of a run (keeper/firewall.py)
 
 
@@ -83,10 +84,13 @@ def forget(check_mode: bool) -> list[str]:
     left = [Path(name) for name in ENGINE_FOLDERS] if engine_is_gone else []
     for folder in [] if check_mode else left:
         unmount_below(folder)
-    removed = remove_paths([*left, ROOT, Path("/run/muster")], check_mode)
-    for folder in (DROP_IN.parent, DROP_IN.parent.parent):  # others may have put something there
+    removed = remove_paths([*left, CNI / "cni.lock", ROOT], check_mode)
+    remove_paths([Path("/run/muster")], check_mode)  # there again at each deploy and teardown
+    for folder in (DROP_IN.parent, DROP_IN.parent.parent, CNI, CNI.parent):  # others may have put something there
         if not check_mode and folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
+    if not check_mode and ROOT.is_dir():  # a disk is mounted there
+        os.chown(ROOT, 0, 0)
     return removed
 
 

@@ -35,7 +35,7 @@ from ansible.module_utils.muster_host import (
     usable_memory,
 )
 from ansible.module_utils.muster_nics import fill_speeds, read_nics, read_rdma
-from ansible.module_utils.muster_podman import is_ready
+from ansible.module_utils.muster_podman import is_ready, missing_packages
 
 ROOT = "/var/lib/muster"
 IMAGE_PREFIX = "localhost/muster/"
@@ -260,8 +260,12 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
     gpu_health (see gpu_health), xid (see parse_xid) or null with xid_problem (why the kernel's log cannot be read),
     images {ref: id} or null, runs (see parse_runs) or null (Podman fails),
     data {path, present} or null (no data_dir); if full, see fingerprint
-    ready (whether make deploy has nothing to do for the engine; null: not asked)
+    ready (whether make deploy has nothing to do for the engine; null: not asked; it is all that a host says which lacks
+    packages)
     """
+    packages = options.get("packages") or {}
+    if missing_packages(packages):
+        return {"ready": False}
     full, asked = bool(options.get("full")), options.get("podman", True)
     busy = watch_processors() if full else None  # before the commands below keep them busy
     with ThreadPoolExecutor(max_workers=8) as pool:
@@ -273,7 +277,7 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
         images = pool.submit(podman, "images --no-trunc --format json")
         containers = pool.submit(podman, "ps --all --filter label=muster.run --format json")
         found, processes, log = pool.submit(find_gpus), pool.submit(read_processes), pool.submit(read_xid)
-        ready = pool.submit(lambda packages: is_ready(packages) if packages else None, options.get("packages"))
+        ready = pool.submit(is_ready, packages) if packages else None
         data = pool.submit(_data, options.get("data_dir"), full)
         nics, rdma = read_nics(options.get("train_interface"), options.get("train_network")), read_rdma()
         fill_speeds(nics, rdma)
@@ -312,7 +316,7 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
             "images": parse_images(images.result()),
             "runs": parse_runs(containers.result(), time.time()),
             "data": data.result(),
-            "ready": ready.result(),
+            "ready": ready.result() if ready else None,
         }
     facts["ended"] = time.time()
     return facts

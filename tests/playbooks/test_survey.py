@@ -244,3 +244,7 @@ def test_a_survey_without_ip_says_what_to_install() -> None:
     with pytest.raises(subprocess.CalledProcessError) as error:
         _python(code)
     assert error.value.stderr.startswith("`ip -j -d addr show` failed: ") and "install iproute2" in error.value.stderr
+
+
+def test_a_host_that_lacks_packages_says_that_and_no_more() -> None:
+    assert muster_survey.survey({"full": True, "packages": {"nothing": "no-such-command"}}) == {"ready": False}
