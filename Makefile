@@ -81,7 +81,7 @@ report: .venv/.report  ## write the page of a run, runs/<id>/report.html; withou
 tensorboard: .venv/.train  ## show the curves of all runs, or of one, on this machine alone; Ctrl-C ends it  [RUN=<id>]
 	@$(BIN)/python -m launch.tensorboard
 
-teardown: .venv/.control  ## remove Muster's containers, images, runs and settings from the hosts  [YES=1 PACKAGES=1]
+teardown: .venv/.control  ## remove Muster's containers, images, runs and settings from the hosts  [YES=1: runs in progress, too; PACKAGES=1: packages, too]
 	@$(BIN)/fab teardown
 
 test:  ## everything: the lab (real containers, sshd, Ansible, Fabric), which installs what it needs, then all the rest

@@ -12,6 +12,7 @@ answers, and RDMA, which does not pass by there, are not concerned.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Iterable
 
 from keeper import USER_ID
@@ -42,6 +43,12 @@ table {TABLE} {{
 def _elements(addresses: Iterable[str]) -> str:
     listed = ", ".join(addresses)
     return f"elements = {{ {listed} }};" if listed else ""
+
+
+def leave_open() -> None:
+    """Remove the table that an earlier run may have left."""
+    with contextlib.suppress(Refused, OSError):  # without nft, or a kernel that takes its rules, there is none
+        call(["nft", "--", f"table {TABLE}\ndelete table {TABLE}"])
 
 
 def close(addresses: Iterable[str]) -> None:

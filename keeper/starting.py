@@ -115,6 +115,8 @@ def _make_private(run: Run, options: Words) -> None:
 def _close_ports(plan: Words, own: Words) -> None:
     if own["firewall"]:
         firewall.close(address for host in plan["hosts"] for address in host["addresses"])
+    else:
+        firewall.leave_open()
 
 
 def _await_lease(run: Run, container: str, caller: Caller, has_it: Callable[[], bool]) -> None:

@@ -94,6 +94,8 @@ def deploy(path: Path, console: Console, horovod: bool = False, remeasure: bool 
     console.print(f"Network [bold]{cluster.network.name}[/bold]: {cluster.network.reason}", highlight=False)
     for entry in cluster.network.refused:
         phases.say(f"not {entry['network']}: {entry['reason']}")
+    if "provision" not in phases.seconds and "distribute" not in phases.seconds:
+        console.print("Nothing had to be changed on the hosts.")
     nodes = sum(not host.spare for host in inv.hosts)
     console.print(
         f"Deployed in {phases.seconds['total']:.1f} s. Next: `make train NODES={nodes} "

@@ -188,7 +188,10 @@ def measure_links(
         return known
     if runs:
         what = f"{', '.join(runs)} is in progress, and measuring the links would disturb it"
-        raise refuse("the hosts", what, "run `make deploy` when it has ended, or `make stop RUN=<id>` first")
+        again = "make deploy" if last_map else "make deploy MEASURE=1"
+        raise refuse(
+            "the hosts", what, f"run `{again}` when it has ended; `make stop RUN={runs[0].split()[1]}` ends it"
+        )
     measurements, asked, begin = choose.Measurements(), networks, "measuring"
     pairs, seconds = len(inv.hosts) * (len(inv.hosts) - 1), measure.BANDWIDTH_SECONDS
     while asked:

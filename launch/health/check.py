@@ -128,7 +128,7 @@ def examine(
     inside = images_of(cluster, survey)
     obstacle = obstacle_to_ranks(cluster, hosts, survey, verdicts)
     if obstacle:
-        allreduce, forecast = {"rows": [], "note": obstacle}, {"rows": [], "recommendation": obstacle}
+        allreduce, forecast = {"rows": [], "note": obstacle}, {"rows": [], "recommendation": obstacle, "note": ""}
     elif sum(host.nproc_per_node for host in hosts) > 1:
         expected = rank_measurements.all_reduce_seconds(count, links)
         with phases.phase("all-reduce", "Running a short all-reduce on all ranks", expected):

@@ -30,7 +30,7 @@ VARIABLES = {
     "train_network": "a network in CIDR form, such as 10.78.0.0/24",
     "train_interface": "the name of a network interface of this host",
     "data_dir": "an absolute path on the host",
-    "firewall": "true or false",
+    "firewall": "true or false, without quotation marks",
 }
 
 #: Ansible's variables for a login and for becoming root (`ansible-doc -t connection ssh`, `-t become sudo`, and the

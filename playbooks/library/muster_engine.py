@@ -22,6 +22,7 @@ from ansible.module_utils.muster_podman import CDI, CDI_HEADER, DROP_IN, PACKAGE
 
 #: What an engine has left when its packages are purged.
 ENGINE_FOLDERS = ("/var/lib/containers", "/run/containers", "/run/libpod", "/run/runc", "/run/crun")
+PRIVATE = Path("/run/muster")  # keys and secrets of runs
 CNI = Path("/etc/cni/net.d")  # Podman has a lock there
 TABLE = ("inet", "muster")  # of nftables, made at the start of a run (keeper/firewall.py)
 
@@ -50,7 +51,8 @@ def remove(check_mode: bool) -> list[str]:
         if not check_mode:
             run(["nft", "delete", "table", *TABLE])
     ours = (text_of(CDI) or "").startswith(CDI_HEADER)
-    return removed + remove_paths([ROOT, DROP_IN, *([CDI] if ours else [])], check_mode, PACKAGES)
+    private = [path for path in PRIVATE.glob("*") if not path.name.startswith(".")]  # not the word of this teardown
+    return removed + remove_paths([*private, ROOT, DROP_IN, *([CDI] if ours else [])], check_mode, PACKAGES)
 
 
 def remove_paths(paths: list[Path], check_mode: bool, kept: Path | None = None) -> list[str]:
@@ -85,7 +87,7 @@ def forget(check_mode: bool) -> list[str]:
     for folder in [] if check_mode else left:
         unmount_below(folder)
     removed = remove_paths([*left, CNI / "cni.lock", ROOT], check_mode)
-    remove_paths([Path("/run/muster")], check_mode)  # there again at each deploy and teardown
+    remove_paths([PRIVATE], check_mode)  # there again at each deploy and teardown
     for folder in (DROP_IN.parent, DROP_IN.parent.parent, CNI, CNI.parent):  # others may have put something there
         if not check_mode and folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()

@@ -87,7 +87,9 @@ def test_a_host_whose_ports_stay_open_starts_nothing_unless_the_user_wants_that(
     assert "`firewall: false`" in said and len(said) < 300 and host.files() == {}
     plan = host.plan("r1")
     plan["hosts"][1]["firewall"] = False
+    host.when_nft("exit 0")
     assert "started" in next(host.start(plan=plan).frames())[0]
+    assert host.rules == "table inet muster\ndelete table inet muster"  # of an earlier run
 
 
 def exits(host: Host, **cause: Any) -> str:

@@ -73,7 +73,7 @@ def test_a_canary_is_found_nowhere(lab: Lab, copy: Path, tmp_path: Path) -> None
     deployed = lab.fab("deploy", **vaulted)
     assert deployed.returncode == 0, deployed.stdout
 
-    planted = lab.on("h1", f"echo {SECRET} >/tmp/planted; {FIND}; rm /tmp/planted", check=False).splitlines()
+    planted = lab.on("h1", f"echo {SECRET} >/tmp/planted; {FIND}rm /tmp/planted", check=False).splitlines()
     assert len(planted) == 2 and "/tmp/planted" in planted  # and the shell's own command line
     (tmp_path / "secrets").mkdir()
     secret = tmp_path / "secrets" / "TOKEN"

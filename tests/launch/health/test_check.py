@@ -15,6 +15,7 @@ from containers.image import Image
 from keeper import PROJECT_DIR
 from launch.cli.refusal import Refusal
 from launch.health import check, rank_measurements, run_probe
+from launch.health.report import page as pages
 from launch.health.survey import Survey, images_of
 from launch.health.verdicts import ERROR, HEALTHY, INCOMPLETE, WARNING, Verdict
 from launch.hosts import clustermap
@@ -189,6 +190,7 @@ def test_links_are_not_loaded_while_a_run_is_in_progress(monkeypatch: pytest.Mon
     said = [verdict["what"] for verdict in found["verdicts"] if verdict["check"] == "bandwidth"]
     assert bool(asked[0]) is not bool(containers)
     assert any("a run is in progress on h2" in what for what in said) is bool(containers)
+    assert "</html>" in pages.page(found)
 
 
 def test_a_fix_names_the_inventory() -> None:
