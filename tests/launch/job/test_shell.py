@@ -43,6 +43,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return HereAsAHost(tmp_path_factory.mktemp("host"))
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data_dir=TEXTS.map("/{}".format), run=TEXTS)
 def test_a_folder_or_a_run_of_any_name_is_only_looked_for(host: Any, data_dir: str, run: str) -> None:
