@@ -120,7 +120,7 @@ def _work(
             answers = detect.ask(inv, machines, console)
         if bare := detect.not_ready(answers):
             with phases.phase("provision", f"Provisioning {', '.join(bare)} (Ansible)"):
-                playbook.run("provision", inv, hosts=bare)
+                playbook.run("provision", inv, bare)
                 revive(machines)
                 answers |= detect.ask(inv, [machine for machine in machines if machine.name in bare], console)
         with phases.phase("detect", "Asking the hosts whom they reach"):

@@ -160,11 +160,12 @@ def measure_links(
     working: Sequence[choose.Working],
     last_map: Path | None,
     console: Console,
-    runs: Sequence[str] = (),
+    runs: Mapping[str, str] | None = None,
 ) -> Measured:
     """Every pair of hosts on every network that works; the figures of the last map where they still hold.
 
-    runs: those in progress, in words: nothing is measured beside them. Raises Refusal where it would have to be.
+    runs: those in progress, and whose they are: nothing is measured beside them. Raises Refusal where it would have to
+    be.
     """
     networks = [
         measure.NetworkAddresses(
@@ -182,16 +183,15 @@ def measure_links(
     if len(inv.hosts) == 1:
         return Measured(choose.Measurements(), now.isoformat(timespec="seconds"), key)
     known = recall(last_map, key, now, bool(runs)) if last_map else None
+    beside = ", ".join(f"run {run} of {owner}" for run, owner in (runs or {}).items())
     if known:
-        again = f"{', '.join(runs)} is not disturbed" if runs else "MEASURE=1 measures them again"
+        again = f"{beside} is not disturbed" if runs else "MEASURE=1 measures them again"
         console.print(f"    measured {known.when[:16]} UTC on the same networks; {again}")
         return known
     if runs:
-        what = f"{', '.join(runs)} is in progress, and measuring the links would disturb it"
+        what = f"{beside} is in progress, and measuring the links would disturb it"
         again = "make deploy" if last_map else "make deploy MEASURE=1"
-        raise refuse(
-            "the hosts", what, f"run `{again}` when it has ended; `make stop RUN={runs[0].split()[1]}` ends it"
-        )
+        raise refuse("the hosts", what, f"run `{again}` when it has ended; `make stop RUN={next(iter(runs))}` ends it")
     measurements, asked, begin = choose.Measurements(), networks, "measuring"
     pairs, seconds = len(inv.hosts) * (len(inv.hosts) - 1), measure.BANDWIDTH_SECONDS
     while asked:
@@ -207,11 +207,10 @@ def measure_links(
     return Measured(measurements, now.isoformat(timespec="seconds"), key)
 
 
-def runs_in_progress(facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """`run <id> of <owner>`, of all that the hosts' facts say. Pure."""
+def runs_in_progress(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Run -> owner, of all that the hosts' facts say. Pure."""
     entries = (entry for known in facts.values() for entry in known.get("runs") or ())
-    alive = (f"run {one['run']} of {one['owner'] or 'an unknown user'}" for one in entries if one["state"] in RUNNING)
-    return list(dict.fromkeys(alive))
+    return {one["run"]: one["owner"] or "an unknown user" for one in entries if one["state"] in RUNNING}
 
 
 def recall(last_map: Path, key: str, now: datetime.datetime, however_old: bool = False) -> Measured | None:

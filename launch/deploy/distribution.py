@@ -28,9 +28,9 @@ def distribute(
     image: images.Image,
     export: images.OciExport,
     say: Callable[[str], None],
-    hosts: Sequence[str] = (),
+    hosts: Sequence[str],
 ) -> dict[str, Any]:
-    """Bring an image to the hosts (all, or those named); only missing layers travel. Returns host -> record.
+    """Bring an image to these hosts; only missing layers travel. Returns host -> record.
 
     Raises Refusal when a host does not end up with this very image.
     """
@@ -40,9 +40,9 @@ def distribute(
     output.parent.mkdir(parents=True, exist_ok=True)
     output.unlink(missing_ok=True)
     with _progress(inv, export.blobs, say, hosts):
-        playbook.run("distribute", inv, {"muster_image": described, "muster_output": str(output.resolve())}, hosts)
+        playbook.run("distribute", inv, hosts, {"muster_image": described, "muster_output": str(output.resolve())})
     placed: dict[str, Any] = read_json(output).get("hosts", {})
-    held = {name: placed.get(name, {}).get("id", "none") for name in hosts or [host.name for host in inv.hosts]}
+    held = {name: placed.get(name, {}).get("id", "none") for name in hosts}
     problems = [
         Problem(f"host {name}", f"holds image {there}, not {image.id}", "run `make deploy` again")
         for name, there in held.items()
@@ -58,7 +58,7 @@ def _progress(
     inv: inventory.Inventory, blobs: Mapping[str, int], say: Callable[[str], None], hosts: Sequence[str]
 ) -> Iterator[None]:
     """Say every PROGRESS_SECONDS what each host still lacks, and how long that will take at the pace so far."""
-    targets = [host.target for host in inv.hosts if not hosts or host.name in hosts]
+    targets = [host.target for host in inv.hosts if host.name in hosts]
     ended = threading.Event()
 
     def report() -> None:

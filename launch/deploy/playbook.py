@@ -21,11 +21,11 @@ from launch.hosts.inventory import Inventory, ansible_environment, known_hosts_p
 PLAYBOOK_SECONDS = 3600  # for one playbook on all hosts
 
 
-def run(name: str, inv: Inventory, variables: Mapping[str, Any] | None = None, hosts: Sequence[str] = ()) -> None:
-    """Run playbooks/<name>.yml on the inventory, or on the hosts named. Raises Refusal when it fails."""
+def run(name: str, inv: Inventory, hosts: Sequence[str], variables: Mapping[str, Any] | None = None) -> None:
+    """Run playbooks/<name>.yml on these hosts. Raises Refusal when it fails."""
     words = ["ansible-playbook", str(path(name)), "-i", str(inv.path)]
     words += ["--extra-vars", json.dumps(variables)] if variables else []
-    words += ["--limit", ",".join([*hosts, "localhost"])] if hosts else []
+    words += ["--limit", ",".join([*hosts, "localhost"])]
     status = run_bounded(words, environment(inv))
     if status != 0:
         unreachable = status == 4

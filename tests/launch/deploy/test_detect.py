@@ -56,7 +56,7 @@ def test_nothing_is_measured_beside_a_run(tmp_path: Path) -> None:
     entry = {"run": "20260101-000000-abcd", "owner": "ann@desk", "state": "running"}
     ended = {"run": "20250101-000000-abcd", "owner": "ann@desk", "state": "exited"}
     runs = detect.runs_in_progress({"h1": {"runs": [entry, ended]}, "h2": {"runs": [entry]}, "h3": {"runs": None}})
-    assert runs == ["run 20260101-000000-abcd of ann@desk"]
+    assert runs == {"20260101-000000-abcd": "ann@desk"}
     inv = Inventory(Path("hosts.yml"), tuple(map(host, LAB)), "")
     said = "run 20260101-000000-abcd of ann@desk is in progress, and measuring the links would disturb it"
     with pytest.raises(Refusal, match=said):
