@@ -36,7 +36,11 @@ LABEL = "muster.lab"  # of everything in Podman that belongs to a lab; its value
 HOST_LABEL = f"{LABEL}.host"
 IMAGE = "localhost/muster/lab-host:latest"
 ROOM = Path(__file__).parent / "lab"
-VOLUMES = {"storage": "/var/lib/containers", "muster": "/var/lib/muster"}  # kind -> where a host has it
+VOLUMES = {  # kind -> where a host has it
+    "storage": "/var/lib/containers",
+    "docker": "/var/lib/docker",
+    "muster": "/var/lib/muster",
+}
 SSH_SECONDS = 30.0  # until sshd must answer
 APT_SETTINGS = re.compile(r"^Acquire::(?:https?::(?:\S+::)?Proxy|Check-Valid-Until|Check-Date)\b.*$", re.MULTILINE)
 

@@ -59,7 +59,7 @@ def follow(options: Words, caller: Caller) -> None:
     Frames: {"stream", "offset", "bytes"} with data, which begins and ends anywhere in a line; no bytes: only where it
     will begin. {"skipped": stream, "offset", "to"}: dropped for the size limit. {"state"}: state.json, when it has
     changed. {"alive": true}: nothing else for LOOK_SECONDS. Last {"end": exit.json, "container": null}; {"end": null,
-    "container": Podman's State} where the keeper is gone without one.
+    "container": its State} where the keeper is gone without one.
     """
     run = Host(options).run(options["run"])
     sender = _Sender(run, options, caller)
@@ -189,7 +189,7 @@ def _described(run: Run) -> Words:
 def offer(options: Words, caller: Caller) -> None:
     """Make the folder of a run that is over readable for the SSH user, and say what there is to gather.
 
-    {run} -> {"exit", "container": Podman's State or null, "node_rank", "written": paths below workload/ that the script
+    {run} -> {"exit", "container": its State or null, "node_rank", "written": paths below workload/ that the script
     has written, without __pycache__, "more": names in the run's folder that are not Muster's, "checkpoints": the steps
     of our trainer's that are there, ascending, "running": true: nothing was done}
     """

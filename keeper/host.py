@@ -15,11 +15,11 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from keeper import HOST_LEASE_DIR, HOST_PRIVATE_DIR, HOST_RUNS_DIR
+from keeper import HOST_LEASE_DIR, HOST_PRIVATE_DIR, HOST_RUNS_DIR, engines
 from keeper.output import read_file
 
 POLL_SECONDS = 0.1  # between two looks
-ENGINE_SECONDS = 120  # for a call of Podman
+ENGINE_SECONDS = 120  # for a call of the container engine
 KEEPER_SECONDS = 60  # for the keeper of a started container to take the lease
 KILL_SECONDS = 5  # from SIGTERM to SIGKILL, where nothing is left to save
 END_SECONDS = 5  # for a container to end after its keeper, and for a killed process to be gone
@@ -104,7 +104,7 @@ class Run:
         """Whether this host's container was given NVIDIA GPUs."""
         with contextlib.suppress(KeyError, TypeError, IndexError, ValueError):  # a script wrote a plan.json of its own
             command = self.plan["hosts"][self.node_rank]["command"]
-            return any(str(word).startswith("nvidia.com/gpu=") for word in command)
+            return engines.engine(command[0]).has_gpus(command)
         return False
 
     def status(self) -> str:
@@ -142,7 +142,7 @@ def is_name(name: str) -> bool:
     return re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name) is not None
 
 
-# Podman
+# The container engine
 
 
 def call(words: Sequence[str], seconds: float = ENGINE_SECONDS, wait: Callable[[float], None] = time.sleep) -> str:
@@ -150,7 +150,7 @@ def call(words: Sequence[str], seconds: float = ENGINE_SECONDS, wait: Callable[[
 
     The command is ended when `wait`, which is called all the time, raises something.
     """
-    # Files (in memory), not pipes: what Podman leaves running may keep a pipe open.
+    # Files (in memory), not pipes: what an engine leaves running may keep a pipe open.
     with os.fdopen(os.memfd_create("out"), "w+b") as out, os.fdopen(os.memfd_create("said"), "w+b") as said:
         process = subprocess.Popen(
             list(words), stdin=subprocess.DEVNULL, stdout=out, stderr=said, start_new_session=True
@@ -177,11 +177,12 @@ def call(words: Sequence[str], seconds: float = ENGINE_SECONDS, wait: Callable[[
 
 
 def state_of(container: str) -> Optional[Words]:
-    """A container's State as Podman has it; None: there is no such container. Raises Refused."""
+    """A container's State as the engine has it; None: there is no such container. Raises Refused."""
+    engine = engines.noted()
     try:
-        found = call(["podman", "inspect", "--type", "container", "--format", "{{json .State}}", "--", container])
+        found = call(engine.state(container))
     except Refused as error:
-        if "no such" in str(error).lower():
+        if engine.is_absent(str(error)):
             return None
         raise
     state: Words = json.loads(found)
@@ -190,8 +191,9 @@ def state_of(container: str) -> Optional[Words]:
 
 def containers_of(run: str) -> Dict[str, str]:
     """Name -> state ("running", "exited" ...) of the containers with a run's label. Raises Refused."""
-    listed = call(["podman", "ps", "--all", "--filter", f"label=muster.run={run}", "--format", "json"])
-    return {one["Names"][0]: one["State"] for one in json.loads(listed.strip() or "[]")}
+    engine = engines.noted()
+    listed = call(engine.containers(f"{engines.RUN_LABEL}={run}"))
+    return {one.name: one.state for one in engine.read_containers(listed)}
 
 
 def containers_at_end(run: str) -> Dict[str, str]:
@@ -209,29 +211,36 @@ def kill_containers(run: str) -> List[str]:
 
     They stay, so that it can be said how they ended; but one that does not end by that is removed.
     """
-    names = _living_containers(run)
+    names, engine = _living_containers(run), engines.noted()
     if not names:
         return []
     with contextlib.suppress(Refused):  # an older Podman kills no frozen one; then the next command says why it fails
-        call(["podman", "kill", "--", *names])
+        call(engine.kill(names))
     deadline = time.monotonic() + END_SECONDS
     while (left := _living_containers(run)) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
     if left:
-        call(["podman", "rm", "--force", "--ignore", "--", *left])
+        remove_containers(left, None)
     return names
 
 
 def _living_containers(run: str) -> List[str]:
-    return [name for name, state in containers_of(run).items() if state in ("running", "paused", "stopping")]
+    return [name for name, state in containers_of(run).items() if state in engines.LIVING]
 
 
-def remove_containers(names: Sequence[str], seconds: int = KILL_SECONDS) -> None:
-    """Remove containers, if they are there; a running one is killed after `seconds`. Raises Refused."""
-    if names:
+def remove_containers(names: Sequence[str], seconds: Optional[int] = KILL_SECONDS) -> None:
+    """Remove containers, if they are there; a running one is asked to end and killed after `seconds`, with None at
+    once. Raises Refused."""
+    engine = engines.noted()
+    if names and seconds is not None:
         with contextlib.suppress(Refused):  # the next command says it
-            call(["podman", "stop", "--ignore", "--time", str(seconds), "--", *names])
-        call(["podman", "rm", "--force", "--ignore", "--", *names])
+            call(engine.stop(names, seconds))
+    for name in names:
+        try:
+            call(engine.remove([name]))
+        except Refused as error:
+            if not engine.is_absent(str(error)):
+                raise
 
 
 # Files

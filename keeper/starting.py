@@ -11,7 +11,7 @@ import zlib
 from pathlib import Path
 from typing import Callable, Optional
 
-from keeper import HELD_SECONDS, PROMISES, SCRATCH, USER_ID, firewall, lease
+from keeper import HELD_SECONDS, PROMISES, SCRATCH, USER_ID, engines, firewall, lease
 from keeper.caller import Caller
 from keeper.host import (
     KEEPER_SECONDS,
@@ -71,7 +71,7 @@ def start(options: Words, caller: Caller) -> None:
 
 
 def _make_folders(run: Run, options: Words, resumed: Optional[Path]) -> None:
-    """All that has to exist before the container starts, for its user: Podman mounts nothing that is not there."""
+    """All that has to exist before the container starts, for its user: the engine mounts nothing that is not there."""
     for parent, mode in ((run.host.runs, 0o755), (run.host.private, 0o700)):
         parent.mkdir(mode=mode, parents=True, exist_ok=True)
     _offer_lease(run.host)
@@ -140,7 +140,8 @@ def _await_lease(run: Run, container: str, caller: Caller, has_it: Callable[[], 
 
 def _last_words(container: str) -> str:
     with contextlib.suppress(Refused):
-        printed = call(["sh", "-c", 'podman logs --tail 1 "$1" 2>&1', "sh", container]).strip()
+        words = engines.noted().last_line(container)
+        printed = call(["sh", "-c", '"$@" 2>&1', "sh", *words]).strip()
         return printed or "it printed nothing"
     return "there is no container any more"
 

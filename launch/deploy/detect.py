@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
+from keeper import engines
 from launch.cli import exits
 from launch.cli.output import detail
 from launch.cli.refusal import Problem, Refusal, refuse
@@ -27,13 +28,13 @@ from launch.network.links import Link
 
 #: The packages that each host needs.
 ENGINE_DEFAULTS = ROOT / "playbooks" / "roles" / "engine" / "defaults" / "main.yml"
-SURVEY_SECONDS = 60  # Podman's answers are awaited for 20 s, nvidia-smi's for 30 s
+SURVEY_SECONDS = 60  # the engine's answers are awaited for 20 s, nvidia-smi's for 30 s
 REACH_SECONDS = hostcall.MEET_SECONDS + 15
 REMEASURE_SECONDS = 12 * 3600  # after this time a deploy measures again, on the same networks too
 
 _VFS = (
-    "Podman stores images with vfs there: every layer is a full copy, slow and large. Fix: put /var/lib/containers on "
-    "ext4, xfs or btrfs (not on another overlay), or install fuse-overlayfs"
+    "{} stores images with vfs there: every layer is a full copy, slow and large. Fix: put {} on ext4, xfs or btrfs "
+    "(not on another overlay), or install fuse-overlayfs"
 )
 
 
@@ -54,8 +55,10 @@ def ask(inv: Inventory, machines: Sequence[Machine], console: Console) -> Answer
     packages = yaml.safe_load(ENGINE_DEFAULTS.read_text())["engine_packages"]
 
     def asked(name: str) -> dict[str, Any]:
-        chosen = {key: settings[name].get(key) for key in ("train_interface", "train_network")}
-        return {"survey": {"full": True, "packages": packages, **chosen}}
+        own = settings[name]
+        chosen = {key: own.get(key) for key in ("train_interface", "train_network")}
+        wanted = {"packages": packages, "engine": own.get("container_engine", "auto"), "gpus": own.get("gpus") != []}
+        return {"survey": {"full": True, "wanted": wanted, **chosen}}
 
     options = {machine.name: asked(machine.name) for machine in machines}
     return hostcall.call_hosts(machines, options, SURVEY_SECONDS, detail(console))
@@ -84,7 +87,8 @@ def _facts(answers: Mapping[str, hostcall.Answer | BaseException], console: Cons
     facts = {name: answer.survey or {} for name, answer in _all_answers(answers).items()}
     for name, known in facts.items():
         if known["engine"] and known["engine"]["storage_driver"] == "vfs":
-            console.print(f"    {name}: {_VFS}", style="yellow", highlight=False)
+            engine = engines.engine(known["engine"]["name"])
+            console.print(f"    {name}: {_VFS.format(engine.name, engine.storage)}", style="yellow", highlight=False)
     return facts
 
 

@@ -165,14 +165,14 @@ def quick(
     cluster: ClusterMap,
     hosts: Sequence[MapHost],
     machines: Sequence[Machine],
-    podman: bool = True,
+    engine: bool = True,
     note: Callable[[OwnFacts], object] = lambda found: None,
 ) -> list[Verdict]:
     """What can be known within a second or two: facts, whether every pair connects and carries data, and sameness.
 
-    `podman`: images and runs too; false where the caller asks for these itself. `note` is given the hosts' own facts.
+    `engine`: images and runs too; false where the caller asks for these itself. `note` is given the hosts' own facts.
     """
-    survey = ask_hosts(hosts, machines, 0, False, say, podman)
+    survey = ask_hosts(hosts, machines, 0, False, say, engine)
     note(_own_facts(hosts, survey))
     # Hosts that are starting containers answer late; that is no detour on the way.
     before = of_deploy(cluster.measured, cluster.network.name)
@@ -187,7 +187,7 @@ def quick(
 
 def own_facts(hosts: Sequence[MapHost], machines: Sequence[Machine]) -> OwnFacts:
     """What of each host itself changes what a run computes (sameness.own); {} for one that does not answer."""
-    return _own_facts(hosts, ask_hosts(hosts, machines, 0, False, say, podman=False))
+    return _own_facts(hosts, ask_hosts(hosts, machines, 0, False, say, engine=False))
 
 
 def _own_facts(hosts: Sequence[MapHost], survey: Survey) -> OwnFacts:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 
+from keeper import engines
 from launch.cli.units import age, size
 from launch.health import gpu_checks
 from launch.health.verdicts import ERROR, HEALTHY, INCOMPLETE, WARNING, Asked, Facts, Missing, Verdict, fact, of_host
@@ -24,8 +25,8 @@ MEMORY_PER_RANK_WARNING, MEMORY_PER_RANK_ERROR = GIB, 256 * MIB
 NOFILE_PER_RANK = 4096
 #: The part of the machine's processor time that is in use during the survey, from which on it counts as busy.
 SURPRISING_LOAD = 0.5
-#: Podman's states of a container that is alive.
-RUNNING = ("running", "paused", "stopping", "restarting")
+#: An engine's states of a container that is alive.
+RUNNING = engines.LIVING
 
 
 def check_host(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
@@ -95,7 +96,8 @@ def disk(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
     verdicts = [of_host("disk", name, level, f"{size(free)} free for runs{needed}", fix)]
     if storage != free and storage < DISK_WARNING:
         level = ERROR if storage < DISK_ERROR else WARNING
-        fix = "`podman image prune --all` removes images that no container uses"
+        engine = (facts.get("engine") or {}).get("name", "podman")
+        fix = f"`{engine} image prune --all` removes images that no container uses"
         verdicts.append(of_host("disk", name, level, f"{size(storage)} free for images", fix))
     return verdicts
 

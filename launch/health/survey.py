@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from keeper import engines
 from launch.health.host_checks import RUNNING
 from launch.hosts import hostcall, ssh
 from launch.hosts.clustermap import ClusterMap, MapHost
@@ -47,12 +48,12 @@ def ask_hosts(
     bandwidth_seconds: int,
     full: bool,
     say: Callable[[str], None],
-    podman: bool = True,
+    engine: bool = True,
 ) -> Survey:
     """Ask every host at once for its facts and for its links to the others.
 
     `bandwidth_seconds`: how long the bandwidth of each pair is measured; 0: not at all. `full`: the facts that take
-    longer, too (muster_survey.survey). `podman`: images and runs, too. `say` shows a line of progress.
+    longer, too (muster_survey.survey). `engine`: images and runs, too. `say` shows a line of progress.
     """
     names = [host.name for host in hosts]
     # Bytes, as the last deploy found them.
@@ -62,7 +63,7 @@ def ask_hosts(
     asked = measure.options(names, networks, bandwidth_seconds) if networks else {}
     options = {
         host.name: {
-            "survey": {"train_interface": host.interface, "data_dir": host.data_dir, "full": full, "podman": podman},
+            "survey": {"train_interface": host.interface, "data_dir": host.data_dir, "full": full, "engine": engine},
             **asked.get(host.name, {}),
         }
         for host in hosts
@@ -74,7 +75,7 @@ def ask_hosts(
 
 def hosts_with_a_run(machines: Sequence[Machine]) -> list[str]:
     """The hosts on which a run is in progress. Hosts that do not answer are left out."""
-    command = "podman ps --quiet --filter label=muster.run"
+    command = engines.on_host(lambda engine: f"{engine.name} ps --quiet --filter label={engines.RUN_LABEL}")
     answers = ssh.in_parallel(lambda machine: machine.answer(command).split(), machines)
     return [machine.name for machine, ids in zip(machines, answers, strict=True) if isinstance(ids, list) and ids]
 

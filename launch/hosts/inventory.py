@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from keeper import engines
 from launch.cli.refusal import Problem, Refusal, refuse
 from launch.files import ROOT
 
@@ -31,6 +32,7 @@ VARIABLES = {
     "train_interface": "the name of a network interface of this host",
     "data_dir": "an absolute path on the host",
     "firewall": "true or false, without quotation marks",
+    "container_engine": "auto, podman or docker",
 }
 
 #: Ansible's variables for a login and for becoming root (`ansible-doc -t connection ssh`, `-t become sudo`, and the
@@ -310,6 +312,8 @@ def _good_value(key: str, value: Any) -> bool:
         return isinstance(value, str) and bool(re.fullmatch(r"[^\s/]{1,15}", value))
     if key == "firewall":
         return isinstance(value, bool)
+    if key == "container_engine":
+        return value in ("auto", *engines.ENGINES)
     if key == "data_dir":
         return isinstance(value, str) and value.startswith("/")
     raise KeyError(key)  # a variable of VARIABLES that nobody checks

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from keeper import USER_ID
+from keeper import USER_ID, engines
 from launch.hosts.clustermap import MapHost
 
 #: What torchrun gets beyond the grace of its ranks, to end after them.
@@ -35,20 +35,24 @@ def start_words(
     grace: int,
 ) -> list[str]:
     """The command up to the image. mounts: as Podman and Docker write them. grace: in seconds, of the ranks."""
+    engine = engine_of(host)
     return [
-        *("podman", "run", "--detach", "--name", name),
+        *(engine.name, "run", "--detach", "--name", name),
         *(word for key, value in labels.items() for word in ("--label", f"{key}={value}")),
         *("--network", "host"),
         *("--user", f"{USER_ID}:{USER_ID}", "--cap-drop", "all", "--security-opt", "no-new-privileges", "--read-only"),
         *_limits(host.facts.get("memory_bytes"), host.facts.get("threads_max")),
-        # The keeper's own last words; the ranks' output goes to files of the run's folder.
-        *("--log-driver", "k8s-file", "--log-opt", "max-size=1mb"),
         *("--stop-timeout", str(stop_seconds(grace))),
-        *(word for gpu in host.gpus for word in ("--device", f"nvidia.com/gpu={gpu}")),
+        *engine.run_words(host.gpus),
         *(_rdma(host) if host.gpus else ()),
         *(word for mount in mounts for word in ("--volume", mount)),
         *(word for key, value in environment.items() for word in ("--env", f"{key}={value}")),
     ]
+
+
+def engine_of(host: MapHost) -> engines.Engine:
+    """The container engine of a host."""
+    return engines.engine((host.facts.get("engine") or {}).get("name"))
 
 
 def stop_seconds(grace: int) -> int:

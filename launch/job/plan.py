@@ -35,7 +35,7 @@ from keeper import (
 from keeper.placement import placed
 from launch.cli.refusal import refuse
 from launch.hosts.clustermap import ClusterMap, MapHost
-from launch.job.container import start_words, stop_seconds
+from launch.job.container import engine_of, start_words, stop_seconds
 from launch.job.project import IN_CONTAINER
 
 SCHEMA = "muster.plan/6"
@@ -313,7 +313,7 @@ def _assemble(cluster: ClusterMap, options: Options, run: str, ports: Ports, own
                 container=container,
                 environment=environment,
                 rdma=rdma_ports(host),
-                command=[*engine, image, "python3", "-P", "-m", "keeper", str(node_rank)],
+                command=[*engine, engine_of(host).image(image), "python3", "-P", "-m", "keeper", str(node_rank)],
             )
         )
     return Plan(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from keeper import MASTER_PORTS, USER_ID, ports
+from keeper import MASTER_PORTS, USER_ID, engines, ports
 from launch.cli import exits
 from launch.cli.refusal import Problem, Refusal
 from launch.hosts import ssh
@@ -20,7 +20,9 @@ from launch.hosts.connection import Machine
 from launch.job import resume as resuming
 from launch.job.plan import Ports
 
-NO_ANSWER_FIX = "log in and try `sudo -n podman ps`: Muster needs root and Podman there; then run this command again"
+NO_ANSWER_FIX = (
+    "log in and try `sudo -n podman ps`, or docker: Muster needs root and its engine there; then run this again"
+)
 NO_IMAGE = "does not hold image"
 #: Whether the ranks can read a folder. From inside: what stands above it on the host is not above it in the container.
 _LOOK_AT_DATA = (
@@ -103,8 +105,8 @@ def ask(
         *([("master", "", *MASTER_PORTS, master_ports)] if master_ports else []),
     ]
     script = [
-        # First: without the engine, which then ends with another status than 0 and 1, the call must fail.
-        f"podman image exists {image}; case $? in 0) echo image=yes;; 1) ;; *) exit 1;; esac",
+        # First: where the engine does not answer, the call must fail.
+        engines.on_host(lambda engine: engine.find_image(image)),
         _LOOK_AT_DATA.format(shlex.quote(data_dir)) if data_dir else "echo data=readable",
         *([f"{resume} && echo resume=yes"] if resume else []),
         shlex.join([machine.target.python, "-c", Path(ports.__file__).read_text(), json.dumps(wanted)]),

@@ -188,7 +188,7 @@ def quick_check(asked: Asked, machines: Sequence[Machine]) -> None:
         with suppress(OSError):  # a run does not depend on it
             origin.note_hosts(runs_dir() / asked.run, found)
 
-    verdicts = check.quick(asked.cluster, asked.hosts, machines, podman=False, note=note)
+    verdicts = check.quick(asked.cluster, asked.hosts, machines, engine=False, note=note)
     for line in check.refuse_errors(verdicts, leave_out=("image", "runs")):
         say(f"check: {line}")
 

@@ -1,27 +1,26 @@
 #!/usr/bin/python3
-"""Podman on this machine: which packages are missing, which settings it needs here (module_utils/muster_podman.py); and
-how all of Muster is removed.
+"""The container engine of this machine: which one, which packages are missing, which settings it needs here
+(module_utils/muster_ready.py); and how all of Muster is removed.
 
-Not for installing packages (the role `engine` does, with apt) and not for images (muster_image).
+Not for installing packages (the role `engine` does) and not for images (muster_image).
 
-state=present returns `missing`, the Debian packages to be installed first; nothing was probed if there are any.
-state=absent returns `removed`, what it has removed in words, and `packages`, which are to be removed after that. The
-options stand in main.
+state=present returns what muster_ready.ensure does: among others `missing`, the packages to be installed first, and
+`service`, the one to be started then. state=absent returns `removed`, what it has removed in words, `packages`, which
+are to be removed after that, and `services`, to be stopped before. The options stand in main.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 from ansible.module_utils import muster_packages
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.muster_engines import ENGINES, Engine, engine
 from ansible.module_utils.muster_host import find_command, read, run
-from ansible.module_utils.muster_podman import CDI, CDI_HEADER, DROP_IN, PACKAGES, ROOT, ensure, text_of
+from ansible.module_utils.muster_podman import CDI, CDI_HEADER, DROP_IN, text_of
+from ansible.module_utils.muster_ready import PACKAGES, ROOT, Wanted, ensure, remove_all
 
-#: What an engine has left when its packages are purged.
-ENGINE_FOLDERS = ("/var/lib/containers", "/run/containers", "/run/libpod", "/run/runc", "/run/crun")
 PRIVATE = Path("/run/muster")  # keys and secrets of runs
 CNI = Path("/etc/cni/net.d")  # Podman has a lock there
 TABLE = ("inet", "muster")  # of nftables, made at the start of a run (keeper/firewall.py)
@@ -29,23 +28,7 @@ TABLE = ("inet", "muster")  # of nftables, made at the start of a run (keeper/fi
 
 def remove(check_mode: bool) -> list[str]:
     """Removes Muster's containers (by label), images (by name), folders and settings. Returns what it removed."""
-    removed = []
-    if find_command("podman"):
-        containers = run(["podman", "ps", "--all", "--quiet", "--filter", "label=muster.run"]).out.split()
-        named = ["--filter", "reference=localhost/muster/*"]
-        images = run(["podman", "images", "--quiet", "--no-trunc", *named]).out.split()
-        ledger = json.loads(read(ROOT / "images" / "ledger.json") or "{}")
-        images += [image for image in ledger.get("stale", []) if run(["podman", "image", "exists", image]).rc == 0]
-        for what, command, names in (
-            ("container", ["podman", "rm", "--force", "--time", "5"], containers),
-            ("image", ["podman", "rmi", "--force"], list(dict.fromkeys(images))),
-        ):
-            for name in names:
-                result = None if check_mode else run([*command, name], timeout=120.0)
-                if result and result.rc != 0:
-                    problem = f"{what} {name} cannot be removed: {result.complaint}"
-                    raise RuntimeError(f"{problem}. Fix: stop what uses it, then again")
-                removed.append(f"{what} {name}")
+    removed = [one for name in ENGINES for one in remove_all(engine(name), check_mode)]
     if run(["nft", "list", "table", *TABLE]).rc == 0:
         removed.append(f"nftables table {' '.join(TABLE)}")
         if not check_mode:
@@ -82,8 +65,8 @@ def _remove_tree(path: Path, kept: Path | None = None) -> None:
 
 def forget(check_mode: bool) -> list[str]:
     """Removes the rest, when the packages are gone: what their engine has left, and that they were ours."""
-    engine_is_gone = find_command("podman") is None and "podman" in muster_packages.installed(PACKAGES)
-    left = [Path(name) for name in ENGINE_FOLDERS] if engine_is_gone else []
+    gone = [kind for kind in ENGINES.values() if find_command(kind.program) is None and _is_ours(kind)]
+    left = [Path(folder) for kind in gone for folder in kind.folders]
     for folder in [] if check_mode else left:
         unmount_below(folder)
     removed = remove_paths([*left, CNI / "cni.lock", ROOT], check_mode)
@@ -96,6 +79,11 @@ def forget(check_mode: bool) -> list[str]:
     return removed
 
 
+def _is_ours(kind: type[Engine]) -> bool:
+    """Whether Muster has installed it."""
+    return bool({kind.name, f"{kind.name}.io"} & set(muster_packages.installed(PACKAGES)))
+
+
 def unmount_below(folder: Path) -> None:
     """Podman mounts its storage upon itself."""
     points = (line.split()[1] for line in (read("/proc/self/mounts") or "").splitlines())
@@ -103,17 +91,26 @@ def unmount_below(folder: Path) -> None:
         run(["umount", point])
 
 
-def packages_to_remove() -> list[str]:
-    """Raises RuntimeError with words for the user where somebody else uses the engine that Muster has installed."""
-    names = muster_packages.removable(PACKAGES)
-    if "podman" in names:
-        for what, listing in (
-            ("containers", "ps --all --quiet"), ("images", "images --quiet"), ("volumes", "volume ls --quiet")
-        ):  # fmt: skip
-            if run(["podman", *listing.split()]).out.strip():
-                fix = f"remove them (`podman {listing}`), or leave the packages there (without PACKAGES=1)"
-                raise RuntimeError(f"Podman, which Muster has installed, has {what} that are not Muster's. Fix: {fix}")
-    return names
+def packages_to_remove() -> tuple[list[str], list[str]]:
+    """(packages, services to be stopped first).
+
+    Raises RuntimeError with words for the user where somebody else uses an engine that Muster has installed.
+    """
+    names, services = muster_packages.removable(PACKAGES), []
+    for kind in ENGINES.values():
+        if {kind.name, f"{kind.name}.io"} & set(names):
+            _refuse_used(kind.name)
+            services += [kind.service] if kind.service else []
+    return names, services
+
+
+def _refuse_used(name: str) -> None:
+    for what, listing in (
+        ("containers", "ps --all --quiet"), ("images", "images --quiet"), ("volumes", "volume ls --quiet")
+    ):  # fmt: skip
+        if run([name, *listing.split()]).out.strip():
+            fix = f"remove them (`{name} {listing}`), or leave the packages there (without PACKAGES=1)"
+            raise RuntimeError(f"{name}, which Muster has installed, has {what} that are not Muster's. Fix: {fix}")
 
 
 def main() -> None:
@@ -122,8 +119,12 @@ def main() -> None:
             # present: probe the engine and write what it needs. absent: remove Muster's containers, images, folders and
             # settings; packages stay.
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
-            # What must be there, as Debian package and the command that proves it, whatever installed it.
+            # What must be there, by family and engine: see muster_ready.Packages.
             "packages": {"type": "dict", "default": {}},
+            # auto, or the engine that the user wants.
+            "engine": {"type": "str", "choices": ["auto", *ENGINES], "default": "auto"},
+            # The GPUs that ranks may use; empty: none.
+            "gpus": {"type": "list", "elements": "int"},
             # For state absent. keep: packages stay. list: say which ones Muster has installed and can be removed.
             # forget: they are gone, and what they have left shall go, too.
             "packages_installed": {"type": "str", "choices": ["keep", "list", "forget"], "default": "keep"},
@@ -140,9 +141,10 @@ def main() -> None:
         if module.params["state"] == "absent":
             wanted = module.params["packages_installed"]
             removed = forget(module.check_mode) if wanted == "forget" else remove(module.check_mode)
-            packages = packages_to_remove() if wanted == "list" else []
-            module.exit_json(changed=bool(removed), removed=removed, packages=packages)
-        module.exit_json(**ensure(module.params["packages"], module.check_mode, module.params["strict"]))
+            packages, services = packages_to_remove() if wanted == "list" else ([], [])
+            module.exit_json(changed=bool(removed), removed=removed, packages=packages, services=services)
+        asked = Wanted(module.params["packages"], module.params["engine"], module.params["gpus"] != [])
+        module.exit_json(**ensure(asked, module.check_mode, module.params["strict"]))
     except RuntimeError as error:
         module.fail_json(msg=str(error))
 

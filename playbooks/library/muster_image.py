@@ -1,8 +1,8 @@
 #!/usr/bin/python3
-"""Brings one image from the blobs on this host into Podman, and keeps the pool of blobs small.
+"""Brings one image from the blobs on this host into its container engine, and keeps the pool of blobs small.
 
 Layers travel as files named by their digest (playbooks/distribute.yml sends them with rsync), so what a host has is
-skipped by name. state=check says what is missing and whether it fits; state=present lets Podman read the image from
+skipped by name. state=check says what is missing and whether it fits; state=present lets the engine read the image from
 the pool, proves that its id is the one that was built, names it, and removes blobs and images that nothing needs any
 more. The ledger (images/ledger.json) says which image each name stands for: {"images": {ref: {"id", "blobs"}},
 "stale": [ids of former images that were in use when they should have been removed]}.
@@ -16,7 +16,6 @@ Not for building (containers/image.py) and not for sending.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import json
@@ -26,15 +25,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ansible.module_utils import muster_docker, muster_podman
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.muster_host import disk, existing, find_command, read, run, write_atomically
+from ansible.module_utils.muster_engines import Engine, Images, noted
+from ansible.module_utils.muster_host import disk, existing, read, run, write_atomically
 
 LAYOUT = Path("/var/lib/muster/images/oci")
 POOL = LAYOUT / "blobs" / "sha256"
 LEDGER = LAYOUT.with_name("ledger.json")
 SLACK_BYTES = 256 << 20  # left free on every file system that gets something
-TEMPORARY = Path("/var/tmp")  # where Podman keeps a layer while it unpacks it
-PULL_SECONDS = 1800.0
+PULL = {"podman": muster_podman.pull, "docker": muster_docker.pull}
+LAYERS = {"podman": muster_podman.layers, "docker": muster_docker.layers}
 
 
 def missing_blobs(pool: Path, sizes: dict[str, int]) -> list[str]:
@@ -71,103 +72,84 @@ def unneeded_blobs(ledger: dict[str, Any], present: list[str]) -> list[str]:
     return [name for name in present if name not in needed]
 
 
-class Known:
-    """Podman's images: the id behind each name, and how many names each id has. One call of Podman."""
-
-    def __init__(self) -> None:
-        listed = run(["podman", "images", "--no-trunc", "--format", "json"])
-        if listed.rc != 0:
-            raise RuntimeError(f"`podman images` failed: {listed.complaint}. Fix: run it by hand on that host")
-        self.names: dict[str, str] = {}
-        self.name_count: dict[str, int] = {}
-        for image in json.loads(listed.out or "[]"):
-            identity = image["Id"].split(":")[-1]
-            names = image.get("Names") or []
-            self.name_count[identity] = len(names)
-            self.names.update(dict.fromkeys(names, identity))
-
-    def needed(self, ref: str, identity: str) -> str:
-        """What makes `ref` stand for the image: nothing, name or pull."""
-        if self.names.get(ref) == identity:
-            return "nothing"
-        return "name" if identity in self.name_count else "pull"
+def known_images(of: Engine) -> Images:
+    """Raises RuntimeError with words for the user."""
+    listed = run(of.image_words)
+    if listed.rc != 0:
+        raise RuntimeError(f"`{of.name} images` failed: {listed.complaint}. Fix: run it by hand on that host")
+    return of.read_images(listed.out)
 
 
-def unpacked_layers() -> tuple[Path, set[str]]:
-    """(folder of Podman's storage, digests of the layers that are unpacked in it)."""
-    storage = Path("/var/lib/containers/storage")
-    if not list(storage.glob("*-layers")):
-        said = run(["podman", "info", "--format", "{{.Store.GraphRoot}}"]).out.strip()
-        storage = Path(said) if said else storage
-    known: set[str] = set()
-    for path in storage.glob("*-layers/layers.json"):
-        with contextlib.suppress(ValueError):
-            known |= {str(layer.get("diff-digest", "")).split(":")[-1] for layer in json.loads(read(path) or "[]")}
-    return storage, known
+def needed(known: Images, ref: str, identity: str) -> str:
+    """What makes `ref` stand for the image: nothing, name or pull. Pure."""
+    if known.names.get(ref) == identity:
+        return "nothing"
+    return "name" if identity in known.ids else "pull"
 
 
-def check(ref: str, identity: str, sizes: dict[str, int]) -> dict[str, Any]:
+def check(of: Engine, ref: str, identity: str, sizes: dict[str, int]) -> dict[str, Any]:
     """What is to be done. Raises RuntimeError if the image does not fit on the disk."""
-    known = Known()
-    plan = {"id": known.names.get(ref, ""), "needed": known.needed(ref, identity), "missing": []}
+    known = known_images(of)
+    plan = {"id": known.names.get(ref, ""), "needed": needed(known, ref, identity), "missing": []}
     if plan["needed"] != "pull":
         return plan
     missing = missing_blobs(POOL, sizes)
-    storage, unpacked = unpacked_layers()
+    try:
+        about = of.read_about(run(of.about_words).out)
+    except (ValueError, KeyError):
+        raise RuntimeError(f"{of.name} does not answer. Fix: run `{of.name} info` by hand on that host") from None
+    storage = about.storage
+    unpacked = LAYERS[of.name](storage)
     # Layers are not compressed, so a layer's digest is also that of its unpacked content.
-    to_unpack = sum(size for digest, size in sizes.items() if digest not in unpacked)
+    to_unpack = about.copies * sum(size for digest, size in sizes.items() if digest not in unpacked)
     sent = sum(sizes[digest] for digest in missing)
-    needs = [(str(POOL), sent), (str(storage), to_unpack), (str(TEMPORARY), to_unpack)]
+    needs = [(str(POOL), sent), (storage, to_unpack), (of.temporary or storage, to_unpack if of.temporary else 0)]
     states = {folder: (os.stat(existing(folder)).st_dev, disk(folder)[0]) for folder, _ in needs}
     problems = disk_problems(needs, states)
     if problems:
-        raise RuntimeError("; ".join(problems) + ". Fix: free space there (`podman system df`, `du -xsh /*`)")
+        raise RuntimeError("; ".join(problems) + f". Fix: free space there (`{of.name} system df`, `du -xsh /*`)")
     return {**plan, "missing": missing}
 
 
-def bring(ref: str, identity: str, index: str, sizes: dict[str, int]) -> str:
+def bring(of: Engine, ref: str, identity: str, index: str, sizes: dict[str, int]) -> str:
     """Makes `ref` stand for the image. Returns what was needed. Raises RuntimeError with words for the user."""
-    known = Known()
+    known = known_images(of)
     ledger = json.loads(read(LEDGER) or '{"images": {}, "stale": []}')
-    # Without names that Podman no longer knows.
+    # Without names that the engine no longer knows.
     ledger["images"] = {name: image for name, image in ledger["images"].items() if known.names.get(name) == image["id"]}
-    former, needed = known.names.get(ref), known.needed(ref, identity)
-    if needed == "pull":
-        pull(identity, index, sizes)
-    if needed != "nothing":
-        tagged = run(["podman", "tag", identity, ref])
+    former, wanted = known.names.get(ref), needed(known, ref, identity)
+    if wanted == "pull":
+        pull(of, identity, index, sizes)
+    if wanted != "nothing":
+        tagged = run([of.name, "tag", of.image(identity), ref])
         if tagged.rc != 0:
-            raise RuntimeError(f"podman tag {identity} {ref} failed: {tagged.complaint}")
+            raise RuntimeError(f"{of.name} tag {identity} {ref} failed: {tagged.complaint}")
     ledger["images"][ref] = {"id": identity, "blobs": sorted(sizes)}
     if former and former != identity:
         ledger["stale"].append(former)
-    ledger["stale"] = remove_stale(ledger["stale"])
+    ledger["stale"] = remove_stale(of, ledger["stale"])
     write_atomically(LEDGER, json.dumps(ledger, indent=2) + "\n")
     for path in (POOL / name for name in unneeded_blobs(ledger, os.listdir(POOL))):
         shutil.rmtree(path) if path.is_dir() else path.unlink()  # a folder: rsync's partial transfers
-    return needed
+    return wanted
 
 
-def pull(identity: str, index: str, sizes: dict[str, int]) -> None:
-    """Lets Podman read the image from the pool. Raises RuntimeError with words for the user."""
+def pull(of: Engine, identity: str, index: str, sizes: dict[str, int]) -> None:
+    """Lets the engine read the image from the pool. Raises RuntimeError with words for the user."""
     missing = missing_blobs(POOL, sizes)
     if missing:
         raise RuntimeError(f"{len(missing)} layers did not arrive in {POOL}. Fix: run make deploy again")
-    write_atomically(LAYOUT / "oci-layout", '{"imageLayoutVersion": "1.0.0"}')
-    write_atomically(LAYOUT / "index.json", index)
-    pulled = run(["podman", "pull", "--quiet", f"oci:{LAYOUT}"], timeout=PULL_SECONDS)
-    if pulled.rc != 0:
+    try:
+        PULL[of.name](LAYOUT, identity, index)
+    except RuntimeError as error:
         damaged = [name for name in sizes if digest_of(POOL / name) != name]
         for name in damaged:
             (POOL / name).unlink()
         if damaged:
-            raise RuntimeError(f"{len(damaged)} damaged layers arrived and are removed. Fix: run make deploy again")
-        raise RuntimeError(f"Podman cannot read the image: {pulled.complaint}. Fix: see `podman info` there")
-    got = pulled.out.split()[-1].split(":")[-1]
-    # Podman names an image after the folder it was read from.
-    run(["podman", "untag", got, f"localhost{LAYOUT}:latest"])
-    if got != identity:
-        raise RuntimeError(f"Podman made image {got} out of layers of {identity}. Fix: report it")
+            raise RuntimeError(
+                f"{len(damaged)} damaged layers arrived and are removed. Fix: run make deploy again"
+            ) from None
+        raise RuntimeError(f"{of.name} cannot read the image: {error}. Fix: see `{of.name} info` there") from None
 
 
 def digest_of(path: Path) -> str:
@@ -179,13 +161,13 @@ def digest_of(path: Path) -> str:
     return state.hexdigest()
 
 
-def remove_stale(stale: list[str]) -> list[str]:
+def remove_stale(of: Engine, stale: list[str]) -> list[str]:
     """Removes former images that no name stands for; returns those that a container still uses, for the next time."""
     if not stale:
         return []
-    known, left = Known(), []
+    known, left = known_images(of), []
     for identity in dict.fromkeys(stale):
-        if known.name_count.get(identity) == 0 and run(["podman", "rmi", identity], timeout=120.0).rc != 0:
+        if known.ids.get(identity) == 0 and run([of.name, "rmi", of.image(identity)], timeout=120.0).rc != 0:
             left.append(identity)
     return left
 
@@ -204,19 +186,19 @@ def main() -> None:
     )
     started = time.time()
     options = module.params
-    ref, identity, sizes = options["ref"], options["id"], options["blobs"]
-    if find_command("podman") is None or not POOL.is_dir():
-        module.fail_json(msg=f"Podman or {POOL} is missing on this host. Fix: run make deploy")
+    of, ref, identity, sizes = noted(), options["ref"], options["id"], options["blobs"]
+    if not POOL.is_dir():
+        module.fail_json(msg=f"{POOL} is missing on this host. Fix: run make deploy")
     try:
         if options["state"] == "check" or module.check_mode:
-            plan = check(ref, identity, sizes)
+            plan = check(of, ref, identity, sizes)
             changed = options["state"] == "present" and plan["needed"] != "nothing"
             module.exit_json(changed=changed, started=started, ended=time.time(), **plan)
         with open(LEDGER.with_name("lock"), "w", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # one deploy at a time changes what is on this host
-            needed = bring(ref, identity, options["index"], sizes)
-        now = Known().names.get(ref, "")
-        module.exit_json(changed=needed != "nothing", id=now, needed=needed, started=started, ended=time.time())
+            done = bring(of, ref, identity, options["index"], sizes)
+        now = known_images(of).names.get(ref, "")
+        module.exit_json(changed=done != "nothing", id=now, needed=done, started=started, ended=time.time())
     except RuntimeError as error:
         module.fail_json(msg=str(error))
 

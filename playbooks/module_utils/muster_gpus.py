@@ -12,7 +12,8 @@ import re
 from pathlib import Path
 from typing import Any, Callable
 
-from ansible.module_utils.muster_host import Result, read, run
+from ansible.module_utils.muster_engines import Engine, noted
+from ansible.module_utils.muster_host import Result, find_command, read, run
 
 #: What every driver since 510 knows.
 BASE_FIELDS = ("index", "name", "uuid", "memory.total", "driver_version", "compute_cap")
@@ -153,12 +154,12 @@ def explain_line(line: str, answering: int) -> dict[str, Any]:
     return {"vendor": "nvidia", "gpu": gpu, "fatal": True, "what": what, "fix": fix}
 
 
-def cdi_problem(gpus: list[dict[str, Any]], specifications: list[str]) -> tuple[str, str] | None:
-    """A container gets GPUs through a CDI specification: (what, fix) where there is none."""
-    if not any(gpu["usable"] for gpu in gpus) or specifications:
+def container_problem(gpus: list[dict[str, Any]], engine: Engine, found: list[str]) -> tuple[str, str] | None:
+    """(what, fix) where containers cannot get the GPUs. found: CDI specifications, or the toolkit's program."""
+    if not any(gpu["usable"] for gpu in gpus) or found:
         return None
-    what = "containers cannot use the GPUs: no CDI specification in /etc/cdi"
-    return what, "install NVIDIA's Container Toolkit (nvidia-ctk), then make deploy"
+    lacks = "no CDI specification in /etc/cdi" if engine.by_cdi else f"no {engine.gpu_tool} for {engine.name}"
+    return f"containers cannot use the GPUs: {lacks}", "install NVIDIA's Container Toolkit there, then make deploy"
 
 
 def json_in(text: str) -> Any:
@@ -332,7 +333,10 @@ def _find_nvidia(
     problems = [explain_line(line, len(rows)) for line in complaints]
     if result.rc != 0 and not problems:
         problems = _of_all(explain(result, devices))
-    missing = cdi_problem(gpus, [str(path) for folder in CDI_FOLDERS for path in Path(folder).glob("nvidia*")])
+    engine = noted()
+    tool = find_command(engine.gpu_tool)
+    specifications = [str(path) for folder in CDI_FOLDERS for path in Path(folder).glob("nvidia*")]
+    missing = container_problem(gpus, engine, specifications if engine.by_cdi else [tool] if tool else [])
     return gpus, problems + _of_all(missing), rows
 
 

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def find_command(name: str) -> str | None:
     return shutil.which(name, path=os.environ.get("PATH", "") + ":" + SEARCH_PATH)
 
 
-def run(command: list[str], timeout: float = 30.0) -> Result:
+def run(command: Sequence[str], timeout: float = 30.0) -> Result:
     """Runs a command in the C locale and waits for at most `timeout` seconds. Never raises."""
     path = find_command(command[0])
     if path is None:

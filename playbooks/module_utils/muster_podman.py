@@ -1,35 +1,32 @@
-"""Makes Podman run on this machine: which packages are missing, which settings it needs here; writes only those.
+"""Podman on this machine: which settings it needs here, of which only those are written, and how it gets an image.
 
 The answer comes from really running a container (`podman run --rootfs` on a tree of empty folders with the
 machine's own /usr mounted read-only: no image is needed). A machine whose Podman works as it is gets no setting.
-For Ansible (library/muster_engine.py), which changes what has to be, and for the survey, which asks whether there is
-anything. Standard library alone, Python 3.8 and later.
+Standard library alone, Python 3.8 and later.
 
 The part for NVIDIA GPUs (CDI through nvidia-ctk) follows the tool's documentation and was not tried on a real GPU.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
-import pwd
 import resource
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from ansible.module_utils import muster_packages
 from ansible.module_utils.muster_gpus import nvidia_devices
-from ansible.module_utils.muster_host import Result, find_command, parse_os_release, read, run, write_atomically
+from ansible.module_utils.muster_host import Result, find_command, read, run, write_atomically
 
-ROOT = Path("/var/lib/muster")  # Muster's folder; the SSH user gets it, so that rsync needs no sudo
-PACKAGES = ROOT / "packages.json"  # what was installed here: module_utils/muster_packages.py
 DROP_IN = Path("/etc/containers/containers.conf.d/50-muster.conf")
 CDI = Path("/etc/cdi/nvidia.yaml")
 CDI_HEADER = "# Written by Muster (make deploy) with nvidia-ctk; make teardown removes it.\n"
 # Far more than a training process needs, and low enough that a session with lower limits can still grant them.
 ULIMIT_CAPS = {"nofile": 65536, "nproc": 32768}
 TRIAL_SECONDS = 60.0
+PULL_SECONDS = 1800.0
 
 
 @dataclass(frozen=True)
@@ -145,24 +142,6 @@ def put_drop_in(text: str | None) -> None:
         write_atomically(DROP_IN, text)
 
 
-def missing_packages(packages: dict[str, str]) -> list[str]:
-    """Packages whose command is not there. Asking for commands leaves a host's own builds (Docker's runc) in place."""
-    return [package for package, command in packages.items() if find_command(command) is None]
-
-
-def make_folders(root: Path, owner: str, check_mode: bool) -> bool:
-    """Makes Muster's folders for the SSH user, who then sends files without sudo. Returns whether it changed any."""
-    user = pwd.getpwnam(owner)
-    wanted = (user.pw_uid, user.pw_gid)
-    names = ("", "images", "images/oci", "images/oci/blobs", "images/oci/blobs/sha256", "runs")
-    states = {root / name: (root / name).stat() if (root / name).exists() else None for name in names}
-    wrong = [folder for folder, state in states.items() if state is None or (state.st_uid, state.st_gid) != wanted]
-    for folder in [] if check_mode else wrong:
-        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-        os.chown(folder, *wanted)
-    return bool(wrong)
-
-
 def make_cdi(check_mode: bool) -> bool:
     """Describes NVIDIA GPUs to Podman (CDI), where there are some and nvidia-ctk is. Returns whether it changed."""
     before = text_of(CDI)
@@ -176,37 +155,24 @@ def make_cdi(check_mode: bool) -> bool:
     return True
 
 
-def ensure(packages: dict[str, str], check_mode: bool, strict: bool = False) -> dict[str, Any]:
-    """Makes the engine ready: {"changed", "missing": packages to be installed first, with which nothing was done}.
-
-    packages: Debian's name -> the command that proves that it is there. strict: no package may be missing any more.
-    Raises RuntimeError with a message for the user.
-    """
-    missing = missing_packages(packages)
-    if missing:
-        system = parse_os_release(read("/etc/os-release") or "")
-        names = ", ".join(missing)
-        if system["id"] != "debian" and "debian" not in system["like"]:
-            raise RuntimeError(
-                f"This host runs {system['id'] or 'an unknown system'} {system['version']}, and Muster installs "
-                f"packages on Debian and Ubuntu only. Fix: install by hand what those call {names}, then make deploy"
-            )
-        if strict:
-            by_hand = f"`apt-get install {' '.join(missing)}` by hand"
-            raise RuntimeError(f"Still missing after packages were installed: {names}. Fix: {by_hand}")
-        if not check_mode:
-            muster_packages.note_begin(PACKAGES)
-        return {"changed": False, "missing": missing}
-    owner = os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
-    changed = [muster_packages.note_end(PACKAGES, check_mode)]
-    changed += [settle(check_mode), make_folders(ROOT, owner, check_mode), make_cdi(check_mode)]
-    return {"changed": any(changed), "missing": []}
+def pull(layout: Path, identity: str, index: str) -> None:
+    """Lets Podman read the image that an index.json names from the pool. Raises RuntimeError with what Podman said."""
+    write_atomically(layout / "oci-layout", '{"imageLayoutVersion": "1.0.0"}')
+    write_atomically(layout / "index.json", index)
+    pulled = run(["podman", "pull", "--quiet", f"oci:{layout}"], timeout=PULL_SECONDS)
+    if pulled.rc != 0:
+        raise RuntimeError(pulled.complaint)
+    got = pulled.out.split()[-1].split(":")[-1]
+    # Podman names an image after the folder it was read from.
+    run(["podman", "untag", got, f"localhost{layout}:latest"])
+    if got != identity:
+        raise RuntimeError(f"it made image {got} out of layers of {identity}")
 
 
-def is_ready(packages: dict[str, str]) -> bool:
-    """Whether `ensure` has nothing to do."""
-    try:
-        found = ensure(packages, check_mode=True)
-    except RuntimeError:
-        return False
-    return not (found["changed"] or found["missing"])
+def layers(storage: str) -> set[str]:
+    """Digests of the layers that are unpacked in Podman's storage."""
+    known: set[str] = set()
+    for path in Path(storage).glob("*-layers/layers.json"):
+        with contextlib.suppress(ValueError):
+            known |= {str(layer.get("diff-digest", "")).split(":")[-1] for layer in json.loads(read(path) or "[]")}
+    return known

@@ -1,23 +1,22 @@
 """Everything Muster wants to know of a host, in one call: `survey`. It reads and changes nothing.
 
-Part of what muster_answer does on a host. Needs root for Podman's containers and the kernel's log. Not for the network
-between hosts: that is muster_meeting and muster_links.
+Part of what muster_answer does on a host. Needs root for the engine's containers and the kernel's log. Not for the
+network between hosts: that is muster_meeting and muster_links.
 Runs on bare hosts: standard library alone, Python 3.8 and later.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import platform
-import re
 import resource
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from ansible.module_utils.muster_engines import IMAGE_PREFIX, Engine, noted
 from ansible.module_utils.muster_gpu_health import gpu_health, read_processes, read_xid
 from ansible.module_utils.muster_gpus import find_gpus, in_words
 from ansible.module_utils.muster_host import (
@@ -35,12 +34,10 @@ from ansible.module_utils.muster_host import (
     usable_memory,
 )
 from ansible.module_utils.muster_nics import fill_speeds, read_nics, read_rdma
-from ansible.module_utils.muster_podman import is_ready, missing_packages
+from ansible.module_utils.muster_ready import Wanted, is_ready, lacking
 
 ROOT = "/var/lib/muster"
-IMAGE_PREFIX = "localhost/muster/"
-STORAGE_CONF, STORAGE = "/etc/containers/storage.conf", "/var/lib/containers/storage"
-PODMAN_SECONDS = 20.0
+ENGINE_SECONDS = 20.0
 #: With these, kernels of torch and oneDNN compute in another order, so that their results are rounded differently.
 NUMERIC_FLAGS = {
     *("avx", "avx2", "fma", "avx512f", "avx512_bf16", "avx512_fp16", "avx512_vnni", "avx_vnni", "amx_bf16", "amx_int8"),
@@ -52,71 +49,54 @@ BUSY_SECONDS = 0.3
 DATA_SECONDS, SAMPLED_FILES, END_BYTES = 8.0, 2000, 65536
 
 
-def parse_engine(info: Result) -> tuple[dict[str, Any] | None, str]:
-    """(engine or None, folder of its storage) from `podman info --format json`."""
-    if info.rc != 0:
-        return None, "/var/lib/containers"
-    data = json.loads(info.out)
-    engine = {
-        "name": "podman",
-        "version": data["version"]["Version"],
-        "storage_driver": data["store"]["graphDriverName"],
-    }
-    return engine, data["store"]["graphRoot"]
+def about_engine(of: Engine, full: bool) -> dict[str, Any]:
+    """{"engine": as in `survey`, "storage": the folder of its images}."""
+    absent = {"engine": None, "storage": of.storage}
+    try:
+        if not full:
+            version = of.read_version(run(of.version_words, ENGINE_SECONDS).out)
+            known = {"name": of.name, "version": version, "storage_driver": None}
+            return {"engine": known, "storage": configured_storage(of)} if version else absent
+        answer = run(of.about_words, ENGINE_SECONDS)
+        if answer.rc != 0:
+            return absent
+        about = of.read_about(answer.out)
+    except (ValueError, KeyError):
+        return absent
+    known = {"name": of.name, "version": about.version, "storage_driver": about.storage_driver}
+    return {"engine": known, "storage": about.storage}
 
 
-def parse_version(version: Result, storage_conf: str) -> tuple[dict[str, Any] | None, str]:
-    """The same from `podman --version` and storage.conf: without the storage driver, at a tenth of the cost."""
-    found = re.search(r"version (\S+)", version.out)
-    if version.rc != 0 or not found:
-        return None, "/var/lib/containers"
-    configured = re.search(r'^\s*graphroot\s*=\s*"([^"]+)"', storage_conf, re.MULTILINE)
-    engine = {"name": "podman", "version": found.group(1), "storage_driver": None}
-    return engine, configured.group(1) if configured else STORAGE
+def configured_storage(of: Engine) -> str:
+    """The folder of an engine's images, without asking it."""
+    return of.read_storage(read(of.configuration) or "") or of.storage
 
 
-def parse_images(images: Result) -> dict[str, str] | None:
-    """Muster's images as {ref: id} from `podman images --no-trunc --format json`; None if Podman does not answer."""
-    answer = _answer(images)
-    if answer is None:
-        return None
-    named = [(name, image["Id"].split(":")[-1]) for image in answer for name in image.get("Names") or []]
-    return {name: identity for name, identity in named if name.startswith(IMAGE_PREFIX)}
+def parse_images(of: Engine, images: Result) -> dict[str, str] | None:
+    """Muster's images as {ref: id}; empty where there is no engine, None where it does not answer."""
+    if images.rc != 0:
+        return {} if images.rc == 127 else None
+    names = of.read_images(images.out).names
+    return {name: identity for name, identity in names.items() if name.startswith(IMAGE_PREFIX)}
 
 
-def parse_runs(containers: Result, now: float) -> list[dict[str, Any]] | None:
-    """Containers of runs from `podman ps --all --filter label=muster.run --format json`, ended ones too.
-
-    [{"run", "container", "state", "owner", "created" (unix seconds), "age_seconds"}]; the times are None where Podman
-    does not say. None, in the place of the list, if Podman is there and does not answer.
-    """
-    answer = _answer(containers)
-    if answer is None:
-        return None
-    runs = []
-    for container in answer:
-        created = container.get("Created")
-        created = created if isinstance(created, (int, float)) and created > 0 else None
-        runs.append(
-            {
-                "run": container["Labels"]["muster.run"],
-                "container": container["Names"][0],
-                "state": container["State"],
-                "owner": container["Labels"].get("muster.owner", ""),
-                "created": created,
-                "age_seconds": None if created is None else max(0.0, round(now - created, 1)),
-            }
-        )
-    return runs
-
-
-def _answer(result: Result) -> list[Any] | None:
-    """Podman's JSON list; empty where there is no Podman, None where it fails."""
-    if result.rc == 127:
-        return []
-    if result.rc != 0:
-        return None
-    return json.loads(result.out or "[]") or []
+def parse_runs(of: Engine, containers: Result, now: float) -> list[dict[str, Any]] | None:
+    """Containers of runs, ended ones too: [{"run", "container", "state", "owner", "created" (unix seconds),
+    "age_seconds"}]; the times are None where the engine does not say. None, in the place of the list, if the engine is
+    there and does not answer."""
+    if containers.rc != 0:
+        return [] if containers.rc == 127 else None
+    return [
+        {
+            "run": one.run,
+            "container": one.name,
+            "state": one.state,
+            "owner": one.owner,
+            "created": one.created,
+            "age_seconds": None if one.created is None else max(0.0, round(now - one.created, 1)),
+        }
+        for one in of.read_containers(containers.out)
+    ]
 
 
 def parse_cpu_model(cpuinfo: str) -> str:
@@ -244,49 +224,45 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
     options, all of them optional: train_interface and train_network (what the user chose for this host: NICs that it
     names are not refused for their kind), data_dir (absolute path), full (bool: also how busy the processors are,
     watched for 0.3 s before all else, the engine's storage driver, and the fingerprint of data_dir, for at most 8 s
-    more), packages (as muster_podman.is_ready takes them), podman (bool, true by default: else engine, images and runs
+    more), wanted (of the engine, as muster_ready.Wanted), engine (bool, true by default: else engine, images and runs
     are null, which saves its three commands). The commands run side by side.
 
-    Raises RuntimeError if `ip` does not answer, ValueError if Podman's answer cannot be read. Returns:
+    Raises RuntimeError if `ip` does not answer, ValueError if the engine's answer cannot be read. Returns:
     ended (unix seconds), kernel, arch, os {id, version}, python, cpus (usable), machine_cpus, cpu_model,
     cpu_flags [those that change numerics],
     busy (share of the machine's processor time in use when the survey began, 0.0 to 1.0; null unless full),
     limits {nofile, nofile_hard} (-1 is none), threads_max (of all processes; null: not known), memory_bytes,
-    memory_free_bytes, disk_free_bytes (of Podman's storage), muster_disk_free_bytes,
+    memory_free_bytes, disk_free_bytes (of the engine's storage), muster_disk_free_bytes,
     engine {name, version, storage_driver (null unless full)} or null,
     nics [{name, kind, up, carrier, mtu, mac, speed_mbits, master, parent (what a VLAN is on),
     addresses [{address, prefix, family, scope}], refused (why, or null)}],
     rdma (see read_rdma), gpus and gpu_problems (see find_gpus), gpu_problem (the fatal ones in words, or null),
     gpu_health (see gpu_health), xid (see parse_xid) or null with xid_problem (why the kernel's log cannot be read),
-    images {ref: id} or null, runs (see parse_runs) or null (Podman fails),
+    images {ref: id} or null, runs (see parse_runs) or null (the engine fails),
     data {path, present} or null (no data_dir); if full, see fingerprint
     ready (whether make deploy has nothing to do for the engine; null: not asked; it is all that a host says which lacks
     packages)
     """
-    packages = options.get("packages") or {}
-    if missing_packages(packages):
+    wanted = Wanted(**options["wanted"]) if options.get("wanted") else None
+    if wanted and lacking(wanted):
         return {"ready": False}
-    full, asked = bool(options.get("full")), options.get("podman", True)
+    full, asked, of = bool(options.get("full")), options.get("engine", True), noted()
     busy = watch_processors() if full else None  # before the commands below keep them busy
     with ThreadPoolExecutor(max_workers=8) as pool:
 
-        def podman(words: str) -> Result:
-            return run(["podman", *words.split()], PODMAN_SECONDS) if asked else Result(1, "", "not asked")
+        def ask(words: list[str]) -> Result:
+            return run(words, ENGINE_SECONDS) if asked else Result(1, "", "not asked")
 
-        about = pool.submit(podman, "info --format json" if full else "--version")
-        images = pool.submit(podman, "images --no-trunc --format json")
-        containers = pool.submit(podman, "ps --all --filter label=muster.run --format json")
+        about = pool.submit(about_engine, of, full) if asked else None
+        images, containers = pool.submit(ask, of.image_words), pool.submit(ask, of.containers())
         found, processes, log = pool.submit(find_gpus), pool.submit(read_processes), pool.submit(read_xid)
-        ready = pool.submit(is_ready, packages) if packages else None
+        ready = pool.submit(is_ready, wanted) if wanted else None
         data = pool.submit(_data, options.get("data_dir"), full)
         nics, rdma = read_nics(options.get("train_interface"), options.get("train_network")), read_rdma()
         fill_speeds(nics, rdma)
         cpuinfo = head("/proc/cpuinfo", 16384)
         system = parse_os_release(read("/etc/os-release") or "")
-        if full:
-            engine, storage = parse_engine(about.result())
-        else:
-            engine, storage = parse_version(about.result(), read(STORAGE_CONF) or "")
+        known = about.result() if about else {"engine": None, "storage": configured_storage(of)}
         gpus, (xid, xid_problem) = found.result(), log.result()
         facts = {
             "kernel": platform.release(),
@@ -302,9 +278,9 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
             "threads_max": threads_max(),
             "memory_bytes": usable_memory(),
             "memory_free_bytes": available_memory(),
-            "disk_free_bytes": disk(storage)[0],
+            "disk_free_bytes": disk(known["storage"])[0],
             "muster_disk_free_bytes": disk(ROOT)[0],
-            "engine": engine,
+            "engine": known["engine"],
             "nics": nics,
             "rdma": rdma,
             "gpus": gpus["gpus"],
@@ -313,8 +289,8 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
             "gpu_health": gpu_health(gpus["rows"], processes.result()),
             "xid": xid,
             "xid_problem": xid_problem,
-            "images": parse_images(images.result()),
-            "runs": parse_runs(containers.result(), time.time()),
+            "images": parse_images(of, images.result()),
+            "runs": parse_runs(of, containers.result(), time.time()),
             "data": data.result(),
             "ready": ready.result() if ready else None,
         }

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from ansible.module_utils import muster_gpus
+from ansible.module_utils.muster_engines import engine
 from ansible.module_utils.muster_host import Result
 
 HEALTHY = """\
@@ -170,10 +171,12 @@ def test_a_driver_without_even_the_basic_fields_is_not_asked_for_ever() -> None:
 
 def test_gpus_without_a_cdi_specification_are_a_problem() -> None:
     gpus = muster_gpus.nvidia_gpus(row(HEALTHY), {})
-    missing = muster_gpus.cdi_problem(gpus, [])
-    assert missing is not None and "nvidia-ctk" in missing[1]
-    assert muster_gpus.cdi_problem(gpus, ["/etc/cdi/nvidia.yaml"]) is None
-    assert muster_gpus.cdi_problem([], []) is None
+    missing = muster_gpus.container_problem(gpus, engine("podman"), [])
+    assert missing is not None and "/etc/cdi" in missing[0]
+    assert muster_gpus.container_problem(gpus, engine("podman"), ["/etc/cdi/nvidia.yaml"]) is None
+    assert muster_gpus.container_problem([], engine("podman"), []) is None
+    missing = muster_gpus.container_problem(gpus, engine("docker"), [])
+    assert missing is not None and "nvidia-container-runtime-hook for docker" in missing[0]
 
 
 @pytest.mark.parametrize(

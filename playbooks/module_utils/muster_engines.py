@@ -1,0 +1,1 @@
+../../keeper/engines.py
