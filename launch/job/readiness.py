@@ -21,7 +21,7 @@ from launch.job import resume as resuming
 from launch.job.plan import Ports
 
 NO_ANSWER_FIX = (
-    "log in and try `sudo -n podman ps`, or docker: Muster needs root and its engine there; then run this again"
+    "log in and try `sudo -n podman ps`, or docker: Muster needs root and a container engine there; then run this again"
 )
 NO_IMAGE = "does not hold image"
 #: Whether the ranks can read a folder. From inside: what stands above it on the host is not above it in the container.

@@ -146,9 +146,8 @@ def pull(of: Engine, identity: str, index: str, sizes: dict[str, int]) -> None:
         for name in damaged:
             (POOL / name).unlink()
         if damaged:
-            raise RuntimeError(
-                f"{len(damaged)} damaged layers arrived and are removed. Fix: run make deploy again"
-            ) from None
+            what = f"{len(damaged)} damaged layers arrived and are removed"
+            raise RuntimeError(f"{what}. Fix: run make deploy again") from None
         raise RuntimeError(f"{of.name} cannot read the image: {error}. Fix: see `{of.name} info` there") from None
 
 

@@ -23,7 +23,7 @@ from ansible.module_utils.muster_host import run
 
 OLDEST = (20, 10)
 PULL_SECONDS = 1800.0
-ANSWER_SECONDS = 60.0  # for a request of Docker's to be read, and its answer taken
+REQUEST_SECONDS = 60.0  # for a request of Docker's to be read, and its answer taken
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 _DIGESTS = re.compile(r"/(manifests|blobs)/sha256:([0-9a-f]{64})")
 
@@ -79,7 +79,7 @@ def _served(pool: Path) -> Iterator[str]:
         protocol_version = "HTTP/1.1"
         # Docker tries TLS first in places, and goes on without when it is answered with a line of HTTP.
         default_request_version = "HTTP/1.0"
-        timeout = ANSWER_SECONDS
+        timeout = REQUEST_SECONDS
 
         def do_HEAD(self) -> None:
             self._answer(with_body=False)

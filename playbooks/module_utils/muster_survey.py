@@ -37,7 +37,7 @@ from ansible.module_utils.muster_nics import fill_speeds, read_nics, read_rdma
 from ansible.module_utils.muster_ready import Wanted, is_ready, lacking
 
 ROOT = "/var/lib/muster"
-ENGINE_SECONDS = 20.0
+ANSWERED_SECONDS = 20.0
 #: With these, kernels of torch and oneDNN compute in another order, so that their results are rounded differently.
 NUMERIC_FLAGS = {
     *("avx", "avx2", "fma", "avx512f", "avx512_bf16", "avx512_fp16", "avx512_vnni", "avx_vnni", "amx_bf16", "amx_int8"),
@@ -54,10 +54,10 @@ def about_engine(of: Engine, full: bool) -> dict[str, Any]:
     absent = {"engine": None, "storage": of.storage}
     try:
         if not full:
-            version = of.read_version(run(of.version_words, ENGINE_SECONDS).out)
+            version = of.read_version(run(of.version_words, ANSWERED_SECONDS).out)
             known = {"name": of.name, "version": version, "storage_driver": None}
             return {"engine": known, "storage": configured_storage(of)} if version else absent
-        answer = run(of.about_words, ENGINE_SECONDS)
+        answer = run(of.about_words, ANSWERED_SECONDS)
         if answer.rc != 0:
             return absent
         about = of.read_about(answer.out)
@@ -251,7 +251,7 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
     with ThreadPoolExecutor(max_workers=8) as pool:
 
         def ask(words: list[str]) -> Result:
-            return run(words, ENGINE_SECONDS) if asked else Result(1, "", "not asked")
+            return run(words, ANSWERED_SECONDS) if asked else Result(1, "", "not asked")
 
         about = pool.submit(about_engine, of, full) if asked else None
         images, containers = pool.submit(ask, of.image_words), pool.submit(ask, of.containers())

@@ -1,4 +1,4 @@
-"""Decisions of muster_podman and muster_image: which settings are tried, what is said, what fits, what is removed."""
+"""Decisions of muster_ready, muster_podman and muster_image: which engine, which settings, what fits, what goes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from pathlib import Path
 
 import muster_image
 import pytest
-from ansible.module_utils import muster_podman
+import yaml
+from ansible.module_utils import muster_podman, muster_ready
+from ansible.module_utils.muster_engines import ENGINES
 from ansible.module_utils.muster_podman import Settings
 
+ROLE = Path(__file__).parents[2] / "playbooks" / "roles" / "engine"
 LIMITS = {"nofile": 20000, "nproc": -1}
 ULIMITS = (("nofile", 20000), ("nproc", 32768))
 
@@ -56,17 +59,17 @@ def test_the_probes_tree_follows_the_machines_own_layout(tmp_path: Path) -> None
 
 
 def test_a_package_is_there_when_its_command_is_whoever_installed_it() -> None:
-    assert muster_podman.missing_packages({"shell": "sh", "nothing": "no-such-command"}) == ["nothing"]
+    assert muster_ready.missing_packages({"shell": "sh", "nothing": "no-such-command"}) == ["nothing"]
 
 
 def test_folders_are_made_once_and_owned_by_the_ssh_user(tmp_path: Path) -> None:
     owner = tmp_path.owner()
     root = tmp_path / "lib" / "muster"
-    assert muster_podman.make_folders(root, owner, check_mode=True)
+    assert muster_ready.make_folders(root, owner, check_mode=True)
     assert not root.exists()
-    assert muster_podman.make_folders(root, owner, check_mode=False)
+    assert muster_ready.make_folders(root, owner, check_mode=False)
     assert (root / "images" / "oci" / "blobs" / "sha256").owner() == (root / "runs").owner() == owner
-    assert not muster_podman.make_folders(root, owner, check_mode=False)
+    assert not muster_ready.make_folders(root, owner, check_mode=False)
 
 
 def test_a_blob_that_was_cut_counts_as_missing(tmp_path: Path) -> None:
@@ -104,3 +107,63 @@ def test_blobs_of_any_image_stay_and_all_else_goes() -> None:
 def test_a_digest_is_that_of_the_content(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"abc")
     assert muster_image.digest_of(tmp_path / "file").startswith("ba7816bf8f01cfea")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "noted", "there", "gives_gpus", "chosen"),
+    [
+        ("auto", "", [], [], "podman"),  # a bare host
+        ("auto", "", ["docker"], ["docker"], "docker"),
+        ("auto", "", ["podman", "docker"], ["podman", "docker"], "podman"),
+        ("auto", "", ["podman", "docker"], ["docker"], "docker"),  # it alone has what gives GPUs
+        ("auto", "", ["docker"], [], "docker"),  # said later, with what is missing
+        ("auto", "docker", ["podman", "docker"], ["podman", "docker"], "docker"),  # as the last deploy took it
+        ("auto", "docker", ["podman"], ["podman"], "podman"),  # it is gone
+        ("podman", "docker", ["docker"], ["docker"], "podman"),
+        ("docker", "podman", ["podman"], ["podman"], "docker"),
+    ],
+)
+def test_the_engine_is_what_is_wanted_or_noted_or_there(
+    wanted: str, noted: str, there: list[str], gives_gpus: list[str], chosen: str
+) -> None:
+    assert muster_ready.choose(wanted, noted, there, gives_gpus) == chosen
+
+
+@pytest.mark.parametrize(
+    ("os_release", "family"),
+    [
+        ("ID=debian\nVERSION_ID=12\n", "debian"),
+        ('ID=ubuntu\nID_LIKE=debian\nVERSION_ID="24.04"\n', "debian"),
+        ('ID="rocky"\nID_LIKE="rhel centos fedora"\nVERSION_ID="9.4"\n', "rhel"),
+        ('ID="rhel"\nID_LIKE="fedora"\n', "rhel"),
+        ("ID=arch\n", ""),
+        ("", ""),
+    ],
+)
+def test_a_system_s_family_says_whose_packages_it_takes(os_release: str, family: str) -> None:
+    assert muster_ready.family(os_release) == family
+
+
+def test_each_family_has_packages_of_all_engines_for_the_same_commands() -> None:
+    """And a system of no known family is asked for the same commands."""
+    packages = yaml.safe_load((ROLE / "defaults" / "main.yml").read_text())["engine_packages"]
+    assert set(packages) == set(muster_ready.FAMILIES) == set(muster_ready.INSTALL)
+    for own in packages.values():
+        assert set(own) == {"all", *ENGINES}
+        assert set(own["all"].values()) == set(packages["debian"]["all"].values())
+        assert all(ENGINES[name].program in own[name].values() for name in ENGINES)
+
+
+@pytest.mark.parametrize(
+    ("printed", "refused"),
+    [
+        ("NVIDIA Container Toolkit CLI version 1.17.7\ncommit: abc\n", True),
+        ("NVIDIA Container Toolkit CLI version 1.9.0\n", True),
+        ("NVIDIA Container Toolkit CLI version 1.17.8\ncommit: abc\n", False),
+        ("NVIDIA Container Toolkit CLI version 1.18.0-rc.1\n", False),
+        ("", False),  # not there: the GPUs' own check says so
+    ],
+)
+def test_a_toolkit_with_a_known_escape_is_refused(printed: str, refused: bool) -> None:
+    problem = muster_ready.toolkit_problem(printed)
+    assert ("CVE-2025-23266" in problem and "Fix: install 1.17.8" in problem) if refused else problem == ""

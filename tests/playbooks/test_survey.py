@@ -1,4 +1,4 @@
-"""The whole survey of a host: Podman's answers, the processor, limits, a data set's fingerprint, and its speed."""
+"""The whole survey of a host: its engine's answers, the processor, limits, a data set's fingerprint, and its speed."""
 
 from __future__ import annotations
 
@@ -12,44 +12,33 @@ from typing import Any
 
 import pytest
 from ansible.module_utils import muster_survey
+from ansible.module_utils.muster_engines import Docker, Engine, Podman
 from ansible.module_utils.muster_host import Result
 
 from launch.health.host_checks import check_host
 from launch.health.sameness import compare
 from launch.health.verdicts import Asked
 
-ABSENT = Result(127, "", "podman: not installed")
-HANGS = Result(124, "", "podman ps: no answer within 20 s")
+ABSENT = Result(127, "", "not installed")
+HANGS = Result(124, "", "no answer within 20 s")
 MODULE_UTILS = Path(__file__).parents[2] / "playbooks" / "module_utils"
 
 
-def test_podmans_answers_are_read_and_only_musters_own_things_are_reported() -> None:
-    info = {
-        "version": {"Version": "4.3.1"},
-        "host": {"ociRuntime": {"name": "runc"}},
-        "store": {"graphDriverName": "overlay", "graphRoot": "/data/containers"},
-    }
-    engine, storage = muster_survey.parse_engine(Result(0, json.dumps(info), ""))
-    assert engine == {"name": "podman", "version": "4.3.1", "storage_driver": "overlay"}
-    assert storage == "/data/containers"
+def test_only_musters_own_images_are_reported() -> None:
     images = [{"Id": "ab" * 32, "Names": ["localhost/muster/train:latest", "localhost/other:1"]}, {"Id": "c" * 64}]
-    found = muster_survey.parse_images(Result(0, json.dumps(images), ""))
+    found = muster_survey.parse_images(Podman(), Result(0, json.dumps(images), ""))
     assert found == {"localhost/muster/train:latest": "ab" * 32}
 
 
 def test_runs_are_reported_with_owner_and_age_the_ended_ones_too() -> None:
-    labels = {"muster.run": "x", "muster.owner": "ann"}
-    answer = [
-        {"Names": ["muster-x-0"], "State": "exited", "Labels": labels, "Created": 1795280000, "Exited": True},
-        {"Names": ["muster-y-0"], "State": "running", "Labels": {"muster.run": "y"}},
-    ]
-    assert muster_survey.parse_runs(Result(0, json.dumps(answer), ""), now=1795283600.0) == [
+    printed = "muster-x-0\texited\tx\tann\t2026-11-21 17:33:20 +0000 UTC\nmuster-y-0\trunning\ty\t\t?\n"
+    assert muster_survey.parse_runs(Docker(), Result(0, printed, ""), now=1795286000.0) == [
         {
             "run": "x",
             "container": "muster-x-0",
             "state": "exited",
             "owner": "ann",
-            "created": 1795280000,
+            "created": 1795282400.0,
             "age_seconds": 3600.0,
         },
         {
@@ -63,25 +52,19 @@ def test_runs_are_reported_with_owner_and_age_the_ended_ones_too() -> None:
     ]
 
 
-def test_a_host_without_podman_has_no_runs_and_one_whose_podman_hangs_has_unknown_ones() -> None:
-    assert muster_survey.parse_engine(ABSENT)[0] is None
-    assert muster_survey.parse_images(ABSENT) == {} and muster_survey.parse_runs(ABSENT, 0.0) == []
-    assert muster_survey.parse_images(HANGS) is None and muster_survey.parse_runs(HANGS, 0.0) is None
-    assert muster_survey.parse_runs(Result(0, "null\n", ""), 0.0) == []
+@pytest.mark.parametrize("of", [Podman(), Docker()])
+def test_a_host_without_an_engine_has_no_runs_and_one_whose_engine_hangs_has_unknown_ones(of: Engine) -> None:
+    assert muster_survey.parse_images(of, ABSENT) == {} and muster_survey.parse_runs(of, ABSENT, 0.0) == []
+    assert muster_survey.parse_images(of, HANGS) is None and muster_survey.parse_runs(of, HANGS, 0.0) is None
 
 
-@pytest.mark.parametrize(
-    ("conf", "storage"),
-    [
-        ("", "/var/lib/containers/storage"),
-        ('[storage]\ndriver = "overlay"\n# graphroot = "/no"\n  graphroot = "/data/podman"\n', "/data/podman"),
-    ],
-)
-def test_the_quick_form_knows_the_engines_version_and_its_storage(conf: str, storage: str) -> None:
-    engine, where = muster_survey.parse_version(Result(0, "podman version 4.3.1\n", ""), conf)
-    assert engine == {"name": "podman", "version": "4.3.1", "storage_driver": None}
-    assert where == storage
-    assert muster_survey.parse_version(ABSENT, conf)[0] is None
+@pytest.mark.parametrize("full", [True, False])
+@pytest.mark.parametrize("of", [Podman(), Docker()])
+def test_an_engine_that_does_not_answer_is_none(of: Engine, full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for answer in (ABSENT, HANGS, Result(0, '{"ServerErrors": ["no daemon"]}' if full else "\n", "")):
+        monkeypatch.setattr(muster_survey, "run", lambda words, seconds, answer=answer: answer)
+        found = muster_survey.about_engine(of, full)
+        assert found == {"engine": None, "storage": of.storage}
 
 
 X86 = "processor\t: 0\nmodel name\t: AMD EPYC 7B13\nflags\t\t: fpu sse2 fma avx f16c avx2 avx512f amx_bf16 aes\n"
@@ -239,7 +222,7 @@ def test_a_survey_without_ip_says_what_to_install() -> None:
         "from ansible.module_utils import muster_host, muster_nics\n"
         "muster_nics.run = lambda command: muster_host.Result(127, '', 'ip: not installed')\n"
         "from ansible.module_utils.muster_answer import run\n"
-        "run({'survey': {'podman': False}, 'meeting': None, 'seconds': 60}, print)"
+        "run({'survey': {'engine': False}, 'meeting': None, 'seconds': 60}, print)"
     )
     with pytest.raises(subprocess.CalledProcessError) as error:
         _python(code)
@@ -247,4 +230,5 @@ def test_a_survey_without_ip_says_what_to_install() -> None:
 
 
 def test_a_host_that_lacks_packages_says_that_and_no_more() -> None:
-    assert muster_survey.survey({"full": True, "packages": {"nothing": "no-such-command"}}) == {"ready": False}
+    lacks = {family: {"all": {"nothing": "no-such-command"}} for family in ("debian", "rhel")}
+    assert muster_survey.survey({"full": True, "wanted": {"packages": lacks}}) == {"ready": False}

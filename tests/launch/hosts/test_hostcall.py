@@ -74,7 +74,7 @@ def listening(net: str) -> list[str]:
 
 
 def test_hosts_say_what_they_are_and_whom_they_reach_and_leave() -> None:
-    answers = ask([Host("h1"), Host("h2"), Host("h3")], "1", survey={"podman": False, "root": "/"})
+    answers = ask([Host("h1"), Host("h2"), Host("h3")], "1", survey={"engine": False, "root": "/"})
     for name, answer in answers.items():
         assert isinstance(answer, Answer) and answer.reach is not None and answer.survey is not None
         assert [result["ok"] for result in answer.reach] == [True, True], name
