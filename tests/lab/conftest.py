@@ -1,6 +1,7 @@
 """A deployed lab of three real container hosts, shared by the tests of this room, and removed at the end.
 
-h2 has two ranks, so that hosts differ. A test leaves the lab as it found it: deployed, with no run in progress.
+h2 has two ranks, and another container engine than the others, so that hosts differ. A test leaves the lab as it found
+it: deployed, with no run in progress. MUSTER_TEST_ENGINES=docker,docker,docker: with other engines.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 import pytest
 
 from containers import lab_plan
+from keeper import engines
 from launch.deploy import playbook
 from launch.hosts import inventory
 from tests.conftest import cannot_run
@@ -29,6 +31,7 @@ from tests.sweep import lab_name
 FAB = Path(sys.executable).parent / "fab"
 WORKLOAD = "tests/lab/test_jobs"
 HOSTS = ("h1", "h2", "h3")
+ENGINES = dict(zip(HOSTS, os.environ.get("MUSTER_TEST_ENGINES", "podman,docker,podman").split(","), strict=True))
 
 
 @dataclass
@@ -37,7 +40,7 @@ class Lab:
 
     name: str
     first_deploy: str = ""
-    bare: str = ""  # what was on h3 before that: `everything`
+    bare: dict[str, str] = field(default_factory=dict)  # what was on each host before that: `everything`
     clone: Path | None = None  # where commands are typed, if not in this one
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
@@ -102,6 +105,10 @@ class Lab:
         """The workload of this room, with one of its scripts."""
         return self.fab("train", WORKLOAD=WORKLOAD, SCRIPT=script, ARGS=arguments, **variables)
 
+    def engine(self, host: str) -> engines.Engine:
+        """The container engine of a host."""
+        return engines.engine(ENGINES[host])
+
     def on(self, host: str, command: str, check: bool = True) -> str:
         """Run a shell command as root inside a host, past SSH (the tests' own hand, not Muster's)."""
         done = subprocess.run(
@@ -146,7 +153,7 @@ class Lab:
         pruned = " -o ".join(
             f"-path {path}" for path in (*left_out, "/home/muster/.ansible", "/run/sudo", "/run/motd.dynamic")
         )
-        places = "/ /run /var/lib/containers /var/lib/muster"
+        places = "/ /run /var/lib/containers /var/lib/docker /var/lib/muster"
         listed = f"find {places} -xdev \\( {pruned} \\) -prune -o -printf '%p %y %m %u %g %l\\n' | sort -u"
         more = (
             "dpkg --get-selections",
@@ -161,7 +168,7 @@ class Lab:
         return [
             line
             for host in HOSTS
-            for line in self.on(host, "podman ps --all --quiet --filter label=muster.run").split()
+            for line in self.on(host, f"{ENGINES[host]} ps --all --quiet --filter label=muster.run").split()
         ]
 
 
@@ -214,9 +221,12 @@ def lab(container_engine: None) -> Iterator[Lab]:
         hosts = made.inventory / "hosts.yml"
         text = hosts.read_text()
         assert "    h2:\n" in text
-        hosts.write_text(text.replace("    h2:\n", "    h2:\n      nproc_per_node: 2\n"))
+        for host, engine in ENGINES.items():
+            more = "      nproc_per_node: 2\n" if host == "h2" else ""
+            text = text.replace(f"    {host}:\n", f"    {host}:\n      container_engine: {engine}\n{more}")
+        hosts.write_text(text)
         _must(made.fab("trust", YES=1))
-        made.bare = made.everything("h3")
+        made.bare = {host: made.everything(host) for host in HOSTS[1:]}
         made.shape("1gbit")
         made.first_deploy = _must(made.fab("deploy", 1800))
         made.shape(None)
@@ -243,5 +253,6 @@ def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
         lab.end_commands()
         left = lab.containers()
         for host in HOSTS if left else ():  # the next test shall find the lab free
-            lab.on(host, "podman rm --force --time 0 $(podman ps --all --quiet --filter label=muster.run)", check=False)
+            engine = ENGINES[host]
+            lab.on(host, f"{engine} rm --force $({engine} ps --all --quiet --filter label=muster.run)", check=False)
         assert left == [], f"containers left on the lab's hosts: {left}"

@@ -101,13 +101,14 @@ def test_a_data_nic_that_is_down_is_the_one_error_with_its_fix(lab: Lab, shaped:
 def test_what_a_dead_run_has_left_is_reported_with_its_owner(lab: Lab) -> None:
     image = lab.cluster["image"]["id"]
     labels = "--label muster.run=20260101-000000-dead --label muster.owner=eve@laptop"
-    lab.on("h2", f"podman run --name left {labels} {image} true")
+    engine = lab.engine("h2")
+    lab.on("h2", f"{engine.name} run --name left {labels} {engine.image(image)} true")
     try:
         verdicts = [verdict for verdict in quickly(lab) if verdict.check == "leftovers"]
         assert [verdict.where for verdict in verdicts] == ["host h2"]
         assert "eve@laptop" in verdicts[0].what and "make stop RUN=20260101-000000-dead" in verdicts[0].fix
     finally:
-        lab.on("h2", "podman rm --force left")
+        lab.on("h2", f"{engine.name} rm --force left")
 
 
 def test_bad_arguments_of_a_check_are_one_message(lab: Lab) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -31,7 +32,8 @@ def test_the_first_deploy_ends_with_every_host_and_the_same_image(lab: Lab) -> N
     assert "Deployed in" in lab.first_deploy
     wanted = lab.cluster["image"]["id"]
     for host in HOSTS:
-        assert lab.on(host, "podman image inspect --format '{{.Id}}' localhost/muster/train:latest") == wanted
+        listed = lab.on(host, shlex.join(lab.engine(host).image_words))
+        assert lab.engine(host).read_images(listed).names["localhost/muster/train:latest"] == wanted
 
 
 def test_the_data_network_is_chosen_and_decoys_are_refused(lab: Lab) -> None:
@@ -160,7 +162,10 @@ def test_a_dry_run_prints_every_hosts_command_and_starts_nothing(lab: Lab) -> No
     assert done.returncode == 0 and set(Path("runs").glob("*")) == before
     for host in lab.cluster["hosts"][:2]:
         assert f"GLOO_SOCKET_IFNAME={host['interface']}" in done.stdout
-    assert done.stdout.count("$ sudo podman run") == 2 and "--node-rank 1" in done.stdout
+    assert (
+        all(f"$ sudo {lab.engine(host).name} run" in done.stdout for host in HOSTS[:2])
+        and "--node-rank 1" in done.stdout
+    )
 
 
 def test_a_clone_in_a_path_with_blanks_trusts_deploys_and_trains(lab: Lab, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Every test uses its own copy of the lab's inventory, so the lab itself stays as 
 from __future__ import annotations
 
 import contextlib
+import shlex
 import shutil
 import socket
 import subprocess
@@ -190,9 +191,16 @@ def test_no_network_on_which_hosts_reach_each_other(lab: Lab, copy: Path) -> Non
     assert not list(Path("build").glob("copy-*/cluster.json"))
 
 
+def forget(lab: Lab, host: str, image: str) -> str:
+    """The command that removes an image, with all of its names."""
+    engine = lab.engine(host)
+    known = engine.read_images(lab.on(host, shlex.join(engine.image_words)))
+    return shlex.join([engine.name, "rmi", "--force", *engine.all_names(image, known)])
+
+
 def test_disk_too_small_for_the_image(lab: Lab, copy: Path) -> None:
     image = lab.cluster["image"]["id"]
-    lab.on("h3", f"mount -t tmpfs -o size=50m tmpfs /var/lib/muster/images && podman rmi --force {image}")
+    lab.on("h3", f"mount -t tmpfs -o size=50m tmpfs /var/lib/muster/images && {forget(lab, 'h3', image)}")
     try:
         done = lab.fab("deploy", INVENTORY=copy)
         assert done.returncode == 4, done.stdout
@@ -247,7 +255,7 @@ def test_a_host_that_went_down_since_the_deploy(lab: Lab) -> None:
 
 def test_a_host_without_the_image_is_named(lab: Lab) -> None:
     image = lab.cluster["image"]["id"]
-    lab.on("h2", f"podman rmi --force {image}")
+    lab.on("h2", forget(lab, "h2", image))
     try:
         refused(lab, lab.inventory, 2, "host h2", "does not hold image", task="train", NODES=2)
     finally:

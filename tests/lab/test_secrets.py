@@ -20,14 +20,18 @@ SUDO, SECRET = "c4nary-of-sudo", "c4nary-of-secrets"
 #: What prints on a host where a canary is found; a pattern that does not find itself.
 FIND = """
 grep -lsra 'c4nar[y]' /proc/[0-9]*/cmdline /proc/[0-9]*/environ /var/lib/muster /var/log /tmp /home /etc
-podman inspect $(podman ps --quiet) | grep 'c4nar[y]'
-podman history --no-trunc $(podman images --quiet) | grep 'c4nar[y]'
+ENGINE inspect $(ENGINE ps --quiet) | grep 'c4nar[y]'
+ENGINE history --no-trunc $(ENGINE images --quiet) | grep 'c4nar[y]'
 """
-#: Podman, as it is where it does not work.
+#: An engine, as it is where it does not work.
 BROKEN = """
-printf '#!/bin/sh\\necho it is broken >&2\\nexit 1\\n' >/usr/local/sbin/podman
-chmod 755 /usr/local/sbin/podman
+printf '#!/bin/sh\\necho it is broken >&2\\nexit 1\\n' >/usr/local/sbin/ENGINE
+chmod 755 /usr/local/sbin/ENGINE
 """
+
+
+def find(lab: Lab, host: str) -> str:
+    return FIND.replace("ENGINE", lab.engine(host).name)
 
 
 @pytest.fixture
@@ -64,16 +68,16 @@ def test_a_canary_is_found_nowhere(lab: Lab, copy: Path, tmp_path: Path) -> None
         "ANSIBLE_VAULT_PASSWORD_FILE": tmp_path / "vault",
         "ANSIBLE_VERBOSITY": 3,
     }
-    lab.on("h2", BROKEN)
+    lab.on("h2", BROKEN.replace("ENGINE", lab.engine("h2").name))
     try:
         failed = lab.fab("deploy", **vaulted)
     finally:
-        lab.on("h2", "rm /usr/local/sbin/podman")
+        lab.on("h2", f"rm /usr/local/sbin/{lab.engine('h2').name}")
     assert failed.returncode == 4 and "it is broken" in failed.stdout and "<" in failed.stdout, failed.stdout
     deployed = lab.fab("deploy", **vaulted)
     assert deployed.returncode == 0, deployed.stdout
 
-    planted = lab.on("h1", f"echo {SECRET} >/tmp/planted; {FIND}rm /tmp/planted", check=False).splitlines()
+    planted = lab.on("h1", f"echo {SECRET} >/tmp/planted; {find(lab, 'h1')}rm /tmp/planted", check=False).splitlines()
     assert len(planted) == 2 and "/tmp/planted" in planted  # and the shell's own command line
     (tmp_path / "secrets").mkdir()
     secret = tmp_path / "secrets" / "TOKEN"
@@ -81,7 +85,7 @@ def test_a_canary_is_found_nowhere(lab: Lab, copy: Path, tmp_path: Path) -> None
     secret.chmod(0o600)
     run = lab.start("train", WORKLOAD=WORKLOAD, SCRIPT="ticks.py", NODES=2, SECRETS=secret.parent, **vaulted)
     said = read_until(run, "tick 5")
-    found = {host: lab.on(host, FIND, check=False) for host in HOSTS}
+    found = {host: lab.on(host, find(lab, host), check=False) for host in HOSTS}
     there = lab.on("h2", "cat /run/muster/*/secrets/TOKEN; stat --format %a /run/muster/*/secrets/TOKEN")
     said += run.communicate(timeout=120)[0]
     assert run.returncode == 0 and there == f"{SECRET}400", said

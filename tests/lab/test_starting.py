@@ -22,8 +22,8 @@ from tests.lab.test_endings import read_until
 
 pytestmark = pytest.mark.lab
 
-SLOW_PODMAN = r"""
-real=$(command -v podman) && mv "$real" "$real.real"
+SLOW_ENGINE = r"""
+real=$(command -v ENGINE) && mv "$real" "$real.real"
 printf '#!/bin/sh\ncase "$1" in run) sleep 6;; esac\nexec "%s.real" "$@"\n' "$real" > "$real" && chmod +x "$real"
 """
 SESSIONS = "grep -l '^sshd: muster' /proc/[0-9]*/cmdline | cut -d/ -f3"
@@ -37,12 +37,12 @@ time.sleep(600)
 
 @contextlib.contextmanager
 def slow_to_start(lab: Lab, host: str) -> Iterator[None]:
-    """A host whose Podman takes its time to start a container."""
-    lab.on(host, SLOW_PODMAN)
+    """A host whose engine takes its time to start a container."""
+    lab.on(host, SLOW_ENGINE.replace("ENGINE", lab.engine(host).name))
     try:
         yield
     finally:
-        lab.on(host, 'real=$(command -v podman) && mv "$real.real" "$real"')
+        lab.on(host, f'real=$(command -v {lab.engine(host).name}) && mv "$real.real" "$real"')
 
 
 @contextlib.contextmanager
@@ -58,7 +58,7 @@ def held(lab: Lab, host: str, first: int, last: int) -> Iterator[None]:
 
 def is_starting(lab: Lab, host: str) -> bool:
     """Whether the slow Podman of a host is at work."""
-    return lab.on(host, "grep -lsa 'podman.run' /proc/[0-9]*/cmdline | head -n 1", check=False) != ""
+    return lab.on(host, "grep -lsa 'podman.run\\|docker.run' /proc/[0-9]*/cmdline | head -n 1", check=False) != ""
 
 
 def test_ctrl_c_while_a_host_starts_ends_all(lab: Lab) -> None:

@@ -18,26 +18,28 @@ pytestmark = pytest.mark.lab
 
 
 def test_teardown_leaves_nothing_and_deploy_brings_it_back(lab: Lab) -> None:
+    nothing: dict[str, list[str]] = {host: [] for host in lab.bare}
     try:
         first = lab.fab("teardown")
         assert first.returncode == 0, first.stdout
         for host in HOSTS:
-            assert lab.on(host, "podman images --quiet; podman ps --all --quiet") == ""
+            engine = lab.engine(host).name
+            assert lab.on(host, f"{engine} images --quiet; {engine} ps --all --quiet") == ""
             assert lab.on(host, "ls -A /var/lib/muster") == "packages.json"
         words = ["podman", "images", "--quiet", "--filter", "reference=localhost/muster/workload-*"]
         assert subprocess.run(words, capture_output=True, text=True, check=True, timeout=300).stdout == ""
         second = lab.fab("teardown")
         assert second.returncode == 0 and {changed for _, changed in recaps(second.stdout)} == {0}, second.stdout
-        lab.on("h2", "podman volume create somebodys")
+        lab.on("h2", f"{lab.engine('h2').name} volume create somebodys")
         whole = lab.fab("teardown", PACKAGES=1)
         assert whole.returncode == 4 and "has volumes that are not Muster's" in whole.stdout, whole.stdout
-        lab.on("h2", "podman volume rm somebodys")
+        lab.on("h2", f"{lab.engine('h2').name} volume rm somebodys")
         whole = lab.fab("teardown", PACKAGES=1)
         assert whole.returncode == 0, whole.stdout
-        assert differences(lab.bare, lab.everything("h3")) == []
+        assert {host: differences(bare, lab.everything(host)) for host, bare in lab.bare.items()} == nothing
         looked = lab.play("provision", "--check")
         assert looked.returncode == 0 and sorted(recaps(looked.stdout)) == [(host, 1) for host in HOSTS], looked.stdout
-        assert differences(lab.bare, lab.everything("h3")) == []
+        assert {host: differences(bare, lab.everything(host)) for host, bare in lab.bare.items()} == nothing
         refused = lab.fab("train")
         assert refused.returncode == 2 and f"make deploy INVENTORY={lab.inventory}" in refused.stdout, refused.stdout
     finally:
