@@ -15,7 +15,7 @@ from launch.page.drawing import Figure, Line, Spec
 
 BANDWIDTH_WORDS = ("below 1/4 of the median", "below 1/2", "below 3/4", "about the median", "above 5/4", "broken")
 CELL = (54, 24)  # pixels, wide and high
-#: With more hosts than this, cells have no figures, and are small.
+#: With more hosts than this, cells have no figures, and are small; and the page has no heat map.
 FIGURES_HOSTS = 64
 SMALL_CELL = (12, 12)
 CHART_PIXELS = 260
@@ -59,7 +59,8 @@ def heatmap(document: Document) -> Spec | None:
     }
     legend |= {"labelColor": variable("ink"), "labelFontSize": 12, "columnPadding": 24}
 
-    wide, high = CELL if len(hosts) <= FIGURES_HOSTS else SMALL_CELL
+    has_figures = len(hosts) <= FIGURES_HOSTS
+    wide, high = CELL if has_figures else SMALL_CELL
 
     def figures(bold: bool) -> Spec:
         mark = {"type": "text", "fontSize": 12, "fontWeight": "bold" if bold else "normal"}
@@ -72,36 +73,41 @@ def heatmap(document: Document) -> Spec | None:
 
     return {
         "title": {"text": plain(title), "subtitle": plain(under), "anchor": "start", "frame": "bounds"},
-        "data": {"values": cells(document, usual, words)},
+        "data": {"values": cells(document, usual, words, has_figures)},
         "width": {"step": wide},
         "height": {"step": high},
         "encoding": {"x": {**x, "axis": {**axis, "orient": "top", "labelAngle": -90}}, "y": y},
         "layer": [
             {
-                "mark": {"type": "rect", "stroke": variable("page"), "strokeWidth": high / 12},
+                "mark": {
+                    **{"type": "rect", "stroke": variable("page"), "strokeWidth": high / 12},
+                    **({} if has_figures else {"aria": False}),
+                },
                 "encoding": {
                     "color": {**classes, "scale": colours, "legend": legend},
-                    "description": {"field": "what"},
+                    **({"description": {"field": "what"}} if has_figures else {}),
                 },
             },
-            *([figures(False), figures(True)] if len(hosts) <= FIGURES_HOSTS else []),
+            *([figures(False), figures(True)] if has_figures else []),
         ],
         "resolve": {"scale": {"color": "independent"}},
     }
 
 
-def cells(document: Document, usual: float, words: Mapping[str, str]) -> list[dict[str, Any]]:
-    """A cell for each measured pair: its ends, figure, class in words, whether it is slow, and all that is known."""
+def cells(document: Document, usual: float, words: Mapping[str, str], has_figures: bool) -> list[dict[str, Any]]:
+    """A cell for each measured pair: its ends and class in words; its figure, whether it is slow, and all that is known
+    where cells have figures."""
     links = links_of(document)
     values, marked = bandwidths(links), set(slow(links).pairs)
-    made = []
+    names, made = {host: plain(host) for link in links for host in ends(link)}, []
     for link in links:
         pair = ends(link)
         text, colour = ("broken", "qx") if link.error is not None else ("?", "q3")
         if pair in values:
             text, colour = gbits(values[pair]), bandwidth_class(values[pair], usual)
-        cell = {"from": plain(pair[0]), "to": plain(pair[1]), "text": text, "class": words[colour]}
-        made.append({**cell, "bad": pair in marked, "what": plain(describe(link))})
+        cell = {"from": names[pair[0]], "to": names[pair[1]], "class": words[colour]}
+        more = {"text": text, "bad": pair in marked, "what": plain(describe(link))} if has_figures else {}
+        made.append({**cell, **more})
     return made
 
 

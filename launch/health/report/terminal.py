@@ -123,11 +123,12 @@ def _show_links(document: Document, console: Console) -> None:
     def show_pairs(
         values: Values, bad: Sequence[stats.Pair], blamed: stats.Blame, write: Write, title: str, extremes: str
     ) -> None:
-        table = _link_table(links, hosts, values, set(bad), write)
-        wanted = Measurement.get(console, console.options.update(max_width=1000), table).maximum
-        if len(hosts) <= MATRIX_HOSTS and wanted <= console.width:
-            console.print(Text(title, style="italic"), table, sep="\n")
-            return
+        if len(hosts) <= MATRIX_HOSTS:
+            table = _link_table(links, hosts, values, set(bad), write)
+            wanted = Measurement.get(console, console.options.update(max_width=1000), table).maximum
+            if wanted <= console.width:
+                console.print(Text(title, style="italic"), table, sep="\n")
+                return
         explained = {pair for pairs in blamed.explained.values() for pair in pairs}  # of these hosts all has been said
         rest = [pair for pair in values if pair not in explained]
         few = sorted(rest, key=values.__getitem__, reverse=extremes.startswith("longest"))[:SHOWN]
