@@ -167,7 +167,7 @@ def _missing(links: Sequence[Link]) -> list[Verdict]:
 
 
 def _bandwidth(values: Mapping[stats.Pair, float], speeds: Mapping[str, int | None]) -> list[Verdict]:
-    found = stats.slow_of(values)
+    found = stats.slow(values)
     if found.typical is None:
         return []
     against = f"the median is {rate(found.typical)}"
@@ -238,7 +238,7 @@ def _below_label(
 
 
 def _latency(values: Mapping[stats.Pair, float]) -> list[Verdict]:
-    pairs = stats.high_latency_of(values)
+    pairs = stats.high_latency_pairs(values)
     if not pairs:
         return []
     usual = stats.typical(values, median_low) or 0.0

@@ -164,13 +164,11 @@ def groups(values: Mapping[Pair, float]) -> list[list[str]]:
     return [[h for h in hosts if h in s] for s in sets] if fits else []
 
 
-def slow(links: Iterable[Link]) -> Slow:
-    """The pairs below half of the typical bandwidth or of their own other direction, and what they have in common."""
-    return slow_of(bandwidths(links))
+def slow(values: Mapping[Pair, float]) -> Slow:
+    """The pairs below half of the typical bandwidth or of their own other direction, and what they have in common.
 
-
-def slow_of(values: Mapping[Pair, float]) -> Slow:
-    """The same of bandwidths in Mbit/s."""
+    values: `bandwidths`.
+    """
     usual = typical(values, median_high)
     if usual is None:
         return Slow(None, [], [], Blame({}, {}, []))
@@ -184,13 +182,8 @@ def slow_of(values: Mapping[Pair, float]) -> Slow:
     return Slow(usual, below, [], blame(below, list(values)))
 
 
-def high_latency_pairs(links: Iterable[Link]) -> list[Pair]:
-    """The pairs whose round trip is far above the typical one, or long for a local network."""
-    return high_latency_of(round_trips(links))
-
-
-def high_latency_of(values: Mapping[Pair, float]) -> list[Pair]:
-    """The same of round trips in ms."""
+def high_latency_pairs(values: Mapping[Pair, float]) -> list[Pair]:
+    """The pairs whose round trip is far above the typical one, or long for a local network. values: `round_trips`."""
     limit = max(HIGH_LATENCY_TIMES * (typical(values, median_low) or 0.0), HIGH_LATENCY_FLOOR_MS)
     return [pair for pair, ms in values.items() if ms > min(limit, HIGH_LATENCY_MS)]
 

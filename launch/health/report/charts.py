@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from launch.cli.units import gbits, rate
-from launch.health.link_statistics import bandwidths, ends, grouped, slow
+from launch.health.link_statistics import Pair, Slow, bandwidths, ends, grouped, slow
 from launch.health.records import links_of, moment_of
 from launch.health.report.contents import Document, brief, describe
+from launch.network.links import Link
 from launch.page import drawing
 from launch.page.colours import LIGHT_LINES, SCALE, variable
 from launch.page.drawing import Figure, Line, Spec
@@ -37,12 +38,13 @@ def heatmap_svg(document: Document) -> str | None:
 def heatmap(document: Document) -> Spec | None:
     """The heat map as a drawing of its own; None without bandwidths."""
     links, hosts = links_of(document), [plain(host) for host in document["hosts"]]
-    usual = slow(links).typical
-    if usual is None:
+    values = bandwidths(links)
+    found = slow(values)
+    if found.typical is None:
         return None
     words = dict(zip(SCALE, BANDWIDTH_WORDS, strict=True))
     title = f"Bandwidth in Gbit/s, {document['inventory']}, {moment_of(document['when'])}"
-    under = f"from the row's host to the column's; median {rate(usual)}; bold: slow"
+    under = f"from the row's host to the column's; median {rate(found.typical)}; bold: slow"
     axis = {"title": None, "domain": False, "ticks": False, "labelColor": variable("ink"), "labelLimit": 0}
     x = {"field": "to", "type": "nominal", "sort": None, "scale": {"domain": hosts}}
     y = {"field": "from", "type": "nominal", "sort": None, "scale": {"domain": hosts}, "axis": axis}
@@ -73,7 +75,7 @@ def heatmap(document: Document) -> Spec | None:
 
     return {
         "title": {"text": plain(title), "subtitle": plain(under), "anchor": "start", "frame": "bounds"},
-        "data": {"values": cells(document, usual, words, has_figures)},
+        "data": {"values": cells(links, values, found, words, has_figures)},
         "width": {"step": wide},
         "height": {"step": high},
         "encoding": {"x": {**x, "axis": {**axis, "orient": "top", "labelAngle": -90}}, "y": y},
@@ -94,17 +96,18 @@ def heatmap(document: Document) -> Spec | None:
     }
 
 
-def cells(document: Document, usual: float, words: Mapping[str, str], has_figures: bool) -> list[dict[str, Any]]:
+def cells(
+    links: Sequence[Link], values: Mapping[Pair, float], found: Slow, words: Mapping[str, str], has_figures: bool
+) -> list[dict[str, Any]]:
     """A cell for each measured pair: its ends and class in words; its figure, whether it is slow, and all that is known
     where cells have figures."""
-    links = links_of(document)
-    values, marked = bandwidths(links), set(slow(links).pairs)
+    marked = set(found.pairs)
     names, made = {host: plain(host) for link in links for host in ends(link)}, []
     for link in links:
         pair = ends(link)
         text, colour = ("broken", "qx") if link.error is not None else ("?", "q3")
         if pair in values:
-            text, colour = gbits(values[pair]), bandwidth_class(values[pair], usual)
+            text, colour = gbits(values[pair]), bandwidth_class(values[pair], found.typical or 0)
         cell = {"from": names[pair[0]], "to": names[pair[1]], "class": words[colour]}
         more = {"text": text, "bad": pair in marked, "what": plain(describe(link))} if has_figures else {}
         made.append({**cell, **more})

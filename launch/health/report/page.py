@@ -78,6 +78,7 @@ def write_html(path: Path, document: Document) -> list[Path]:
 def page(document: Document) -> str:
     """The whole page."""
     chart = forecast(document["forecast"]["rows"]) if document["forecast"] else None
+    links = links_of(document)
     return render.page(
         TEMPLATE,
         {
@@ -87,8 +88,8 @@ def page(document: Document) -> str:
             "about": contents.about(document, " · "),
             "wrong": contents.by_gravity(document),
             "right": _healthy(document),
-            "bandwidth": _bandwidths(document),
-            "round_trip": _round_trips(document),
+            "bandwidth": _bandwidths(links, document["hosts"]),
+            "round_trip": _round_trips(links, document["hosts"]),
             "sameness": _sameness(document["sameness"]) if document["sameness"] else None,
             "allreduce": _all_reduce(document["allreduce"]) if document["allreduce"] else None,
             "forecast": document["forecast"],
@@ -123,10 +124,10 @@ def latency_class(ms: float, usual: float) -> str:
     return "q0" if part > 10 else "q1" if part > 3 else "q2" if part > 1.5 else "q3" if part >= 2 / 3 else "q4"
 
 
-def _bandwidths(document: Document) -> Heat | Extremes | str:
+def _bandwidths(links: Sequence[Link], hosts: Sequence[str]) -> Heat | Extremes | str:
     """The bandwidths, or why there are none."""
-    links, hosts = links_of(document), document["hosts"]
-    values, found = stats.bandwidths(links), stats.slow(links)
+    values = stats.bandwidths(links)
+    found = stats.slow(values)
     if found.typical is None:
         return contents.LEFT_OUT["bandwidth" if links else "links"]
     if len(hosts) > FIGURES_HOSTS:
@@ -137,9 +138,8 @@ def _bandwidths(document: Document) -> Heat | Extremes | str:
     return Heat(words, BANDWIDTH_WORDS, _rows(links, hosts, cells, set(found.pairs)))
 
 
-def _round_trips(document: Document) -> Heat | Extremes | str:
+def _round_trips(links: Sequence[Link], hosts: Sequence[str]) -> Heat | Extremes | str:
     """The round trips, or why there are none."""
-    links, hosts = links_of(document), document["hosts"]
     values = stats.round_trips(links)
     usual = stats.typical(values, median_low)
     if not links:
@@ -151,7 +151,7 @@ def _round_trips(document: Document) -> Heat | Extremes | str:
         return Heat("No pair answered.", (), _rows(links, hosts, {}, ()))
     cells = {pair: (number(ms), latency_class(ms, usual)) for pair, ms in values.items()}
     words = f"Milliseconds there and back, on a connection that the row's host opened; median {milliseconds(usual)}."
-    rows = _rows(links, hosts, cells, set(stats.high_latency_pairs(links)))
+    rows = _rows(links, hosts, cells, set(stats.high_latency_pairs(values)))
     return Heat(f"{words} Underlined: high latency.", LATENCY_WORDS, rows)
 
 

@@ -134,15 +134,17 @@ def _show_links(document: Document, console: Console) -> None:
         few = sorted(rest, key=values.__getitem__, reverse=extremes.startswith("longest"))[:SHOWN]
         console.print(Text(f"{extremes}: {', '.join(f'{stats.arrow(pair)} {write(values[pair])}' for pair in few)}"))
 
-    found = stats.slow(links)
+    values = stats.bandwidths(links)
+    found = stats.slow(values)
     if found.typical is None:
         console.print(Text(f"Bandwidth: {contents.LEFT_OUT['bandwidth']}", style="dim"))
     else:
         usual = gbits(found.typical)
         title = f"Bandwidth in Gbit/s from row to column, median {usual} (* slow)"
         extremes = f"slowest pairs in Gbit/s (median {usual})"
-        show_pairs(stats.bandwidths(links), found.pairs, found.blame, gbits, title, extremes)
-    trips, high = stats.round_trips(links), stats.high_latency_pairs(links)
+        show_pairs(values, found.pairs, found.blame, gbits, title, extremes)
+    trips = stats.round_trips(links)
+    high = stats.high_latency_pairs(trips)
     if trips:
         usual = number(stats.typical(trips, median_low) or 0)
         title = f"Round trip in ms, opened by the row's host, median {usual} (* high latency)"
