@@ -56,7 +56,7 @@ class Extremes:
     """What stands in the place of a heat map of more than FIGURES_HOSTS hosts."""
 
     about: str  # the unit, and what is typical
-    pairs: Sequence[tuple[str, str]]  # pair, all that is known of it; broken ones first, then the worst
+    pairs: Sequence[tuple[str, str]]  # pair, all that is known of it; some broken ones first, then the worst
     left_out: int  # pairs that are not listed
     hosts: Sequence[tuple[str, str, str]]  # host, median of the pairs on which it is the first, and the second; sorted
 
@@ -158,11 +158,11 @@ def _round_trips(links: Sequence[Link], hosts: Sequence[str]) -> Heat | Extremes
 def _extremes(
     about: str, links: Sequence[Link], values: Mapping[Pair, float], write: Callable[[float], str], lowest_first: bool
 ) -> Extremes:
-    """The worst pairs, broken ones before all, and every host's medians, the worst first."""
+    """The worst pairs, and before them some that are broken; every host's medians, the worst first."""
     known = {stats.ends(link): link for link in links}
     broken = [pair for pair, link in known.items() if link.error is not None]
     worst = sorted(values, key=values.__getitem__, reverse=not lowest_first)
-    listed = [*broken, *worst][:LISTED_PAIRS]
+    listed = [*broken[: LISTED_PAIRS // 2], *worst][:LISTED_PAIRS]
     first, second = (stats.grouped((pair[end], value) for pair, value in values.items()) for end in (0, 1))
 
     def worse(host: str) -> float:
