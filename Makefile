@@ -108,8 +108,8 @@ bench-deploy: .venv/.control  ## bytes and seconds of deploys to lab hosts, agai
 bench-launch: .venv/.control  ## from `make train` to the first optimizer step, against ssh and torchrun by hand
 	@$(BIN)/python -m benchmarks.launch
 
-bench-check: .venv/.control  ## seconds of make check on three lab hosts, whole and quick; the schedule for 32 hosts
-	@$(BIN)/python -m benchmarks.check
+bench-check: .venv/.control  ## seconds of make check on three lab hosts, whole and quick; what 64 and 256 simulated hosts cost  [ARGS="--parts many"]
+	@$(BIN)/python -m benchmarks.check $(ARGS)
 
 bench-checkpoint: .venv/.train  ## training time lost by a checkpoint against a blocking torch.save, with a core to spare and with none (5 minutes)
 	@$(BIN)/python -m benchmarks.checkpoint $(ARGS)

@@ -38,9 +38,14 @@ def stored(path: Path) -> str:
     return str(full.relative_to(ROOT) if full.is_relative_to(ROOT) else full)
 
 
+#: A longer document is one line: Python takes ten times as long to indent it, and nobody reads it from top to bottom.
+INDENTED_CHARACTERS = 1_000_000
+
+
 def write_json(path: Path, document: Any) -> None:
     """Write a JSON document as `write_whole` does. Raises OSError when it cannot be written."""
-    write_whole(path, json.dumps(document, indent=2) + "\n")
+    text = json.dumps(document)
+    write_whole(path, (json.dumps(document, indent=2) if len(text) <= INDENTED_CHARACTERS else text) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:

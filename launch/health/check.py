@@ -30,7 +30,7 @@ from launch.hosts.hostcall import Answer
 from launch.job import plan as plans
 from launch.job import project, trainer_arguments
 from launch.network import measure
-from launch.network.links import Link, of_deploy, with_shortest_trips
+from launch.network.links import Link, with_shortest_trips
 
 if TYPE_CHECKING:
     from containers.image import Image
@@ -168,15 +168,15 @@ def quick(
     engine: bool = True,
     note: Callable[[OwnFacts], object] = lambda found: None,
 ) -> list[Verdict]:
-    """What can be known within a second or two: facts, whether every pair connects and carries data, and sameness.
+    """What can be known within a few seconds: facts, whether pairs connect and carry data, and sameness.
 
+    Of more than measure.EVERY_PAIR_HOSTS hosts a sample of the pairs is checked, and what is said of them says so.
     `engine`: images and runs too; false where the caller asks for these itself. `note` is given the hosts' own facts.
     """
     survey = ask_hosts(hosts, machines, 0, False, say, engine)
     note(_own_facts(hosts, survey))
     # Hosts that are starting containers answer late; that is no detour on the way.
-    before = of_deploy(cluster.measured, cluster.network.name)
-    links = with_shortest_trips(usable_links(hosts, survey), before)
+    links = with_shortest_trips(usable_links(hosts, survey), cluster.measured, cluster.network.name)
     verdicts = [
         *host_verdicts(hosts, survey, None),
         *compare_hosts(hosts, survey, images_of(cluster, survey))[1],
@@ -257,7 +257,8 @@ def link_verdicts(hosts: Sequence[MapHost], survey: Survey, links: Sequence[Link
     """By what the NICs are now, where the host answered; else by what they were at the last deploy."""
     nics = {host.name: nic_of(host, survey.facts(host.name)) or nic_of(host, host.facts) for host in hosts}
     speeds = {name: nic.get("speed_mbits") for name, nic in nics.items()}
-    return link_checks.verdicts(links, speeds, {name: nic.get("mtu") for name, nic in nics.items()})
+    mtus = {name: nic.get("mtu") for name, nic in nics.items()}
+    return link_checks.verdicts(links, speeds, mtus, survey.sampled)
 
 
 def compare_hosts(hosts: Sequence[MapHost], survey: Survey, inside: Inside) -> tuple[list[sameness.Row], list[Verdict]]:

@@ -7,6 +7,7 @@ is typical, and which pairs deviate from it, is decided in link_statistics.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import median, median_high, median_low
 
 from launch.cli.units import milliseconds, number, rate
@@ -21,6 +22,7 @@ ETHERNET_MBITS = (10, 100, 1000, 2500, 5000, 10000, 25000, 40000, 50000, 100000,
 #: A bandwidth below this part of the label is reported; one TCP stream seldom fills labels above FAST_LABEL_MBITS.
 LABEL_PART, FAST_LABEL_MBITS, FAST_LABEL_PART = 0.5, 10000, 0.2
 
+_ALL_OF_THEM = "all are in report.html of `make check`, or in the record beside it"
 _REACH_FIX = (
     "let TCP pass between them on the training network, both ways (the README lists the ports): check firewalls, "
     "VLAN and cable; then `make deploy` tests again and may choose another network"
@@ -36,22 +38,33 @@ _LATENCY_FIX = "look for a detour (VPN, router, wireless), power saving of the N
 
 
 def verdicts(
-    links: Sequence[Link], speeds: Mapping[str, int | None] | None = None, mtus: Mapping[str, int | None] | None = None
+    links: Sequence[Link],
+    speeds: Mapping[str, int | None] | None = None,
+    mtus: Mapping[str, int | None] | None = None,
+    sampled: bool = False,
 ) -> list[Verdict]:
     """What is to be said of all pairs, and one healthy line with the figures of what is in order.
 
     speeds: by host the label of its training NIC in Mbit/s, None where it is unknown or known to be wrong.
     mtus: by host the MTU of that NIC in bytes.
+    sampled: these are some of the hosts' pairs, and whatever is said of pairs says so; none is missed.
     Links without bandwidths (the quick form) are checked for errors, round trip and MTU alone. Empty for no links.
     """
     if not links:
         return []
     speeds, mtus = speeds or {}, mtus or {}
-    bandwidth, latency, mtu = _bandwidth(links, speeds), _latency(links), _mtu(links, mtus)
-    figures = _figures(links, not bandwidth, not latency, not mtu)
+    values, trips, paths = stats.bandwidths(links), stats.round_trips(links), stats.path_mtus(links)
+    bandwidth, latency, mtu = _bandwidth(values, speeds), _latency(trips), _path_mtu(paths, mtus)
+    differing = _nic_mtus(mtus)
+    figures = _figures(links, {} if bandwidth else values, {} if latency else trips, {} if mtu or differing else paths)
     healthy = [Verdict("links", "cluster", HEALTHY, figures)] if figures else []
-    shown = [*shortened(bandwidth), *shortened(latency), *shortened(mtu)]
-    return [*shortened(_reach(links)), *_unable(links), *_missing(links), *shown, *healthy]
+    of_pairs = [*shortened(bandwidth), *shortened(latency), *differing, *shortened(mtu), *healthy]
+    if not sampled:
+        return [*shortened(_reach(links)), *_unable(links), *_missing(links), *of_pairs]
+    hosts = len({host for link in links for host in stats.ends(link)})
+    words = f" (a sample: {len(links)} of {hosts * (hosts - 1)} ordered pairs were checked; `make check` checks all)"
+    found = [*shortened(_reach(links)), *of_pairs]
+    return [one if one in differing else replace(one, what=one.what + words) for one in found]
 
 
 def shortened(verdicts: Sequence[Verdict]) -> list[Verdict]:
@@ -59,27 +72,31 @@ def shortened(verdicts: Sequence[Verdict]) -> list[Verdict]:
     more = [v for v in verdicts if " -> " in v.where][REPORTED_PAIRS:]
     if not more:
         return list(verdicts)
-    what = f"{len(more)} more pairs likewise: {some([v.where for v in more])}; report.html shows all of them"
+    what = f"{len(more)} more pairs likewise: {some([v.where for v in more])}; {_ALL_OF_THEM}"
     left_out = set(more)
     last = Verdict(more[0].check, "cluster", more[0].level, what, more[0].fix and "as above")
     return [*(v for v in verdicts if v not in left_out), last]
 
 
-def _figures(links: Sequence[Link], bandwidth: bool, latency: bool, mtu: bool) -> str:
-    """The healthy line: the figures of bandwidth, latency and MTU, as far as they are in order."""
-    values, trips, paths = stats.bandwidths(links), stats.round_trips(links), stats.path_mtus(links)
+def _figures(
+    links: Sequence[Link],
+    values: Mapping[stats.Pair, float],
+    trips: Mapping[stats.Pair, float],
+    paths: Mapping[stats.Pair, int],
+) -> str:
+    """The healthy line: the figures of bandwidth, latency and MTU that are in order."""
     working = sum(link.error is None for link in links)
     parts = [f"{working} pairs" if working == len(links) else f"{working} of {len(links)} pairs work"]
-    if bandwidth and values:
+    if values:
         slowest, usual = min(values, key=values.__getitem__), stats.typical(values, median_high)
         parts.append(f"slowest {stats.arrow(slowest)} {rate(values[slowest])}, median {rate(usual or 0)}")
-    if latency and trips:
+    if trips:
         longest = max(trips, key=trips.__getitem__)
         usual = stats.typical(trips, median_low) or 0.0
         same = number(usual) == number(trips[longest])
         more = "" if same else f" (longest {stats.arrow(longest)} {milliseconds(trips[longest])})"
         parts.append(f"round trip {milliseconds(usual)}{more}")
-    if mtu and paths:
+    if paths:
         parts.append(f"path MTU {_span(list(paths.values()))}")
     return ", ".join(parts) if len(parts) > 1 else ""
 
@@ -138,20 +155,19 @@ def _unable(links: Sequence[Link]) -> Iterator[Verdict]:
 def _missing(links: Sequence[Link]) -> list[Verdict]:
     """Pairs of which nothing is known, and pairs without bandwidth where others have one."""
     hosts = list(dict.fromkeys(host for link in links for host in stats.ends(link)))
-    known = {stats.ends(link) for link in links}
-    missing = [(a, b) for a in hosts for b in hosts if a != b and (a, b) not in known]
+    known, count = {stats.ends(link) for link in links}, len(hosts) * (len(hosts) - 1)
+    missing = [(a, b) for a in hosts for b in hosts if a != b and (a, b) not in known] if len(known) < count else []
     if any(link.mbits is not None for link in links):
         working = (link for link in links if link.error is None)
         missing += [stats.ends(link) for link in working if link.mbits is None and not link.problems]
     if not missing:
         return []
-    count = len(hosts) * (len(hosts) - 1)
     what = f"{len(missing)} of {count} pairs were not measured: {some([stats.arrow(pair) for pair in missing])}"
     return [Verdict("links", "cluster", INCOMPLETE, what, "run `make check` again, with all hosts up and idle")]
 
 
-def _bandwidth(links: Sequence[Link], speeds: Mapping[str, int | None]) -> list[Verdict]:
-    values, found = stats.bandwidths(links), stats.slow(links)
+def _bandwidth(values: Mapping[stats.Pair, float], speeds: Mapping[str, int | None]) -> list[Verdict]:
+    found = stats.slow(values)
     if found.typical is None:
         return []
     against = f"the median is {rate(found.typical)}"
@@ -221,8 +237,8 @@ def _below_label(
     return [verdict(*place) for place in stats.places(below, list(values))]
 
 
-def _latency(links: Sequence[Link]) -> list[Verdict]:
-    values, pairs = stats.round_trips(links), stats.high_latency_pairs(links)
+def _latency(values: Mapping[stats.Pair, float]) -> list[Verdict]:
+    pairs = stats.high_latency_pairs(values)
     if not pairs:
         return []
     usual = stats.typical(values, median_low) or 0.0
@@ -249,13 +265,17 @@ def _by_mtu(mtus: Mapping[str, int]) -> str:
     return "; ".join(f"{size} bytes on {some(hosts[size])}" for size in sizes)
 
 
-def _mtu(links: Sequence[Link], mtus: Mapping[str, int | None]) -> list[Verdict]:
-    """NICs that differ, and paths that carry less than the NICs at both ends."""
+def _nic_mtus(mtus: Mapping[str, int | None]) -> list[Verdict]:
+    """NICs that differ."""
     known = {host: mtu for host, mtu in mtus.items() if mtu}
-    result = []
-    if len(set(known.values())) > 1:
-        result.append(Verdict("mtu", "cluster", WARNING, f"the NICs' MTUs differ: {_by_mtu(known)}", _MTU_FIX))
-    paths = stats.path_mtus(links)
+    if len(set(known.values())) < 2:
+        return []
+    return [Verdict("mtu", "cluster", WARNING, f"the NICs' MTUs differ: {_by_mtu(known)}", _MTU_FIX)]
+
+
+def _path_mtu(paths: Mapping[stats.Pair, int], mtus: Mapping[str, int | None]) -> list[Verdict]:
+    """Paths that carry less than the NICs at both ends."""
+    known = {host: mtu for host, mtu in mtus.items() if mtu}
     largest = max(paths.values(), default=0)
     expected = {pair: min((known[host] for host in pair if host in known), default=largest) for pair in paths}
 
@@ -267,7 +287,7 @@ def _mtu(links: Sequence[Link], mtus: Mapping[str, int | None]) -> list[Verdict]
         return Verdict("mtu", where, WARNING, what, _MTU_FIX)
 
     below = [pair for pair, size in paths.items() if size < expected[pair]]
-    return result + [verdict(*place) for place in stats.places(below, list(paths))]
+    return [verdict(*place) for place in stats.places(below, list(paths))]
 
 
 def _span(sizes: Sequence[int]) -> str:

@@ -6,6 +6,7 @@ does not fall when one host of three is slow, although that host is in four of t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_high, median_low
@@ -70,17 +71,17 @@ def grouped(entries: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
 
 def bandwidths(links: Iterable[Link]) -> dict[Pair, float]:
     """Mbit/s of the pairs that work and were measured."""
-    return {ends(k): k.mbits for k in links if k.error is None and k.mbits is not None}
+    return {(k.source, k.target): k.mbits for k in links if k.error is None and k.mbits is not None}
 
 
 def round_trips(links: Iterable[Link]) -> dict[Pair, float]:
     """Milliseconds of the pairs that work and were measured."""
-    return {ends(k): k.rtt_ms for k in links if k.error is None and k.rtt_ms is not None}
+    return {(k.source, k.target): k.rtt_ms for k in links if k.error is None and k.rtt_ms is not None}
 
 
 def path_mtus(links: Iterable[Link]) -> dict[Pair, int]:
     """Bytes of the largest packet on the pairs that work and were measured."""
-    return {ends(k): k.path_mtu for k in links if k.error is None and k.path_mtu is not None}
+    return {(k.source, k.target): k.path_mtu for k in links if k.error is None and k.path_mtu is not None}
 
 
 def typical(values: Mapping[Pair, float], middle: Callable[[Iterable[float]], float]) -> float | None:
@@ -89,7 +90,10 @@ def typical(values: Mapping[Pair, float], middle: Callable[[Iterable[float]], fl
     `middle` chooses between two middle values: median_high for bandwidths and median_low for round trips, so that with
     two hosts each direction is compared with the better one.
     """
-    hosts = grouped((host, value) for pair, value in values.items() for host in pair)
+    hosts: dict[str, list[float]] = {}
+    for (source, target), value in values.items():
+        hosts.setdefault(source, []).append(value)
+        hosts.setdefault(target, []).append(value)
     return middle([middle(own) for own in hosts.values()]) if hosts else None
 
 
@@ -102,23 +106,20 @@ def blame(bad: Iterable[Pair], tested: Sequence[Pair]) -> Blame:
     other host.
     """
     bad_pairs = set(bad)
-    ends = (("sending", 0), ("receiving", 1))
-    names = list(dict.fromkeys(host for pair in tested for host in pair))
-    #: By (host, direction) the pairs that no host explains yet; dicts keep their order, as sets would not.
-    open_pairs: dict[tuple[str, str], dict[Pair, None]] = {(host, way): {} for host in names for way, _ in ends}
-    open_bad: dict[tuple[str, str], dict[Pair, None]] = {key: {} for key in open_pairs}
-    for pair in tested:
-        for direction, end in ends:
-            open_pairs[pair[end], direction][pair] = None
-            if pair in bad_pairs:
-                open_bad[pair[end], direction][pair] = None
+    if not bad_pairs:
+        return Blame({}, {}, [])
+    ends = {"sending": 0, "receiving": 1}
+    names = list(dict.fromkeys(itertools.chain.from_iterable(tested)))
+    #: By direction and host the pairs that no host explains yet; dicts keep their order, as sets would not.
+    open_pairs = {way: _by_end(names, tested, end) for way, end in ends.items()}
+    open_bad = {way: _by_end(names, [pair for pair in tested if pair in bad_pairs], end) for way, end in ends.items()}
 
     def candidates(host: str) -> Iterable[tuple[int, float, str]]:
         """(bad pairs, their part of the tested ones, direction) of what the host could explain."""
-        out, into = (len(open_bad[host, direction]) for direction, _ in ends)
-        all_out, all_into = (len(open_pairs[host, direction]) for direction, _ in ends)
+        out, into = (len(open_bad[way][host]) for way in ends)
+        all_out, all_into = (len(open_pairs[way][host]) for way in ends)
         # One bad pair in each direction may be with one and the same partner.
-        same = max(out, into) < 2 and len({other(p, host) for way, _ in ends for p in open_bad[host, way]}) < 2
+        same = max(out, into) < 2 and len({other(p, host) for way in ends for p in open_bad[way][host]}) < 2
         ways = [("sending", out, all_out), ("receiving", into, all_into)]
         if all_out and all_into and 2 * out >= all_out and 2 * into >= all_into:
             ways.insert(0, ("both", out + into, all_out + all_into))
@@ -132,12 +133,20 @@ def blame(bad: Iterable[Pair], tested: Sequence[Pair]) -> Blame:
         *_, host, direction = max(found, key=lambda one: one[:2])
         directions[host] = "both" if host in directions else direction
         for own in ("sending", "receiving") if direction == "both" else (direction,):
-            explained.setdefault(host, []).extend(open_bad[host, own])
-            for pair in list(open_pairs[host, own]):
-                for way, end in ends:
-                    del open_pairs[pair[end], way][pair]
-                    open_bad[pair[end], way].pop(pair, None)
-    return Blame(directions, explained, [pair for pair in tested if pair in open_bad[pair[0], "sending"]])
+            explained.setdefault(host, []).extend(open_bad[own][host])
+            for pair in list(open_pairs[own][host]):
+                for way, end in ends.items():
+                    del open_pairs[way][pair[end]][pair]
+                    open_bad[way][pair[end]].pop(pair, None)
+    return Blame(directions, explained, [pair for pair in tested if pair in open_bad["sending"][pair[0]]])
+
+
+def _by_end(names: Iterable[str], pairs: Iterable[Pair], end: int) -> dict[str, dict[Pair, None]]:
+    """The pairs by the host at one end, 0 or 1, for every name."""
+    groups: dict[str, dict[Pair, None]] = {host: {} for host in names}
+    for pair in pairs:
+        groups[pair[end]][pair] = None
+    return groups
 
 
 def groups(values: Mapping[Pair, float]) -> list[list[str]]:
@@ -155,9 +164,11 @@ def groups(values: Mapping[Pair, float]) -> list[list[str]]:
     return [[h for h in hosts if h in s] for s in sets] if fits else []
 
 
-def slow(links: Iterable[Link]) -> Slow:
-    """The pairs below half of the typical bandwidth or of their own other direction, and what they have in common."""
-    values = bandwidths(links)
+def slow(values: Mapping[Pair, float]) -> Slow:
+    """The pairs below half of the typical bandwidth or of their own other direction, and what they have in common.
+
+    values: `bandwidths`.
+    """
     usual = typical(values, median_high)
     if usual is None:
         return Slow(None, [], [], Blame({}, {}, []))
@@ -171,16 +182,15 @@ def slow(links: Iterable[Link]) -> Slow:
     return Slow(usual, below, [], blame(below, list(values)))
 
 
-def high_latency_pairs(links: Iterable[Link]) -> list[Pair]:
-    """The pairs whose round trip is far above the typical one, or long for a local network."""
-    values = round_trips(links)
+def high_latency_pairs(values: Mapping[Pair, float]) -> list[Pair]:
+    """The pairs whose round trip is far above the typical one, or long for a local network. values: `round_trips`."""
     limit = max(HIGH_LATENCY_TIMES * (typical(values, median_low) or 0.0), HIGH_LATENCY_FLOOR_MS)
     return [pair for pair, ms in values.items() if ms > min(limit, HIGH_LATENCY_MS)]
 
 
 def both_ways(pairs: Iterable[Pair]) -> list[list[Pair]]:
     """The pairs, each together with its other direction where that is among them."""
-    return list(grouped((frozenset(pair), pair) for pair in pairs).values())
+    return list(grouped((pair if pair[0] < pair[1] else (pair[1], pair[0]), pair) for pair in pairs).values())
 
 
 def places(changed: Collection[Pair], tested: Sequence[Pair]) -> list[tuple[str, list[Pair]]]:

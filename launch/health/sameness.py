@@ -171,8 +171,8 @@ def verdicts(rows: Sequence[Row], on_gpus: bool = False) -> list[Verdict]:
     result, same = [], []
     for line in rows:
         entry = line.property
+        others = [name for name, value in line.values.items() if value == line.majority]
         for host in line.odd:
-            others = [name for name, value in line.values.items() if value == line.majority]
             what = f"{entry.label} {shown(line.values[host])}; {_names(others)} {shown(line.majority)}: {entry.why}"
             level = HEALTHY if on_gpus and entry.key == "cpu_flags" else entry.level
             result.append(of_host(entry.key, host, level, what, entry.fix))

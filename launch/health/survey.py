@@ -30,6 +30,7 @@ class Survey:
 
     answers: dict[str, Answer | BaseException]
     links: list[Link]
+    sampled: bool = False  # links of some pairs alone
 
     def facts(self, host: str) -> Mapping[str, Any]:
         """{} where the host did not answer."""
@@ -53,14 +54,16 @@ def ask_hosts(
     """Ask every host at once for its facts and for its links to the others.
 
     `bandwidth_seconds`: how long the bandwidth of each pair is measured; 0: not at all. `full`: the facts that take
-    longer, too (muster_survey.survey). `engine`: images and runs, too. `say` shows a line of progress.
+    longer, too (muster_survey.survey), and the links of all pairs, however many hosts there are; else of many hosts a
+    sample of them (launch.network.measure). `engine`: images and runs, too. `say` shows a line of progress.
     """
+    sample = not full and len(hosts) > measure.EVERY_PAIR_HOSTS
     names = [host.name for host in hosts]
     # Bytes, as the last deploy found them.
     mtus = {host.name: int(nic_of(host, host.facts).get("mtu") or 1500) for host in hosts}
     network = measure.NetworkAddresses("training", {host.name: host.address for host in hosts}, mtus)
     networks = [network] if len(hosts) > 1 else []
-    asked = measure.options(names, networks, bandwidth_seconds) if networks else {}
+    asked = measure.options(names, networks, bandwidth_seconds, sample) if networks else {}
     options = {
         host.name: {
             "survey": {"train_interface": host.interface, "data_dir": host.data_dir, "full": full, "engine": engine},
@@ -68,9 +71,10 @@ def ask_hosts(
         }
         for host in hosts
     }
-    limit = FACTS_SECONDS + measure.longest_seconds(len(hosts), len(networks), bandwidth_seconds)
+    limit = FACTS_SECONDS + measure.longest_seconds(len(hosts), len(networks), bandwidth_seconds, sample)
     answers = hostcall.call_hosts(machines, options, limit, say)
-    return Survey(answers, measure.links(names, networks, answers).get(network.name, []))
+    measured = measure.links(names, networks, answers, measure.asked_pairs(asked))
+    return Survey(answers, measured.get(network.name, []), sample)
 
 
 def hosts_with_a_run(machines: Sequence[Machine]) -> list[str]:

@@ -91,11 +91,11 @@ def meetings(addresses: Mapping[str, Iterable[str]]) -> dict[str, dict[str, Any]
 class _Call:
     """What the hosts of one call have said so far. Each host has a thread, which waits for the SSH command."""
 
-    def __init__(self, names: Iterable[str]) -> None:
+    def __init__(self, names: Iterable[str], asked_pairs: int = 0) -> None:
         self.inputs = {name: ssh.Input(ends=False) for name in names}
         self.listening: dict[str, dict[str, Any]] = {}
         self.answers: dict[str, Answer | BaseException] = {}
-        self.pairs = 0  # that were measured
+        self.pairs, self.asked_pairs = 0, asked_pairs  # that were measured, and are to be
         self.changed = threading.Condition()
 
     def ask(self, machine: Machine, options: Mapping[str, Any], timeout: float) -> None:
@@ -126,6 +126,7 @@ class _Call:
                 self.listening[name] = words["listening"]
             elif "pairs" in words:
                 self.pairs += words["pairs"]
+                return  # nobody waits for that
             else:
                 ahead, error = clock_offset(sent, words["began"], words["ended"], received)
                 said = {key: words[key] for key in ("survey", "reach", "links", "busy")}
@@ -144,7 +145,7 @@ class _Call:
                     return
                 if now - said >= PROGRESS_SECONDS:
                     said = now
-                    measured = f"{self.pairs} pairs measured; " if self.pairs else ""
+                    measured = f"{self.pairs} of {self.asked_pairs} pairs measured; " if self.pairs else ""
                     shown = ", ".join(missing[:6]) + (f" and {len(missing) - 6} more" if len(missing) > 6 else "")
                     say(f"{measured}waiting for {shown} ({now - begun:.0f} s)")
                 self.changed.wait(1.0)
@@ -170,7 +171,8 @@ def call_hosts(
     options: by host those of muster_answer.run but `seconds`; what is missing is not asked. timeout: in seconds, for
     each host's whole answer. say: for progress.
     """
-    call = _Call(machine.name for machine in machines)
+    asked = (one["links"]["pairs"] for one in options.values() if one.get("links"))
+    call = _Call((machine.name for machine in machines), sum(pair["calls"] for pairs in asked for pair in pairs))
     with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
         try:
             for machine in machines:

@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 
 import paramiko
 from fabric import Config, Connection
+from fabric.runners import Remote
 from invoke.exceptions import CommandTimedOut, ThreadException
 from paramiko.hostkeys import InvalidHostKey
 
@@ -36,6 +37,7 @@ from launch.hosts import openssh
 from launch.hosts.inventory import Target
 
 DEAD_LINK_SECONDS = 15  # a host that has not answered for so long is gone
+LOOK_SECONDS, LOOK_SECONDS_PER_THREAD = 0.01, 1e-4  # between two looks of a thread that waits for a command
 ASK_SECONDS = 5  # between two questions whether it is still there
 
 # Paramiko's threads log their tracebacks, which Python prints where nobody listens. What they say is raised as well.
@@ -97,7 +99,7 @@ def _connect(target: Target, known_hosts: Path) -> Connection:
         user=target.user,
         port=target.port,
         gateway=False,  # jump hosts are OpenSSH's work: Fabric would accept any key that one of them shows
-        config=Config(overrides={"load_ssh_configs": True}),
+        config=Config(overrides={"load_ssh_configs": True, "runners": {"remote": _Runner}}),
         connect_timeout=openssh.CONNECT_SECONDS,
         connect_kwargs={
             "banner_timeout": openssh.CONNECT_SECONDS,
@@ -132,6 +134,20 @@ def _connect(target: Target, known_hosts: Path) -> Connection:
         raise Unreachable(problem) from error
     _notice_dead_link(connection.transport)
     return connection
+
+
+class _Runner(Remote):
+    """Fabric's, whose threads look around less often the more there are: at 100 times a second those of 256 commands
+    keep a processor busy."""
+
+    @property
+    def input_sleep(self) -> float:
+        """Seconds between two looks of a thread."""
+        return max(LOOK_SECONDS, LOOK_SECONDS_PER_THREAD * threading.active_count())
+
+    @input_sleep.setter
+    def input_sleep(self, seconds: float) -> None:
+        """Fabric sets what it would be."""
 
 
 class _ProxySocket(socket.socket):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,13 +22,17 @@ class Link:
 
 def of_deploy(measured: Mapping[str, Any], network: str) -> list[Link]:
     """What the deploy measured on the training network. measured, network: as in the cluster map."""
-    known = measured.get("links", {})
-    return [Link(**entry) for label, each in known.items() if label.startswith(f"{network} (") for entry in each]
+    return [Link(**entry) for entry in _entries(measured, network)]
 
 
-def with_shortest_trips(links: Sequence[Link], before: Sequence[Link]) -> list[Link]:
-    """The links, each with the shorter round trip of now and before."""
-    known = {(link.source, link.target): link.rtt_ms for link in before if link.rtt_ms is not None}
+def _entries(measured: Mapping[str, Any], network: str) -> Iterator[dict[str, Any]]:
+    known: Mapping[str, Any] = measured.get("links", {})
+    return (entry for label, each in known.items() if label.startswith(f"{network} (") for entry in each)
+
+
+def with_shortest_trips(links: Sequence[Link], measured: Mapping[str, Any], network: str) -> list[Link]:
+    """The links, each with the shorter round trip of now and of the deploy. measured, network: as in `of_deploy`."""
+    known = {(one["source"], one["target"]): one["rtt_ms"] for one in _entries(measured, network) if one["rtt_ms"]}
 
     def shortest(link: Link) -> float | None:
         return None if link.rtt_ms is None else min(link.rtt_ms, known.get((link.source, link.target), link.rtt_ms))

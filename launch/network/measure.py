@@ -1,9 +1,20 @@
-"""Measures the links between hosts on some networks: who with whom and when, and what the answers mean."""
+"""Measures the links between hosts on some networks: who with whom and when, and what the answers mean.
+
+Disjoint pairs are measured at the same time, in rounds: N hosts take N - 1 rounds, not N (N - 1) / 2 measurements one
+after another. With bandwidths 64 hosts take about a minute and a half on each network, 256 hosts six minutes
+(`expected_seconds`). No host is told more than its own pairs.
+
+A sample is what the check before a run measures of more than EVERY_PAIR_HOSTS hosts. Every host measures SAMPLED_ROUNDS
+of its pairs, and all at once, without a measurement, the first host and every other one connect to each other: it is
+the master. Other rounds are drawn each time, so that many runs have had all pairs checked.
+Two rounds in a row connect all hosts, directly or through others, so that hosts that are cut off from the rest show.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +26,10 @@ BANDWIDTH_SECONDS = 1  # of each pair, both directions at once
 PATIENCE_SECONDS = 20  # of a host for its partner in a pair, which may be busy in another one
 FULLY_BUSY_PART = 0.9  # of the processor time: in use while links were measured, it may limit them
 PAIR_SECONDS = 0.4  # what a pair takes beside its bandwidth, about
+EVERY_PAIR_HOSTS = 16  # up to so many hosts, the check before a run measures every pair: 15 rounds
+SAMPLED_ROUNDS = 4  # of more hosts
+
+Pair = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -26,7 +41,7 @@ class NetworkAddresses:
     mtus: dict[str, int]
 
 
-def rounds(hosts: Sequence[str]) -> list[list[tuple[str, str]]]:
+def rounds(hosts: Sequence[str]) -> list[list[Pair]]:
     """Every unordered pair once, as (caller, callee), with no host in two pairs of a round. Pure.
 
     N - 1 rounds for an even number of hosts, N for an odd one. The circle method of round-robin tournaments: one host
@@ -41,38 +56,80 @@ def rounds(hosts: Sequence[str]) -> list[list[tuple[str, str]]]:
     return [pairs for pairs in made if pairs]
 
 
-def options(hosts: Sequence[str], networks: Sequence[NetworkAddresses], seconds: int) -> dict[str, dict[str, Any]]:
-    """What each host is asked (muster_answer's `meeting` and `links`): its own pairs and the addresses that they need.
+def sampled_rounds(hosts: Sequence[str], first: int) -> list[list[Pair]]:
+    """SAMPLED_ROUNDS of the rounds in a row, from one of them on. Pure."""
+    made = rounds(hosts)
+    return [made[(first + number) % len(made)] for number in range(min(SAMPLED_ROUNDS, len(made)))]
 
-    Pairs stand in the order of the rounds, network by network: so no host is in two measurements at once.
+
+def options(
+    hosts: Sequence[str], networks: Sequence[NetworkAddresses], seconds: int, sample: bool = False
+) -> dict[str, dict[str, Any]]:
+    """What each host is asked (muster_answer's `meeting`, `links` and `reach`): its own pairs and their addresses.
+
+    Pairs stand in the order of the rounds, network by network: so no host is in two measurements at once. `sample`: of
+    some pairs alone, on one network.
     """
     pairs: dict[str, list[dict[str, Any]]] = {host: [] for host in hosts}
+    chosen = sampled_rounds(hosts, random.randrange(len(hosts))) if sample else rounds(hosts)
     for number, network in enumerate(networks):
-        for a, b in itertools.chain.from_iterable(rounds(hosts)):
+        for a, b in itertools.chain.from_iterable(chosen):
             mtus = {a: network.mtus[a], b: network.mtus[b]}
             for own, peer in ((a, b), (b, a)):
                 ends = {"own": network.addresses[own], "theirs": network.addresses[peer]}
                 pairs[own].append({"network": number, "peer": peer, "calls": own == a, "mtus": mtus, **ends})
     meetings = hostcall.meetings({host: [network.addresses[host] for network in networks] for host in hosts})
     asked = {"seconds": seconds, "patience": PATIENCE_SECONDS}
-    return {host: {"meeting": meetings[host], "links": {"pairs": pairs[host], **asked}} for host in hosts}
+    made = {host: {"meeting": meetings[host], "links": {"pairs": pairs[host], **asked}} for host in hosts}
+    if sample:
+        (network,), (first, *others) = networks, hosts
+        addresses = {host: [network.addresses[host]] for host in hosts}
+        for host in others:
+            made[host]["reach"] = {first: addresses[first]}
+        made[first]["reach"] = {host: addresses[host] for host in others}
+    return made
 
 
-def expected_seconds(hosts: int, networks: int, seconds: int) -> float:
+def asked_pairs(options: Mapping[str, Mapping[str, Any]]) -> list[Pair]:
+    """The ordered pairs of which `options` asks anything, in the order of the hosts. Pure."""
+    place = {host: number for number, host in enumerate(options)}
+    pairs = {(host, pair["peer"]) for host, asked in options.items() for pair in asked["links"]["pairs"]}
+    pairs |= {(host, peer) for host, asked in options.items() for peer in asked.get("reach", ())}
+    return sorted(pairs, key=lambda pair: (place[pair[0]], place[pair[1]]))
+
+
+def _rounds_of(hosts: int, sample: bool = False) -> int:
+    every = len(rounds([str(host) for host in range(hosts)]))
+    return min(SAMPLED_ROUNDS, every) if sample else every
+
+
+def expected_seconds(hosts: int, networks: int, seconds: int, sample: bool = False) -> float:
     """How long a measurement takes where all is well."""
-    return 1 + networks * len(rounds([str(host) for host in range(hosts)])) * (PAIR_SECONDS + seconds)
+    return 1 + networks * _rounds_of(hosts, sample) * (PAIR_SECONDS + seconds)
 
 
-def longest_seconds(hosts: int, networks: int, seconds: int) -> float:
+def longest_seconds(hosts: int, networks: int, seconds: int, sample: bool = False) -> float:
     """After which a host that has not answered is given up: every pair waited for in vain."""
-    return 30 + networks * len(rounds([str(host) for host in range(hosts)])) * (PATIENCE_SECONDS + seconds + 10)
+    return 30 + networks * _rounds_of(hosts, sample) * (PATIENCE_SECONDS + seconds + 10)
 
 
 def links(
-    hosts: Sequence[str], networks: Sequence[NetworkAddresses], answers: Mapping[str, hostcall.Answer | BaseException]
+    hosts: Sequence[str],
+    networks: Sequence[NetworkAddresses],
+    answers: Mapping[str, hostcall.Answer | BaseException],
+    pairs: Collection[Pair] | None = None,
 ) -> dict[str, list[Link]]:
-    """The answers as links by network; each ordered pair once, also where a host did not answer. Pure."""
+    """The answers as links by network; each ordered pair once, also where a host did not answer. Pure.
+
+    pairs: those that were asked for; None: all. Of one that the hosts only connected to each other, nothing is known
+    but that.
+    """
     measured: dict[tuple[str, str, str], Link] = {}
+    for host, answer in answers.items():
+        for tried in (answer.reach or []) if isinstance(answer, hostcall.Answer) else []:
+            peer, why = tried["peer"], f"{host} does not reach {tried['peer']} at {tried['address']}: {tried['error']}"
+            link_of = Link(host, peer, None, None, None, None if tried["ok"] else why)
+            measured[networks[0].name, host, peer] = link_of
     for answer in answers.values():
         for entry in (answer.links or []) if isinstance(answer, hostcall.Answer) else []:
             name = networks[entry["network"]].name
@@ -85,7 +142,8 @@ def links(
         why = f"{silent} did not answer: {lost[silent]}" if silent else "not measured"
         return measured.get((network, source, target)) or Link(source, target, None, None, None, why)
 
-    return {network.name: [link(network.name, a, b) for a in hosts for b in hosts if a != b] for network in networks}
+    every = [(a, b) for a in hosts for b in hosts if a != b] if pairs is None else pairs
+    return {network.name: [link(network.name, *pair) for pair in every] for network in networks}
 
 
 def measure(

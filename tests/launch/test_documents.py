@@ -126,3 +126,11 @@ def test_a_host_is_not_ready_for_each_reason() -> None:
     assert len(readiness.problems_of(host, one, image, is_master=True)) == 1  # the quick check needs one, too
     ready = readiness.parse("image=yes\ndata=yes\nkeeper=29401 29402\nmaster=29511 29502\n")
     assert readiness.problems_of(host, ready, image, is_master=True) == [] and ready.master_ports == [29511, 29502]
+
+
+def test_a_document_is_indented_for_people_but_one_with_the_links_of_hundreds_of_hosts(tmp_path: Path) -> None:
+    for links, lines in ((10, True), (60_000, False)):
+        document = {"links": [{"source": "h1", "target": f"h{number}"} for number in range(links)]}
+        files.write_json(tmp_path / "x.json", document)
+        assert files.read_json(tmp_path / "x.json") == document
+        assert ((tmp_path / "x.json").read_text().count("\n") > links) is lines

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from launch.cli.units import gbits, rate
-from launch.health.link_statistics import bandwidths, ends, grouped, slow
+from launch.health.link_statistics import Pair, Slow, bandwidths, ends, grouped, slow
 from launch.health.records import links_of, moment_of
 from launch.health.report.contents import Document, brief, describe
+from launch.network.links import Link
 from launch.page import drawing
 from launch.page.colours import LIGHT_LINES, SCALE, variable
 from launch.page.drawing import Figure, Line, Spec
 
 BANDWIDTH_WORDS = ("below 1/4 of the median", "below 1/2", "below 3/4", "about the median", "above 5/4", "broken")
 CELL = (54, 24)  # pixels, wide and high
-#: With more hosts than this, cells have no figures, and are small.
+#: With more hosts than this, cells have no figures, and are small; and the page has no heat map.
 FIGURES_HOSTS = 64
 SMALL_CELL = (12, 12)
 CHART_PIXELS = 260
@@ -37,12 +38,13 @@ def heatmap_svg(document: Document) -> str | None:
 def heatmap(document: Document) -> Spec | None:
     """The heat map as a drawing of its own; None without bandwidths."""
     links, hosts = links_of(document), [plain(host) for host in document["hosts"]]
-    usual = slow(links).typical
-    if usual is None:
+    values = bandwidths(links)
+    found = slow(values)
+    if found.typical is None:
         return None
     words = dict(zip(SCALE, BANDWIDTH_WORDS, strict=True))
     title = f"Bandwidth in Gbit/s, {document['inventory']}, {moment_of(document['when'])}"
-    under = f"from the row's host to the column's; median {rate(usual)}; bold: slow"
+    under = f"from the row's host to the column's; median {rate(found.typical)}; bold: slow"
     axis = {"title": None, "domain": False, "ticks": False, "labelColor": variable("ink"), "labelLimit": 0}
     x = {"field": "to", "type": "nominal", "sort": None, "scale": {"domain": hosts}}
     y = {"field": "from", "type": "nominal", "sort": None, "scale": {"domain": hosts}, "axis": axis}
@@ -59,7 +61,8 @@ def heatmap(document: Document) -> Spec | None:
     }
     legend |= {"labelColor": variable("ink"), "labelFontSize": 12, "columnPadding": 24}
 
-    wide, high = CELL if len(hosts) <= FIGURES_HOSTS else SMALL_CELL
+    has_figures = len(hosts) <= FIGURES_HOSTS
+    wide, high = CELL if has_figures else SMALL_CELL
 
     def figures(bold: bool) -> Spec:
         mark = {"type": "text", "fontSize": 12, "fontWeight": "bold" if bold else "normal"}
@@ -72,36 +75,42 @@ def heatmap(document: Document) -> Spec | None:
 
     return {
         "title": {"text": plain(title), "subtitle": plain(under), "anchor": "start", "frame": "bounds"},
-        "data": {"values": cells(document, usual, words)},
+        "data": {"values": cells(links, values, found, words, has_figures)},
         "width": {"step": wide},
         "height": {"step": high},
         "encoding": {"x": {**x, "axis": {**axis, "orient": "top", "labelAngle": -90}}, "y": y},
         "layer": [
             {
-                "mark": {"type": "rect", "stroke": variable("page"), "strokeWidth": high / 12},
+                "mark": {
+                    **{"type": "rect", "stroke": variable("page"), "strokeWidth": high / 12},
+                    **({} if has_figures else {"aria": False}),
+                },
                 "encoding": {
                     "color": {**classes, "scale": colours, "legend": legend},
-                    "description": {"field": "what"},
+                    **({"description": {"field": "what"}} if has_figures else {}),
                 },
             },
-            *([figures(False), figures(True)] if len(hosts) <= FIGURES_HOSTS else []),
+            *([figures(False), figures(True)] if has_figures else []),
         ],
         "resolve": {"scale": {"color": "independent"}},
     }
 
 
-def cells(document: Document, usual: float, words: Mapping[str, str]) -> list[dict[str, Any]]:
-    """A cell for each measured pair: its ends, figure, class in words, whether it is slow, and all that is known."""
-    links = links_of(document)
-    values, marked = bandwidths(links), set(slow(links).pairs)
-    made = []
+def cells(
+    links: Sequence[Link], values: Mapping[Pair, float], found: Slow, words: Mapping[str, str], has_figures: bool
+) -> list[dict[str, Any]]:
+    """A cell for each measured pair: its ends and class in words; its figure, whether it is slow, and all that is known
+    where cells have figures."""
+    marked = set(found.pairs)
+    names, made = {host: plain(host) for link in links for host in ends(link)}, []
     for link in links:
         pair = ends(link)
         text, colour = ("broken", "qx") if link.error is not None else ("?", "q3")
         if pair in values:
-            text, colour = gbits(values[pair]), bandwidth_class(values[pair], usual)
-        cell = {"from": plain(pair[0]), "to": plain(pair[1]), "text": text, "class": words[colour]}
-        made.append({**cell, "bad": pair in marked, "what": plain(describe(link))})
+            text, colour = gbits(values[pair]), bandwidth_class(values[pair], found.typical or 0)
+        cell = {"from": names[pair[0]], "to": names[pair[1]], "class": words[colour]}
+        more = {"text": text, "bad": pair in marked, "what": plain(describe(link))} if has_figures else {}
+        made.append({**cell, **more})
     return made
 
 

@@ -123,25 +123,28 @@ def _show_links(document: Document, console: Console) -> None:
     def show_pairs(
         values: Values, bad: Sequence[stats.Pair], blamed: stats.Blame, write: Write, title: str, extremes: str
     ) -> None:
-        table = _link_table(links, hosts, values, set(bad), write)
-        wanted = Measurement.get(console, console.options.update(max_width=1000), table).maximum
-        if len(hosts) <= MATRIX_HOSTS and wanted <= console.width:
-            console.print(Text(title, style="italic"), table, sep="\n")
-            return
+        if len(hosts) <= MATRIX_HOSTS:
+            table = _link_table(links, hosts, values, set(bad), write)
+            wanted = Measurement.get(console, console.options.update(max_width=1000), table).maximum
+            if wanted <= console.width:
+                console.print(Text(title, style="italic"), table, sep="\n")
+                return
         explained = {pair for pairs in blamed.explained.values() for pair in pairs}  # of these hosts all has been said
         rest = [pair for pair in values if pair not in explained]
         few = sorted(rest, key=values.__getitem__, reverse=extremes.startswith("longest"))[:SHOWN]
         console.print(Text(f"{extremes}: {', '.join(f'{stats.arrow(pair)} {write(values[pair])}' for pair in few)}"))
 
-    found = stats.slow(links)
+    values = stats.bandwidths(links)
+    found = stats.slow(values)
     if found.typical is None:
         console.print(Text(f"Bandwidth: {contents.LEFT_OUT['bandwidth']}", style="dim"))
     else:
         usual = gbits(found.typical)
         title = f"Bandwidth in Gbit/s from row to column, median {usual} (* slow)"
         extremes = f"slowest pairs in Gbit/s (median {usual})"
-        show_pairs(stats.bandwidths(links), found.pairs, found.blame, gbits, title, extremes)
-    trips, high = stats.round_trips(links), stats.high_latency_pairs(links)
+        show_pairs(values, found.pairs, found.blame, gbits, title, extremes)
+    trips = stats.round_trips(links)
+    high = stats.high_latency_pairs(trips)
     if trips:
         usual = number(stats.typical(trips, median_low) or 0)
         title = f"Round trip in ms, opened by the row's host, median {usual} (* high latency)"

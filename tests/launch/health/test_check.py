@@ -14,14 +14,15 @@ from rich.console import Console
 from containers.image import Image
 from keeper import PROJECT_DIR
 from launch.cli.refusal import Refusal
-from launch.health import check, rank_measurements, run_probe
+from launch.health import check, rank_measurements, run_probe, survey
 from launch.health.report import page as pages
 from launch.health.survey import Survey, images_of
 from launch.health.verdicts import ERROR, HEALTHY, INCOMPLETE, WARNING, Verdict
-from launch.hosts import clustermap
+from launch.hosts import clustermap, hostcall
 from launch.hosts.clustermap import MapHost
 from launch.hosts.hostcall import Answer
 from launch.network.links import Link
+from launch.network.measure import EVERY_PAIR_HOSTS
 from tests.launch.health.test_link_checks import links, names, of
 from tests.launch.samples import cluster
 
@@ -154,6 +155,52 @@ def test_links_are_compared_with_what_the_nics_are_now() -> None:
     survey = seen(answer(nics=nics(old[0], True)), answer(), links=[replace(link(940.0), path_mtu=1300)])
     (verdict,) = [v for v in check.link_verdicts(old, survey, survey.links) if v.check == "mtu"]
     assert verdict.what == "the NICs' MTUs differ: 1500 bytes on h2; 1300 bytes on h1"
+
+
+@pytest.mark.parametrize("count", [EVERY_PAIR_HOSTS, 64])
+def test_before_a_run_of_many_hosts_a_sample_of_pairs_is_checked_and_what_is_said_of_them_says_so(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """h7 exchanges no data with anybody, h3's paths are smaller than its NIC says."""
+    known = cluster(*[1] * count)
+    asked: dict[str, Any] = {}
+
+    def call_hosts(machines: Any, options: dict[str, Any], limit: float, say: Any) -> dict[str, Answer]:
+        asked.update(options)
+        answers = {}
+        for host, one in options.items():
+            bad = [
+                {"peer": p, "address": "a", "ok": "h7" not in (p, host), "error": "no"} for p in one.get("reach", ())
+            ]
+            ways = [
+                way
+                for pair in one["links"]["pairs"]
+                if pair["calls"]
+                for way in ((host, pair["peer"]), (pair["peer"], host))
+            ]
+            found = [
+                {"network": 0, "source": a, "target": b, "mbits": None, "rtt_ms": 0.1}
+                | {"path_mtu": 1300 if "h3" in (a, b) else 1500, "error": "no" if "h7" in (a, b) else None}
+                for a, b in ways
+            ]
+            answers[host] = replace(answer(), reach=bad, links=found)
+        return answers
+
+    monkeypatch.setattr(hostcall, "call_hosts", call_hosts)
+    found = check.quick(known, known.hosts, [])
+    of_links = {verdict.where: verdict for verdict in found if verdict.check in ("reach", "mtu", "links", "latency")}
+    reach, mtu, healthy = of_links["host h7"], of_links["host h3"], of_links["cluster"]
+    assert (reach.level, mtu.level, healthy.level) == (ERROR, WARNING, HEALTHY)
+    assert len(of_links) == 3 and not any(verdict.check == "links" and verdict.level != HEALTHY for verdict in found)
+    pairs = sum(len(one["links"]["pairs"]) for one in asked.values())
+    sampled = [verdict for verdict in of_links.values() if "(a sample: " in verdict.what]
+    if count == EVERY_PAIR_HOSTS:
+        assert pairs == count * (count - 1) and not sampled
+    else:
+        assert pairs == 4 * count and len(sampled) == 3
+        assert f"of {count * (count - 1)} ordered pairs were checked; `make check` checks all)" in reach.what
+        survey_of_all = survey.ask_hosts(known.hosts, [], 0, True, print)
+        assert len(survey_of_all.links) == count * (count - 1) and not survey_of_all.sampled
 
 
 def no_project(*arguments: Any) -> Any:

@@ -242,7 +242,7 @@ def one_slow_host(draw: st.DrawFn) -> tuple[list[str], str, str, list[Link]]:
 def test_one_slow_host_is_named_once_and_no_pair_is(case: tuple[list[str], str, str, list[Link]]) -> None:
     _, culprit, how, given_links = case
     assert reported(link_checks.verdicts(given_links)) == [("bandwidth", f"host {culprit}", WARNING)]
-    assert link_statistics.slow(given_links).blame.hosts == {culprit: how}
+    assert link_statistics.slow(link_statistics.bandwidths(given_links)).blame.hosts == {culprit: how}
 
 
 @given(st.integers(2, 12), st.floats(1, 90000), st.randoms(use_true_random=False))
@@ -315,7 +315,7 @@ def test_the_slow_pairs_are_those_that_a_plain_count_finds() -> None:
         medians.append(own[len(own) // 2])
     usual = sorted(medians)[len(medians) // 2]
     wanted = {p for p, v in mbits.items() if v < usual / 2 or v < min(usual, mbits[p[1], p[0]] / 2)}
-    assert wanted and set(link_statistics.slow(links(hosts, mbits)).pairs) == wanted
+    assert wanted and set(link_statistics.slow(link_statistics.bandwidths(links(hosts, mbits))).pairs) == wanted
 
 
 @pytest.mark.slow

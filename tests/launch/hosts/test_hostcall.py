@@ -6,6 +6,7 @@ Hosts are processes of this machine, with addresses of their own in 127.0.0.0/8,
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -92,6 +93,19 @@ def test_links_are_measured_and_their_progress_is_counted() -> None:
     assert len(found) == 6 and all(link.error is None and link.path_mtu == 1500 for link in found)
 
 
+def test_hosts_check_a_sample_of_their_pairs_and_all_meet_the_first_one() -> None:
+    addresses = {f"h{number}": f"127.45.6.{number}" for number in range(1, 8)}
+    network = NetworkAddresses("data", addresses, dict.fromkeys(addresses, 1500))
+    asked, machines = measure.options(list(addresses), [network], 0, sample=True), [Host(name) for name in addresses]
+    every: Any = machines
+    pairs = measure.asked_pairs(asked)
+    found = measure.links(list(addresses), [network], hostcall.call_hosts(every, asked, SECONDS), pairs)["data"]
+    assert len(found) == len(pairs) < 7 * 6 and all(link.error is None for link in found)
+    own = {(host, pair["peer"]) for host, one in asked.items() for pair in one["links"]["pairs"]}
+    assert {(link.source, link.target) for link in found if link.path_mtu == 1500} == own
+    assert {(link.source, link.target) for link in found if link.rtt_ms is None} == set(pairs) - own
+
+
 def test_a_host_that_fails_is_named_and_the_others_do_not_wait_for_it(tmp_path: Path) -> None:
     broken = Host("h2", script(tmp_path / "python", "echo 'no python here' >&2; exit 1"))
     begun = time.monotonic()
@@ -100,6 +114,35 @@ def test_a_host_that_fails_is_named_and_the_others_do_not_wait_for_it(tmp_path: 
     assert isinstance(answers["h2"], RuntimeError) and str(answers["h2"]) == "no python here"
     by_peer = {result["peer"]: result for result in answers["h1"].reach}
     assert by_peer["h3"]["ok"] and by_peer["h2"]["error"] == "h2 did not take part"
+
+
+#: The kernel's limit for one argument of a command (MAX_ARG_STRLEN).
+ARGUMENT_BYTES = 128 * 1024
+
+
+def test_what_256_hosts_are_asked_stands_on_standard_input_and_is_no_longer_than_a_hosts_own_pairs() -> None:
+    hosts = [f"h{number}" for number in range(256)]
+    addresses = {host: f"10.0.{number >> 8}.{number & 255}" for number, host in enumerate(hosts)}
+    options = measure.options(hosts, [NetworkAddresses("data", addresses, dict.fromkeys(hosts, 1500))], 1)
+    sent: dict[str, tuple[str, str]] = {}
+
+    class Remembers:
+        def __init__(self, name: str) -> None:
+            self.name, self.target = name, Target(name, "10.0.0.1", 22, "me", None, sudo_password="secret")
+
+        def root(self, command: str, timeout: float, out: Any, stdin: ssh.Input) -> Any:
+            sent[self.name] = f"{ssh.sudo_prefix(self.target)}sh -c {shlex.quote(command)}", stdin.read(0) or ""
+            raise OSError("that is all")
+
+    machines: Any = [Remembers(host) for host in hosts]
+    hostcall.call_hosts(machines, options, SECONDS)
+    assert len({command for command, _ in sent.values()}) == 1
+    (command,) = {command for command, _ in sent.values()}
+    assert len(command) < ARGUMENT_BYTES / 32
+    for host, (_, told) in sent.items():
+        asked = json.loads(told.split(" ", 1)[1])
+        assert asked["links"] == options[host]["links"]
+        assert len(told) - len(hostcall.program({})) < 256 * 160, host
 
 
 @pytest.mark.slow
@@ -123,8 +166,8 @@ def test_a_host_that_never_starts_costs_the_wait_for_it_alone(tmp_path: Path, mo
     calls: list[hostcall._Call] = []
 
     class Call(hostcall._Call):
-        def __init__(self, names: Iterable[str]) -> None:
-            super().__init__(names)
+        def __init__(self, names: Iterable[str], asked_pairs: int = 0) -> None:
+            super().__init__(names, asked_pairs)
             calls.append(self)
 
     def monotonic() -> float:

@@ -102,7 +102,7 @@ def test_a_host_that_is_gone_behind_a_proxy_is_noticed(
                 enough.touch()
             return came
 
-    monkeypatch.setattr(ssh, "threading", SimpleNamespace(Event=Answered, Thread=threading.Thread))
+    monkeypatch.setattr(ssh, "threading", SimpleNamespace(**vars(threading) | {"Event": Answered}))
     monkeypatch.setattr(ssh, "DEAD_LINK_SECONDS", 3)
     monkeypatch.setattr(ssh, "ASK_SECONDS", 0.1)
     host = servers[1]

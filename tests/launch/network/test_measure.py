@@ -79,6 +79,65 @@ def test_each_host_is_asked_for_its_own_pairs_and_both_ends_agree() -> None:
             assert other["calls"] != pair["calls"]
 
 
+def many(count: int) -> tuple[list[str], NetworkAddresses]:
+    hosts = [f"h{n}" for n in range(count)]
+    addresses = {host: f"10.0.{n >> 8}.{n & 255}" for n, host in enumerate(hosts)}
+    return hosts, NetworkAddresses("data", addresses, dict.fromkeys(hosts, 1500))
+
+
+@pytest.mark.parametrize("count", [64, 65, 256])
+def test_of_many_hosts_a_sample_costs_each_one_the_same_and_the_first_one_meets_all(count: int) -> None:
+    hosts, network = many(count)
+    asked = measure.options(hosts, [network], 0, sample=True)
+    own = {host: {pair["peer"] for pair in one["links"]["pairs"]} for host, one in asked.items()}
+    assert all(0 < len(peers) <= measure.SAMPLED_ROUNDS for peers in own.values())
+    assert all(host in own[peer] for host, peers in own.items() for peer in peers)
+    first, *others = hosts
+    assert asked[first]["reach"] == {host: [network.addresses[host]] for host in others}
+    assert all(asked[host]["reach"] == {first: [network.addresses[first]]} for host in others)
+    pairs = measure.asked_pairs(asked)
+    assert {(first, host) for host in others} | {(host, first) for host in others} <= set(pairs)
+    assert len(set(pairs)) == len(pairs) <= (measure.SAMPLED_ROUNDS + 2) * count
+    assert measure.expected_seconds(count, 1, 0, sample=True) < 5
+
+
+@pytest.mark.parametrize("count", [64, 256])
+def test_no_host_is_told_of_pairs_that_are_not_its_own(count: int) -> None:
+    hosts, network = many(count)
+    for host, one in measure.options(hosts, [network], 1).items():
+        assert [pair["own"] for pair in one["links"]["pairs"]] == [network.addresses[host]] * (count - 1)
+
+
+def test_of_a_sample_no_more_is_said_than_was_asked() -> None:
+    hosts, network = many(20)
+    asked = measure.options(hosts, [network], 0, sample=True)
+    pairs = measure.asked_pairs(asked)
+    measured = {pair for pair in pairs if pair[1] in {p["peer"] for p in asked[pair[0]]["links"]["pairs"]}}
+
+    def said(host: str) -> Answer:
+        tried = [
+            {"peer": peer, "address": network.addresses[peer], "ok": peer != "h9", "milliseconds": 0.1, "error": "no"}
+            for peer in asked[host]["reach"]
+        ]
+        mine = [pair["peer"] for pair in asked[host]["links"]["pairs"] if pair["calls"]]
+        ways = [way for peer in mine for way in ((host, peer), (peer, host))]
+        return Answer(None, tried, [entry(*way, mbits=None) for way in ways], None, 0.0, 0.0)
+
+    answers: dict[str, Answer | BaseException] = {host: said(host) for host in hosts}
+    answers["h5"] = TimeoutError("gone")
+    found = {(one.source, one.target): one for one in measure.links(hosts, [network], answers, pairs)["data"]}
+    assert list(found) == pairs
+    for pair, link in found.items():
+        if pair == ("h0", "h9") and pair not in measured:
+            assert link.error == "h0 does not reach h9 at 10.0.0.9: no"
+        elif pair not in measured and pair[0] != "h5":
+            assert (link.error, link.rtt_ms, link.path_mtu) == (None, None, None)
+        elif "h5" not in pair:
+            assert (link.error, link.rtt_ms, link.path_mtu) == (None, 0.2, 1500)
+        elif pair == ("h5", "h0"):
+            assert "h5 did not answer: gone" in str(link.error) or link.error is None
+
+
 @pytest.mark.parametrize("count", [2, 5, 8])
 def test_hosts_come_to_their_pairs_in_an_order_that_holds_nobody_up(count: int) -> None:
     """Played through: as long as pairs are left, some two hosts are both at their pair with each other."""
