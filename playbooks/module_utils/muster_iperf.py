@@ -77,8 +77,10 @@ async def run_iperf(own: str, theirs: str, port: int, seconds: int) -> tuple[flo
             out, _ = await asyncio.wait_for(process.communicate(), seconds + 8)
             said: dict[str, Any] = json.loads(out)
             if "error" not in said:
-                there, back = (said["end"][key] for key in ("sum_received", "sum_received_bidir_reverse"))
-                return float(there["bits_per_second"]), float(back["bits_per_second"])
+                # Not of the sums: up to 3.10 those of both directions have the same names in one JSON object.
+                arrived = [stream["receiver"] for stream in said["end"]["streams"]]
+                rates = {one["sender"]: float(one["bits_per_second"]) for one in arrived}  # sender: whether we are it
+                return rates[True], rates[False]
             why = str(said["error"])
         except asyncio.TimeoutError:
             raise LinkFails(f"iperf3 from {own} to {theirs} did not end: the link stalls under load") from None

@@ -185,6 +185,24 @@ def test_an_iperf3_that_fails_is_its_hosts_fault_and_a_link_that_fails_is_broken
             assert result["error"] is None and host == (caller if blamed == "caller" else callee) and words in why
 
 
+#: What iperf3 3.9 (Ubuntu 22.04) says at the end, cut short: `sum_received` is there twice.
+IPERF_3_9 = """{"end": {
+    "streams": [
+        {"sender": {"bits_per_second": 9.6e9, "sender": true}, "receiver": {"bits_per_second": 9.5e9, "sender": true}},
+        {"sender": {"bits_per_second": 1.2e9, "sender": false}, "receiver": {"bits_per_second": 1.1e9, "sender": false}}
+    ],
+    "sum_received": {"bits_per_second": 9.5e9, "sender": true},
+    "sum_received": {"bits_per_second": 1.1e9, "sender": false}
+}}"""
+
+
+def test_both_directions_are_told_apart_in_the_words_of_an_older_iperf3(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_iperf(tmp_path, monkeypatch, f"cat <<'END'\n{IPERF_3_9}\nEND")
+    assert asyncio.run(muster_iperf.run_iperf("127.0.0.1", "127.0.0.2", 5201, 1)) == (9.5e9, 1.1e9)
+
+
 class Says:
     """A reader of a connection on which the other end says this."""
 
