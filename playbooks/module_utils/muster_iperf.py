@@ -7,11 +7,15 @@ import contextlib
 import json
 import os
 import socket
+import time
 from typing import Any
 
 from ansible.module_utils.muster_host import find_command
 
 MISSING = "iperf3 is missing"
+LISTEN_SECONDS = 2.0  # a server takes some milliseconds until it listens
+#: iperf3 3.9 (Ubuntu 22.04) gives no reason when it cannot connect.
+REFUSED_SILENTLY = "refused, or without a reason that can be read"
 #: In what iperf3 says of an error: the link's fault, not the program's.
 LINK_FAILURES = ("timed out", "timeout", "unreachable", "no route")
 #: The same: the fault of the program at the server's end.
@@ -70,25 +74,28 @@ async def run_iperf(own: str, theirs: str, port: int, seconds: int) -> tuple[flo
     """
     words = [iperf_path(), "-c", theirs, "-B", own, "-p", str(port), "-t", str(seconds), "-i", "0", "-J"]
     words += ["--connect-timeout", "1500", "--bidir"]
-    why = ""
-    for _ in range(40):  # the server takes some milliseconds until it listens
+    deadline = time.monotonic() + LISTEN_SECONDS
+    while True:
         process = await _start(words, stdout=asyncio.subprocess.PIPE)
         try:
             out, _ = await asyncio.wait_for(process.communicate(), seconds + 8)
             said: dict[str, Any] = json.loads(out)
-            if "error" not in said:
+            if "error" in said:
+                why = str(said["error"])
+            elif not said["end"]:
+                why = REFUSED_SILENTLY
+            else:
                 # Not of the sums: up to 3.10 those of both directions have the same names in one JSON object.
                 arrived = [stream["receiver"] for stream in said["end"]["streams"]]
                 rates = {one["sender"]: float(one["bits_per_second"]) for one in arrived}  # sender: whether we are it
                 return rates[True], rates[False]
-            why = str(said["error"])
         except asyncio.TimeoutError:
             raise LinkFails(f"iperf3 from {own} to {theirs} did not end: the link stalls under load") from None
         except (ValueError, KeyError, TypeError):
             raise NoIperf("iperf3 fails without a reason that can be read (it has to be 3.7 or later)") from None
         finally:
             await end(process)
-        if not any(reason in why for reason in ("refused", "busy")):
+        if not any(reason in why for reason in ("refused", "busy")) or time.monotonic() > deadline:
             break
         await asyncio.sleep(0.05)
     if any(reason in why.lower() for reason in LINK_FAILURES):

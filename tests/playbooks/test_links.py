@@ -163,7 +163,8 @@ def fake_iperf(folder: Path, monkeypatch: pytest.MonkeyPatch, client: str, serve
     ("client", "blamed", "words"),
     [
         ("echo 'unknown option --bidir' >&2; exit 1", "caller", "it has to be 3.7 or later"),
-        ("echo '{\"end\": {}}'", "caller", "it has to be 3.7 or later"),
+        ("echo '{\"end\": {}}'", "callee", "refused, or without a reason"),
+        ('echo \'{"end": {"streams": [{}]}}\'', "caller", "it has to be 3.7 or later"),
         ('echo \'{"error": "error - unable to create a new stream: No memory"}\'', "caller", "No memory"),
         ('echo \'{"error": "error - control socket has closed unexpectedly"}\'', "callee", "closed unexpectedly"),
         ('echo \'{"error": "unable to connect: Connection timed out"}\'', "link", "timed out"),
@@ -196,10 +197,12 @@ IPERF_3_9 = """{"end": {
 }}"""
 
 
-def test_both_directions_are_told_apart_in_the_words_of_an_older_iperf3(
+def test_an_older_iperf3_is_understood_which_names_both_directions_alike_and_is_refused_silently(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake_iperf(tmp_path, monkeypatch, f"cat <<'END'\n{IPERF_3_9}\nEND")
+    connected = tmp_path / "connected"
+    refused_once = f"[ -e {connected} ] || {{ touch {connected}; echo '{{\"end\": {{}}}}'; exit 1; }}\n"
+    fake_iperf(tmp_path, monkeypatch, f"{refused_once}cat <<'END'\n{IPERF_3_9}\nEND")
     assert asyncio.run(muster_iperf.run_iperf("127.0.0.1", "127.0.0.2", 5201, 1)) == (9.5e9, 1.1e9)
 
 
