@@ -115,7 +115,8 @@ def up(
     with locked(BUILD / "lab.lock"), _handled(signal.SIGTERM, signal.default_int_handler):
         there = {entry["Labels"][HOST_LABEL]: entry for entry in _containers(name)}
         chosen = _systems(systems, hosts, there)
-        images = {system: lab_host.ensure_image(progress, system) for system in dict.fromkeys(chosen)}
+        new = [system for index, system in enumerate(chosen) if f"h{index + 1}" not in there]
+        images = {system: lab_host.ensure_image(progress, system) for system in dict.fromkeys(new)}
         created = Created()
         try:
             plan = _plan(name, chosen, _ensure_networks(name, created))
