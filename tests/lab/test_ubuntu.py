@@ -22,7 +22,7 @@ SYSTEMS = {"h1": "debian 12", "h2": "ubuntu 24.04", "h3": "ubuntu 22.04"}
 
 @pytest.fixture
 def mixed() -> Iterator[Lab]:
-    """A bare lab of three systems. Without Ubuntu's archive, on which no other test counts, it is skipped, CI or not."""
+    """A bare lab of three systems. Without Ubuntu's archive, on which no other test counts, skipped, CI or not."""
     try:
         ubuntu.fetch(f"{ubuntu.mirror()}/dists/noble/Release")
     except ContainersError as error:
