@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import socket
 import time
 from typing import Any
@@ -46,8 +47,9 @@ async def _start(words: list[str], **streams: int) -> asyncio.subprocess.Process
     try:
         environment = {**os.environ, "LC_ALL": "C"}
         return await asyncio.create_subprocess_exec(
-            *words, stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL, env=environment, **streams
-        )
+            *words, stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL, env=environment,
+            start_new_session=True, **streams
+        )  # fmt: skip
     except OSError as error:
         raise NoIperf(f"iperf3 does not start ({os.strerror(error.errno or 0)})") from None
 
@@ -104,11 +106,12 @@ async def run_iperf(own: str, theirs: str, port: int, seconds: int) -> tuple[flo
 
 
 async def end(process: asyncio.subprocess.Process) -> None:
-    """End a program that may have ended already."""
-    for signal in (process.terminate, process.kill):
+    """End a program, which may have ended already, with what it has started: `timeout` that is ended while it starts
+    its command may leave that behind."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
         if process.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError):
-            signal()
+            os.killpg(process.pid, number)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(process.wait(), 2)

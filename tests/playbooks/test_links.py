@@ -206,6 +206,21 @@ def test_an_older_iperf3_is_understood_which_names_both_directions_alike_and_is_
     assert asyncio.run(muster_iperf.run_iperf("127.0.0.1", "127.0.0.2", 5201, 1)) == (9.5e9, 1.1e9)
 
 
+def test_a_server_is_ended_with_its_children() -> None:
+    async def child_of_one_that_was_ended() -> int:
+        process = await muster_iperf._start(["sh", "-c", "sleep 1000 & echo $!; wait"], stdout=asyncio.subprocess.PIPE)
+        assert process.stdout is not None
+        child = int(await process.stdout.readline())
+        await muster_iperf.end(process)
+        return child
+
+    stat = Path("/proc", str(asyncio.run(child_of_one_that_was_ended())), "stat")
+    deadline = time.monotonic() + 30
+    while stat.exists() and stat.read_text().split()[2] != "Z":  # its new parent may be slow to take note
+        assert time.monotonic() < deadline, "it lives"
+        time.sleep(0.01)
+
+
 class Says:
     """A reader of a connection on which the other end says this."""
 
