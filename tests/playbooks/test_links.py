@@ -219,6 +219,7 @@ def test_a_server_is_ended_with_its_children() -> None:
                 return False
             await asyncio.sleep(0.01)
         os.kill(int(child.name), signal.SIGKILL)
+        await process.communicate()
         return True
 
     assert not asyncio.run(outlives())
