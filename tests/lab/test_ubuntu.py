@@ -3,6 +3,7 @@ down to what it was."""
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,8 @@ from tests.sweep import lab_name
 
 pytestmark = pytest.mark.lab
 
+# A login leaves its mark (pam_motd), and a package that has had files in /bin a folder, which dpkg does not remove.
+UBUNTUS_OWN = re.compile(r"\+/(home/muster/\.cache|s?bin\.usr-is-merged|lib\.usr-is-merged)\b")
 SYSTEMS = {"h1": "debian 12", "h2": "ubuntu 24.04", "h3": "ubuntu 22.04"}
 
 
@@ -49,4 +52,6 @@ def test_hosts_of_three_systems_train_together_and_are_as_they_were_after_a_tear
     _, summary = summary_of(must(mixed.fab("train", ARGS="--epochs 1")))
     assert (summary["status"], summary["nodes"], summary["world_size"]) == ("succeeded", 3, 3)
     must(mixed.fab("teardown", PACKAGES=1))
-    assert {host: differences(bare[host], mixed.everything(host)) for host in SYSTEMS} == {host: [] for host in SYSTEMS}
+    for host in SYSTEMS:
+        new = [line for line in differences(bare[host], mixed.everything(host)) if not UBUNTUS_OWN.match(line)]
+        assert new == [], host
