@@ -24,7 +24,8 @@ from containers.files import locked, scratch
 ARCHIVE = "http://archive.ubuntu.com/ubuntu"
 PACKAGES = ("apt", "python3", "ca-certificates")
 COMPONENTS = "main universe"  # Podman is in universe
-# Of noble's package list, which is signed with the key that it holds: F6ECB3762474EDA9D21B7022871920D1991BC93C.
+# Of noble's package list. What signs that is in the package: F6ECB3762474EDA9D21B7022871920D1991BC93C, the fingerprint
+# that others, too, print for Ubuntu's archive.
 KEYRING = "pool/main/u/ubuntu-keyring/ubuntu-keyring_2023.11.28.1_all.deb"
 KEYRING_SHA256 = "36de43b15853ccae0028e9a767613770c704833f82586f28eb262f0311adb8a8"
 KEYRING_FILE = "./usr/share/keyrings/ubuntu-archive-keyring.gpg"
