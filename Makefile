@@ -34,7 +34,7 @@ demo:  ## the main job at once on a bare machine (root): lab of two hosts, trust
 	$(need) --root control
 	@$(BIN)/fab demo
 
-lab:  ## containers as hosts on this machine (root)  [HOSTS=3 LAB=lab LINK=1gbit CPUS=0.4]
+lab:  ## containers as hosts on this machine (root)  [HOSTS=3 LAB=lab LINK=1gbit CPUS=0.4 OS=debian,ubuntu UBUNTU_MIRROR=url]
 	$(need) --root control
 	@$(BIN)/fab lab
 

@@ -299,14 +299,15 @@ def _lab(*arguments: str) -> None:
         "name": "name of the lab (lab)",
         "link": "rate of the data NICs, such as 1gbit",
         "cpus": "computing time of each host, in cores, such as 0.4; all that its cores give when not given",
+        "system": "debian, ubuntu (24.04), ubuntu22.04, or several with commas between, which hosts get in turn (OS=)",
     }
 )
-def lab(context: Context, hosts: str = "", name: str = "", link: str = "", cpus: str = "") -> None:
+def lab(context: Context, hosts: str = "", name: str = "", link: str = "", cpus: str = "", system: str = "") -> None:
     """Containers as hosts on this machine, bare, as a cluster to play with; writes inventory/<name>."""
-    rate, quota = _given(link, "LINK"), _given(cpus, "CPUS")
-    limits = (*((f"--link={rate}",) if rate else ()), *((f"--cpus={quota}",) if quota else ()))
+    given = {"link": _given(link, "LINK"), "cpus": _given(cpus, "CPUS"), "os": _given(system, "OS")}
+    options = [f"--{option}={value}" for option, value in given.items() if value]
     size = _given(hosts, "HOSTS", "2")
-    _lab("up", "--name", _given(name, "LAB", "lab"), "--hosts", size, *limits)
+    _lab("up", "--name", _given(name, "LAB", "lab"), "--hosts", size, *options)
 
 
 @task

@@ -1,7 +1,7 @@
 """The base image: Debian with its own Python, made without any container registry.
 
 mmdebstrap assembles the tree from Debian's packages, `podman build` turns it into an image. The same packages give
-the same image id. Not for Muster's own images: see image.py (training image) and lab_host.py (lab hosts).
+the same image id. Not for Muster's own images: see image.py (training image), lab_host.py (lab hosts) and ubuntu.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from containers.engine import (
@@ -58,7 +58,11 @@ def ensure_base(progress: Progress) -> str:
     with locked(BUILD / "images" / "base.lock"):
         if image_label(REFERENCE, RECIPE_LABEL) != recipe:
             progress(f"base image: assembling Debian {SUITE} from packages (only once; about half a minute)")
-            _build(sources, recipe)
+            fix = "check that `apt-get update` works here (network, proxy, /etc/apt/sources.list.d), then run it again"
+            with scratch(BUILD / "images", "base-") as folder:
+                assemble(folder, f"Debian {SUITE}", SUITE, PACKAGES, sources, fix)
+                where = "the control machine, while building the base image"
+                build_image(REFERENCE, CONTAINERFILE, folder, f"--label={RECIPE_LABEL}={recipe}", where=where)
     return REFERENCE
 
 
@@ -117,27 +121,33 @@ def apt_settings() -> str:
         return ""
 
 
-def _build(sources: Mapping[str, str], recipe: str) -> None:
-    with scratch(BUILD / "images", "base-") as folder:
-        for name, text in sources.items():
-            (folder / name).write_text(text)
-        command = root_command(
-            "mmdebstrap", "--mode=root", "--variant=minbase", f"--include={','.join(PACKAGES)}",
-            *(f"--dpkgopt={option}" for option in DPKG_OPTIONS),
-            *(f"--aptopt={option}" for option in APT_OPTIONS),
-            SUITE, str(folder / "rootfs.tar"), *(str(folder / name) for name in sources),
-            env={"SOURCE_DATE_EPOCH": SOURCE_DATE_EPOCH, **apt_proxies()},
-        )  # fmt: skip
-        try:
-            follow(command)
-        except CommandFailed as failure:
-            raise ContainersError(
-                f"Debian {SUITE} could not be assembled from packages. The last lines of mmdebstrap:\n{failure.tail}",
-                "the control machine, while building the base image",
-                "check that `apt-get update` works here (network, proxy, /etc/apt/sources.list.d), then run it again",
-            ) from failure
-        label = f"--label={RECIPE_LABEL}={recipe}"
-        build_image(REFERENCE, CONTAINERFILE, folder, label, where="the control machine, while building the base image")
+def assemble(
+    folder: Path, title: str, suite: str, packages: Sequence[str], sources: Mapping[str, str], fix: str, *options: str
+) -> None:
+    """Make `folder`/rootfs.tar, a root file system of a suite's packages, with mmdebstrap.
+
+    title: the system, for messages. sources: apt source files (name -> text). fix: what to do when it fails.
+
+    Raises ContainersError.
+    """
+    for name, text in sources.items():
+        (folder / name).write_text(text)
+    command = root_command(
+        "mmdebstrap", "--mode=root", "--variant=minbase", f"--include={','.join(packages)}",
+        *(f"--dpkgopt={option}" for option in DPKG_OPTIONS),
+        *(f"--aptopt={option}" for option in APT_OPTIONS),
+        *options,
+        suite, str(folder / "rootfs.tar"), *(str(folder / name) for name in sources),
+        env={"SOURCE_DATE_EPOCH": SOURCE_DATE_EPOCH, **apt_proxies()},
+    )  # fmt: skip
+    try:
+        follow(command)
+    except CommandFailed as failure:
+        raise ContainersError(
+            f"{title} could not be assembled from packages. The last lines of mmdebstrap:\n{failure.tail}",
+            f"the control machine, while assembling {title}",
+            fix,
+        ) from failure
 
 
 def _stanzas(text: str) -> list[str]:

@@ -5,7 +5,7 @@ and decoys: addresses and NICs that a launcher must not choose. Its host key, ma
 are its cores if there are enough; otherwise several hosts share a core. Not for provisioning: `make deploy` does that,
 as on any host. What concerns one host alone is in lab_host.py.
 
-    python -m containers.lab up --name lab --hosts 3 [--link 1gbit] [--cpus 0.4]
+    python -m containers.lab up --name lab --hosts 3 [--link 1gbit] [--cpus 0.4] [--os debian,ubuntu]
     python -m containers.lab status
     python -m containers.lab down --name lab
 
@@ -23,7 +23,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network
@@ -36,7 +36,7 @@ from rich.table import Table
 from containers import lab_host, lab_plan
 from containers.engine import BUILD, REPOSITORY, CommandFailed, ContainersError, Progress, as_root, output, podman, tool
 from containers.files import locked, write_whole
-from containers.lab_host import HOST_LABEL, LABEL, Host
+from containers.lab_host import HOST_LABEL, LABEL, SYSTEM_LABEL, Host
 
 INVENTORIES = REPOSITORY / "inventory"
 MARK = "# Written by `make lab`; `make lab-down` removes it.\n"
@@ -86,7 +86,12 @@ class Created:
 
 
 def up(
-    name: str, hosts: int, link: str | None = None, progress: Progress = lambda line: None, cpus: float | None = None
+    name: str,
+    hosts: int,
+    link: str | None = None,
+    progress: Progress = lambda line: None,
+    cpus: float | None = None,
+    systems: Sequence[str] = (),
 ) -> list[Host]:
     """Bring up a lab of `hosts` hosts; return when sshd answers on each.
 
@@ -97,6 +102,7 @@ def up(
         link: rate of the data NICs in both directions, such as 1gbit; None: not limited.
         cpus: computing time of each host, in cores; None: all that its cores give. Where the quotas of hosts that share
             a core add up to one core at most, each has the same speed whatever the others do.
+        systems: what the hosts run, in turn (lab_plan.SYSTEMS); none: existing hosts keep theirs, others get Debian.
 
     Raises ContainersError if the lab could not be brought up.
     """
@@ -107,11 +113,13 @@ def up(
     _refuse_foreign_folder(folder)
     # SIGTERM, too, raises KeyboardInterrupt, so that what was created is removed.
     with locked(BUILD / "lab.lock"), _handled(signal.SIGTERM, signal.default_int_handler):
-        image = lab_host.ensure_image(progress)
+        there = {entry["Labels"][HOST_LABEL]: entry for entry in _containers(name)}
+        chosen = _systems(systems, hosts, there)
+        new = [system for index, system in enumerate(chosen) if f"h{index + 1}" not in there]
+        images = {system: lab_host.ensure_image(progress, system) for system in dict.fromkeys(new)}
         created = Created()
         try:
-            plan = _plan(name, hosts, _ensure_networks(name, created))
-            there = {entry["Labels"][HOST_LABEL]: entry for entry in _containers(name)}
+            plan = _plan(name, chosen, _ensure_networks(name, created))
             surplus = sorted(set(there) - {host.name for host in plan})
             if surplus:
                 progress(f"removing {', '.join(surplus)}")
@@ -121,7 +129,7 @@ def up(
             if stray := [volume for volume in _labelled("volume", name) if volume.rpartition("-")[0] not in kept]:
                 podman("volume", "rm", *stray)
             key = _ensure_key(folder, created)
-            _each(plan, lambda host: _ensure_host(host, there.get(host.name), image, created, progress))
+            _each(plan, lambda host: _ensure_host(host, there.get(host.name), images, created, progress))
             _each(plan, lambda host: lab_host.furnish(host, key, rate, cpus))
             progress("waiting for sshd")
             _each(plan, lab_host.wait_for_ssh)
@@ -178,13 +186,30 @@ def inventory_text(hosts: list[Host]) -> str:
     return MARK + "\n".join(lines) + "\n"
 
 
-def _plan(name: str, hosts: int, subnets: tuple[IPv4Network, IPv4Network]) -> list[Host]:
-    cores = lab_plan.cpusets(sorted(os.sched_getaffinity(0)), hosts)
-    management, data = subnets
+def _plan(name: str, systems: Sequence[str], subnets: tuple[IPv4Network, IPv4Network]) -> list[Host]:
+    """systems: of each host."""
+    cores = lab_plan.cpusets(sorted(os.sched_getaffinity(0)), len(systems))
+    management, data = ([str(lab_plan.address(subnet, index)) for index in range(len(systems))] for subnet in subnets)
     return [
-        Host(name, index, str(lab_plan.address(management, index)), str(lab_plan.address(data, index)), cores[index])
-        for index in range(hosts)
+        Host(name, index, management[index], data[index], cores[index], systems[index]) for index in range(len(systems))
     ]
+
+
+def _systems(wanted: Sequence[str], hosts: int, there: Mapping[str, dict[str, Any]]) -> list[str]:
+    """The system of each host. Raises ContainersError where an existing host would have to get another one."""
+    names = [f"h{index + 1}" for index in range(hosts)]
+    found = [there[name]["Labels"].get(SYSTEM_LABEL, lab_plan.SYSTEMS[0]) if name in there else None for name in names]
+    chosen = lab_plan.system_of_each(wanted, found)
+    others = [
+        f"{name} has {is_}, not {to_be}"
+        for name, is_, to_be in zip(names, found, chosen, strict=True)
+        if is_ not in (None, to_be)
+    ]
+    if others:
+        lab = next(iter(there.values()))["Labels"][LABEL]
+        fix = f"leave OS out, or remove the lab with all that is on its hosts first (`make lab-down LAB={lab}`)"
+        raise ContainersError(f"a host keeps its system: {', '.join(others)}", f"lab {lab}", fix)
+    return chosen
 
 
 def _refuse_too_many_cpus(hosts: int, cpus: float | None) -> None:
@@ -239,12 +264,14 @@ def _ensure_key(folder: Path, created: Created) -> str:
     return private.with_suffix(".pub").read_text()
 
 
-def _ensure_host(host: Host, there: dict[str, Any] | None, image: str, created: Created, progress: Progress) -> None:
+def _ensure_host(
+    host: Host, there: dict[str, Any] | None, images: Mapping[str, str], created: Created, progress: Progress
+) -> None:
     if there is None:
         progress(f"{host.name}: creating")
         created.volumes += host.volumes
         created.containers.append(host.container)
-        lab_host.create(host, image)
+        lab_host.create(host, images[host.system])
     elif there["State"] != "running":
         progress(f"{host.name}: starting")
         podman("start", host.container)
@@ -352,6 +379,13 @@ def _cpus(text: str) -> float | None:
         raise argparse.ArgumentTypeError(f"CPUS: {error}") from error
 
 
+def _os(text: str) -> tuple[str, ...]:
+    try:
+        return lab_plan.systems(text) if text else ()
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"OS: {error}") from error
+
+
 def _processors(cores: str, cpus: float | None) -> str:
     """cores: as Podman writes them, "0" or "0,1"."""
     known = f"core{'s' if ',' in cores else ''} {cores}"
@@ -376,11 +410,12 @@ def _advice(name: str, hosts: list[Host], link: str | None) -> Iterator[str]:
 
 def _show(console: Console, name: str, hosts: list[Host], cpus: float | None) -> None:
     table = Table(title=f"lab {name}")
-    for column in ("host", "management", "data", "processors"):
+    for column in ("host", "system", "management", "data", "processors"):
         table.add_column(column)
     for host in hosts:
         management = f"{host.management} ({host.nics.management})"
-        table.add_row(host.name, management, f"{host.data} ({host.nics.data})", _processors(host.cores, cpus))
+        data = f"{host.data} ({host.nics.data})"
+        table.add_row(host.name, host.system, management, data, _processors(host.cores, cpus))
     console.print(table)
 
 
@@ -408,6 +443,7 @@ def main(arguments: list[str]) -> int:
             sub.add_argument("--hosts", type=_host_count, default=2, help="how many hosts (HOSTS=)")
             sub.add_argument("--link", type=_link, default=None, help="rate of the data NICs, e.g. 1gbit (LINK=)")
             sub.add_argument("--cpus", type=_cpus, default=None, help="each host's computing time in cores (CPUS=)")
+            sub.add_argument("--os", type=_os, default=(), help="systems of the hosts, in turn (OS=debian,ubuntu)")
     options = parser.parse_args(arguments)
     console = Console(highlight=False)
     say = Console(stderr=True, highlight=False)
@@ -415,7 +451,8 @@ def main(arguments: list[str]) -> int:
     try:
         if options.command == "up":
             with say.status(f"lab {options.name}") as status:
-                hosts = up(options.name, options.hosts, options.link, _progress(say, status.update), options.cpus)
+                progress = _progress(say, status.update)
+                hosts = up(options.name, options.hosts, options.link, progress, options.cpus, options.os)
             _show(console, options.name, hosts, options.cpus)
             seconds = time.monotonic() - started
             console.print(f"{len(hosts)} hosts are up after {seconds:.1f} s: INVENTORY=inventory/{options.name}")

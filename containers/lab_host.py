@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from containers import lab_plan
+from containers import lab_plan, ubuntu
 from containers.base import RECIPE_LABEL, apt_proxies, apt_settings, ensure_base
 from containers.engine import (
     BUILD,
@@ -34,7 +34,8 @@ from containers.files import locked
 
 LABEL = "muster.lab"  # of everything in Podman that belongs to a lab; its value is the lab's name
 HOST_LABEL = f"{LABEL}.host"
-IMAGE = "localhost/muster/lab-host:latest"
+SYSTEM_LABEL = f"{LABEL}.system"
+IMAGE = "localhost/muster/lab-host"
 ROOM = Path(__file__).parent / "lab"
 VOLUMES = {  # kind -> where a host has it
     "storage": "/var/lib/containers",
@@ -54,6 +55,7 @@ class Host:
     management: str  # address
     data: str  # address
     cores: str  # as Podman writes them, such as 0,1
+    system: str = lab_plan.SYSTEMS[0]
 
     @property
     def name(self) -> str:
@@ -78,25 +80,27 @@ class Host:
         return lab_plan.mac(f"{self.lab}/{self.name}/{network}")
 
 
-def ensure_image(progress: Progress) -> str:
-    """Build the image of lab hosts unless there is one of this recipe; return its reference.
+def ensure_image(progress: Progress, system: str = lab_plan.SYSTEMS[0]) -> str:
+    """Build the image of lab hosts with a system unless there is one of this recipe; return its reference.
 
     Raises ContainersError if this user is not root, a tool is missing, or the build failed.
     """
-    base = ensure_base(progress)
+    release = ubuntu.RELEASES.get(system)
+    base = ubuntu.ensure_base(release, progress) if release else ensure_base(progress)
+    image = f"{IMAGE}:{system if release else 'latest'}"
     parts = [image_label(base, RECIPE_LABEL) or "", *(path.read_text() for path in sorted(ROOM.iterdir()))]
     recipe = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     with locked(BUILD / "images" / "lab.lock"):
-        if image_label(IMAGE, RECIPE_LABEL) == recipe:
-            return IMAGE
-        progress("image of lab hosts: adding sshd and sudo to the base image (only once; about 15 s)")
+        if image_label(image, RECIPE_LABEL) == recipe:
+            return image
+        progress(f"image of lab hosts: adding sshd and sudo to {base} (only once; about 15 s)")
         build_image(
-            IMAGE, ROOM / "Containerfile", ROOM,
+            image, ROOM / "Containerfile", ROOM,
             "--network=host", f"--build-arg=BASE={base}", f"--label={RECIPE_LABEL}={recipe}",
             where="the control machine, containers/lab/Containerfile (`apt-get update` has to work here)",
             env=apt_proxies(),  # Podman passes them on to the build
         )  # fmt: skip
-    return IMAGE
+    return image
 
 
 def create(host: Host, image: str) -> None:
@@ -106,7 +110,8 @@ def create(host: Host, image: str) -> None:
     half_of_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2  # bytes
     podman(
         "run", "--detach", f"--name={host.container}", f"--hostname={host.name}", f"--label={LABEL}={host.lab}",
-        f"--label={HOST_LABEL}={host.name}", "--privileged", "--no-hosts", "--pids-limit=0",
+        f"--label={HOST_LABEL}={host.name}", f"--label={SYSTEM_LABEL}={host.system}",
+        "--privileged", "--no-hosts", "--pids-limit=0",
         "--tmpfs=/run:rw,exec,nosuid,nodev,mode=755",  # as on any host: empty after a restart
         f"--shm-size={half_of_memory}", f"--cpuset-cpus={host.cores}",
         *(f"--volume={volume}:{target}" for volume, target in host.volumes.items()),

@@ -1,4 +1,4 @@
-"""Decisions about a lab: subnets, NIC names, cores, link rates, and the `ip` and `tc` lines that set them up.
+"""Decisions about a lab: systems, subnets, NIC names, cores, link rates, and the `ip` and `tc` lines that set them up.
 
 Pure functions; lab.py and lab_host.py carry them out.
 """
@@ -14,6 +14,7 @@ from itertools import pairwise
 
 # (management, data): names as different hardware, firmware and bonds give them. The numbers differ from host to host.
 NIC_NAMES = (("enp{n}s0", "eno{m}"), ("ens{k}", "bond{z}"), ("eth{z}", "enp65s0f{z}"))
+SYSTEMS = ("debian", "ubuntu24.04", "ubuntu22.04")  # of hosts; the first one where none is named
 FIRST_HOST = 11  # last number of the first host's addresses
 MAX_HOSTS = 200
 DOCKER_BRIDGE = "172.17.0.1/16"  # what Docker gives every host
@@ -40,6 +41,29 @@ def nics(index: int) -> Nics:
     numbers = {"n": 1 + cycle, "m": 2 + cycle, "k": 3 + cycle, "z": cycle}
     management, data = (name.format(**numbers) for name in NIC_NAMES[index % len(NIC_NAMES)])
     return Nics(management, data, f"enp{9 + cycle}s0")
+
+
+def systems(text: str) -> tuple[str, ...]:
+    """Systems that hosts have in turn, from a text such as debian,ubuntu; `ubuntu` is the newest one.
+
+    Raises ValueError if it names none, or one that is not known.
+    """
+    newest = {"ubuntu": next(system for system in SYSTEMS if system.startswith("ubuntu"))}
+    found = tuple(newest.get(word.strip().lower(), word.strip().lower()) for word in text.split(","))
+    if unknown := [word for word in found if word not in SYSTEMS]:
+        raise ValueError(f"{unknown[0]!r} is no system of lab hosts ({', '.join((*SYSTEMS, *newest))})")
+    return found
+
+
+def system_of_each(wanted: Sequence[str], there: Sequence[str | None]) -> list[str]:
+    """The system of each host of a lab.
+
+    wanted: systems that the hosts have in turn; none: hosts that exist keep theirs, others get the first of SYSTEMS.
+    there: the system of each host, None for one that does not exist yet.
+    """
+    if wanted:
+        return [wanted[index % len(wanted)] for index in range(len(there))]
+    return [system or SYSTEMS[0] for system in there]
 
 
 def free_subnets(taken: Iterable[IPv4Network]) -> Iterable[tuple[IPv4Network, IPv4Network]]:

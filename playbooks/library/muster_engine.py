@@ -23,6 +23,7 @@ from ansible.module_utils.muster_ready import PACKAGES, ROOT, Wanted, ensure, re
 
 PRIVATE = Path("/run/muster")  # keys and secrets of runs
 CNI = Path("/etc/cni/net.d")  # Podman has a lock there
+LOCKS = (CNI / "cni.lock", Path("/run/lock/podman-cni.lock"))  # the second one: Podman 4 with CNI, as of Ubuntu 24.04
 TABLE = ("inet", "muster")  # of nftables, made at the start of a run (keeper/firewall.py)
 
 
@@ -69,7 +70,7 @@ def forget(check_mode: bool) -> list[str]:
     left = [Path(folder) for kind in gone for folder in kind.folders]
     for folder in [] if check_mode else left:
         unmount_below(folder)
-    removed = remove_paths([*left, CNI / "cni.lock", ROOT], check_mode)
+    removed = remove_paths([*left, *LOCKS, ROOT], check_mode)
     remove_paths([PRIVATE], check_mode)  # there again at each deploy and teardown
     for folder in (DROP_IN.parent, DROP_IN.parent.parent, CNI, CNI.parent):  # others may have put something there
         if not check_mode and folder.is_dir() and not any(folder.iterdir()):

@@ -6,12 +6,17 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import socket
+import time
 from typing import Any
 
 from ansible.module_utils.muster_host import find_command
 
 MISSING = "iperf3 is missing"
+LISTEN_SECONDS = 2.0  # a server takes some milliseconds until it listens
+#: iperf3 3.9 (Ubuntu 22.04) gives no reason when it cannot connect.
+REFUSED_SILENTLY = "refused, or without a reason that can be read"
 #: In what iperf3 says of an error: the link's fault, not the program's.
 LINK_FAILURES = ("timed out", "timeout", "unreachable", "no route")
 #: The same: the fault of the program at the server's end.
@@ -42,8 +47,9 @@ async def _start(words: list[str], **streams: int) -> asyncio.subprocess.Process
     try:
         environment = {**os.environ, "LC_ALL": "C"}
         return await asyncio.create_subprocess_exec(
-            *words, stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL, env=environment, **streams
-        )
+            *words, stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL, env=environment,
+            start_new_session=True, **streams
+        )  # fmt: skip
     except OSError as error:
         raise NoIperf(f"iperf3 does not start ({os.strerror(error.errno or 0)})") from None
 
@@ -70,23 +76,28 @@ async def run_iperf(own: str, theirs: str, port: int, seconds: int) -> tuple[flo
     """
     words = [iperf_path(), "-c", theirs, "-B", own, "-p", str(port), "-t", str(seconds), "-i", "0", "-J"]
     words += ["--connect-timeout", "1500", "--bidir"]
-    why = ""
-    for _ in range(40):  # the server takes some milliseconds until it listens
+    deadline = time.monotonic() + LISTEN_SECONDS
+    while True:
         process = await _start(words, stdout=asyncio.subprocess.PIPE)
         try:
             out, _ = await asyncio.wait_for(process.communicate(), seconds + 8)
             said: dict[str, Any] = json.loads(out)
-            if "error" not in said:
-                there, back = (said["end"][key] for key in ("sum_received", "sum_received_bidir_reverse"))
-                return float(there["bits_per_second"]), float(back["bits_per_second"])
-            why = str(said["error"])
+            if "error" in said:
+                why = str(said["error"])
+            elif not said["end"]:
+                why = REFUSED_SILENTLY
+            else:
+                # Not of the sums: up to 3.10 those of both directions have the same names in one JSON object.
+                arrived = [stream["receiver"] for stream in said["end"]["streams"]]
+                rates = {one["sender"]: float(one["bits_per_second"]) for one in arrived}  # sender: whether we are it
+                return rates[True], rates[False]
         except asyncio.TimeoutError:
             raise LinkFails(f"iperf3 from {own} to {theirs} did not end: the link stalls under load") from None
         except (ValueError, KeyError, TypeError):
             raise NoIperf("iperf3 fails without a reason that can be read (it has to be 3.7 or later)") from None
         finally:
             await end(process)
-        if not any(reason in why for reason in ("refused", "busy")):
+        if not any(reason in why for reason in ("refused", "busy")) or time.monotonic() > deadline:
             break
         await asyncio.sleep(0.05)
     if any(reason in why.lower() for reason in LINK_FAILURES):
@@ -95,11 +106,12 @@ async def run_iperf(own: str, theirs: str, port: int, seconds: int) -> tuple[flo
 
 
 async def end(process: asyncio.subprocess.Process) -> None:
-    """End a program that may have ended already."""
-    for signal in (process.terminate, process.kill):
+    """End a program, which may have ended already, with what it has started: `timeout` that is ended while it starts
+    its command may leave that behind."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
         if process.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError):
-            signal()
+            os.killpg(process.pid, number)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(process.wait(), 2)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from containers import engine, lab, lab_host, lab_plan
-from containers.lab_host import LABEL, Host
+from containers.lab_host import LABEL, SYSTEM_LABEL, Host
 from tests import sweep
 from tests.sweep import lab_name
 
@@ -74,6 +74,19 @@ def test_more_processor_time_than_a_hosts_cores_give_is_refused(monkeypatch: pyt
         lab._refuse_too_many_cpus(2, 1.5)
 
 
+def test_a_host_that_exists_keeps_its_system_and_another_one_is_refused() -> None:
+    there = {
+        "h1": {"Labels": {LABEL: "mixed"}},  # made before labs had systems
+        "h2": {"Labels": {LABEL: "mixed", SYSTEM_LABEL: "ubuntu24.04"}},
+    }
+    assert lab._systems((), 3, there) == ["debian", "ubuntu24.04", "debian"]
+    assert lab._systems(("debian", "ubuntu24.04"), 2, there) == ["debian", "ubuntu24.04"]
+    assert lab._systems(("debian",), 1, there) == ["debian"]  # h2 is not one of them any more
+    with pytest.raises(engine.ContainersError, match=r"h2 has ubuntu24\.04, not debian") as refused:
+        lab._systems(("debian",), 2, there)
+    assert "h1" not in refused.value.what and "make lab-down LAB=mixed" in refused.value.fix
+
+
 def test_a_hosts_part_of_its_cores_is_shown() -> None:
     assert [lab._processors("0", None), lab._processors("0,1", None)] == ["core 0", "cores 0,1"]
     assert lab._processors("1", 0.25) == "0.25 of core 1"
@@ -88,6 +101,7 @@ def test_a_hosts_part_of_its_cores_is_shown() -> None:
         ("--hosts", "1000"),
         ("--link", "fast"),
         ("--cpus", "half"),
+        ("--os", "windows"),
         ("--name", "My Lab"),
         ("--name", "../etc"),
         ("--speed", "1"),

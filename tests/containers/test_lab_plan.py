@@ -85,6 +85,29 @@ def test_a_bad_share_of_cores_is_refused(text: str) -> None:
         lab_plan.cpu_quota(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("debian", ("debian",)),
+        ("ubuntu", ("ubuntu24.04",)),
+        ("Debian, ubuntu22.04", ("debian", "ubuntu22.04")),
+    ],
+)
+def test_systems_are_named_one_by_one_and_ubuntu_alone_is_the_newest(text: str, found: tuple[str, ...]) -> None:
+    assert lab_plan.systems(text) == found
+
+
+@pytest.mark.parametrize("text", ["", "windows", "ubuntu20.04", "debian,", "debian ubuntu"])
+def test_what_is_no_system_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is no system of lab hosts"):
+        lab_plan.systems(text)
+
+
+def test_hosts_get_the_named_systems_in_turn_and_keep_theirs_where_none_is_named() -> None:
+    assert lab_plan.system_of_each(("debian", "ubuntu24.04"), [None] * 3) == ["debian", "ubuntu24.04", "debian"]
+    assert lab_plan.system_of_each((), ["ubuntu22.04", None]) == ["ubuntu22.04", "debian"]
+
+
 @given(st.floats(0.1, 64))
 def test_a_quota_is_the_share_that_was_asked_for(cpus: float) -> None:
     period, quota = (

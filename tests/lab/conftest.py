@@ -201,7 +201,8 @@ def summary_of(output: str) -> tuple[Path, dict[str, Any]]:
     return folder, json.loads((folder / "summary.json").read_text())
 
 
-def _must(done: subprocess.CompletedProcess[str]) -> str:
+def must(done: subprocess.CompletedProcess[str]) -> str:
+    """What a command printed, which must have succeeded."""
     assert done.returncode == 0, done.stdout
     return done.stdout
 
@@ -217,7 +218,7 @@ def lab(container_engine: None) -> Iterator[Lab]:
     made = Lab(lab_name())
     before = set(Path("runs").glob("*"))
     try:
-        _must(made.fab("lab", 900, LAB=made.name, HOSTS=len(HOSTS)))
+        must(made.fab("lab", 900, LAB=made.name, HOSTS=len(HOSTS)))
         hosts = made.inventory / "hosts.yml"
         text = hosts.read_text()
         assert "    h2:\n" in text
@@ -225,10 +226,10 @@ def lab(container_engine: None) -> Iterator[Lab]:
             more = "      nproc_per_node: 2\n" if host == "h2" else ""
             text = text.replace(f"    {host}:\n", f"    {host}:\n      container_engine: {engine}\n{more}")
         hosts.write_text(text)
-        _must(made.fab("trust", YES=1))
+        must(made.fab("trust", YES=1))
         made.bare = {host: made.everything(host) for host in HOSTS[1:]}
         made.shape("1gbit")
-        made.first_deploy = _must(made.fab("deploy", 1800))
+        made.first_deploy = must(made.fab("deploy", 1800))
         made.shape(None)
         yield made
     finally:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+import signal
 import socket
 import time
 from contextvars import ContextVar
@@ -163,7 +165,8 @@ def fake_iperf(folder: Path, monkeypatch: pytest.MonkeyPatch, client: str, serve
     ("client", "blamed", "words"),
     [
         ("echo 'unknown option --bidir' >&2; exit 1", "caller", "it has to be 3.7 or later"),
-        ("echo '{\"end\": {}}'", "caller", "it has to be 3.7 or later"),
+        ("echo '{\"end\": {}}'", "callee", "refused, or without a reason"),
+        ('echo \'{"end": {"streams": [{}]}}\'', "caller", "it has to be 3.7 or later"),
         ('echo \'{"error": "error - unable to create a new stream: No memory"}\'', "caller", "No memory"),
         ('echo \'{"error": "error - control socket has closed unexpectedly"}\'', "callee", "closed unexpectedly"),
         ('echo \'{"error": "unable to connect: Connection timed out"}\'', "link", "timed out"),
@@ -183,6 +186,43 @@ def test_an_iperf3_that_fails_is_its_hosts_fault_and_a_link_that_fails_is_broken
         else:
             ((host, why),) = result["problems"].items()
             assert result["error"] is None and host == (caller if blamed == "caller" else callee) and words in why
+
+
+#: What iperf3 3.9 (Ubuntu 22.04) says at the end, cut short: `sum_received` is there twice.
+IPERF_3_9 = """{"end": {
+    "streams": [
+        {"sender": {"bits_per_second": 9.6e9, "sender": true}, "receiver": {"bits_per_second": 9.5e9, "sender": true}},
+        {"sender": {"bits_per_second": 1.2e9, "sender": false}, "receiver": {"bits_per_second": 1.1e9, "sender": false}}
+    ],
+    "sum_received": {"bits_per_second": 9.5e9, "sender": true},
+    "sum_received": {"bits_per_second": 1.1e9, "sender": false}
+}}"""
+
+
+def test_an_older_iperf3_is_understood_which_names_both_directions_alike_and_is_refused_silently(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connected = tmp_path / "connected"
+    refused_once = f"[ -e {connected} ] || {{ touch {connected}; echo '{{\"end\": {{}}}}'; exit 1; }}\n"
+    fake_iperf(tmp_path, monkeypatch, f"{refused_once}cat <<'END'\n{IPERF_3_9}\nEND")
+    assert asyncio.run(muster_iperf.run_iperf("127.0.0.1", "127.0.0.2", 5201, 1)) == (9.5e9, 1.1e9)
+
+
+def test_a_server_is_ended_with_its_children() -> None:
+    async def outlives() -> bool:
+        process = await muster_iperf._start(["sh", "-c", "sleep 1000 & echo $!; wait"], stdout=asyncio.subprocess.PIPE)
+        assert process.stdout is not None
+        child = Path("/proc", (await process.stdout.readline()).decode().strip())
+        await muster_iperf.end(process)
+        for _ in range(1000):  # its new parent may be slow to take note
+            if not child.exists() or (child / "stat").read_text().split()[2] == "Z":
+                return False
+            await asyncio.sleep(0.01)
+        os.kill(int(child.name), signal.SIGKILL)
+        await process.communicate()
+        return True
+
+    assert not asyncio.run(outlives())
 
 
 class Says:

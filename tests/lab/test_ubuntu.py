@@ -1,0 +1,57 @@
+"""Promise: a host with Ubuntu is a host like any other, also beside hosts with Debian: deployed, trained on, and torn
+down to what it was."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from containers import ubuntu
+from containers.engine import ContainersError
+from tests.lab.conftest import Lab, must, summary_of
+from tests.lab.test_teardown import differences
+from tests.sweep import lab_name
+
+pytestmark = pytest.mark.lab
+
+# A login leaves its mark (pam_motd), and a package that has had files in /bin a folder, which dpkg does not remove.
+UBUNTUS_OWN = re.compile(r"\+/(home/muster/\.cache|s?bin\.usr-is-merged|lib\.usr-is-merged)\b")
+SYSTEMS = {"h1": "debian 12", "h2": "ubuntu 24.04", "h3": "ubuntu 22.04"}
+
+
+@pytest.fixture
+def mixed() -> Iterator[Lab]:
+    """A bare lab of three systems. Without Ubuntu's archive, on which no other test counts, skipped, CI or not."""
+    try:
+        ubuntu.fetch(f"{ubuntu.mirror()}/dists/noble/Release")
+    except ContainersError as error:
+        pytest.skip(f"{error.what} ({error.where})")
+    made, before = Lab(lab_name("u")), set(Path("runs").glob("*"))
+    try:
+        must(made.fab("lab", 900, LAB=made.name, HOSTS=len(SYSTEMS), OS="debian,ubuntu,ubuntu22.04"))
+        yield made
+    finally:
+        made.end_commands()
+        made.fab("lab-down", LAB=made.name)
+        shutil.rmtree(Path("build") / made.name, ignore_errors=True)
+        for folder in set(Path("runs").glob("*")) - before:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.timeout(1800)  # images of two more systems may have to be made first
+def test_hosts_of_three_systems_train_together_and_are_as_they_were_after_a_teardown(mixed: Lab) -> None:
+    bare = {host: mixed.everything(host) for host in SYSTEMS}
+    must(mixed.fab("trust", YES=1))
+    deployed = must(mixed.fab("deploy", 900))
+    assert all(f"{system}, podman " in deployed for system in SYSTEMS.values()), deployed
+    assert "not measured" not in deployed, deployed
+    _, summary = summary_of(must(mixed.fab("train", ARGS="--epochs 1")))
+    assert (summary["status"], summary["nodes"], summary["world_size"]) == ("succeeded", 3, 3)
+    must(mixed.fab("teardown", PACKAGES=1))
+    for host in SYSTEMS:
+        new = [line for line in differences(bare[host], mixed.everything(host)) if not UBUNTUS_OWN.match(line)]
+        assert new == [], host
