@@ -21,6 +21,7 @@ from containers.engine import (
     build_image,
     follow,
     image_label,
+    podman,
     root_command,
     tool,
 )
@@ -49,7 +50,7 @@ RECIPE_LABEL = "muster.recipe"
 
 
 def ensure_base(progress: Progress) -> str:
-    """Build the base image unless there is one of this recipe; return its reference.
+    """Build the base image unless there is one of this recipe; return its id.
 
     Raises ContainersError if this user is not root, a tool is missing, or the packages cannot be fetched.
     """
@@ -59,7 +60,7 @@ def ensure_base(progress: Progress) -> str:
         if image_label(REFERENCE, RECIPE_LABEL) != recipe:
             progress(f"base image: assembling Debian {SUITE} from packages (only once; about half a minute)")
             _build(sources, recipe)
-    return REFERENCE
+        return podman("image", "inspect", "--format={{.Id}}", REFERENCE).strip()
 
 
 def recipe_hash(sources: Mapping[str, str]) -> str:

@@ -2,6 +2,10 @@
 
 The builds install from these folders without network access, so the same way works with a mirror, with a proxy and
 without Internet access. Not for installing: see train/Containerfile and workload/Containerfile.
+
+What the training image gets is locked: its packages, exactly, with the SHA-256 of every file that each may be. There is
+a lock for each build of torch, because pip takes the one that it finds here: `requirements.lock` for the registry's
+own (with CUDA), `requirements-cpu.lock` for torch ...+cpu. lock.py makes them (`make lock`).
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import importlib.util
 import json
 import platform
 import re
+import shutil
 import sys
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -18,39 +23,87 @@ from pathlib import Path
 from typing import Any
 
 from containers.base import GLIBC, PYTHON
-from containers.engine import BUILD, REPOSITORY, CommandFailed, ContainersError, Progress, follow
+from containers.engine import BUILD, REPOSITORY, CommandFailed, ContainersError, Progress, follow, output
 from containers.files import drafted, locked
 
 GROUP = "train"
 FIXED = ("torch", "torchvision")  # what a workload cannot replace
+LOCKS = Path(__file__).parent / "train"
+LOCK_NAME = "requirements.lock"  # in LOCKS of the registry's torch; in a folder of wheels the one that they fit
 PIP = (sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check")
 DOWNLOAD = re.compile(r"^\s*Downloading \S*?([^/\s]+)\.whl \((\S+ [MG]B)\)")
+PIP_FIX = "check network, proxy and mirror (`pip config list`), then run it again"
+PIN = re.compile(r"^([\w.-]+)==([\w.+!]+)", re.MULTILINE)
+NOT_LOCKED = re.compile(r"\s+(?P<package>\S+==\S+) from (?P<file>[^\s#]+)|\s+Got\s+(?P<hash>[0-9a-f]{64})$")
+VERSIONS = re.compile(r"^Available versions: (.*)$", re.MULTILINE)
 
 
 def training_wheels(progress: Progress) -> Path:
-    """Folder with the wheels of pyproject.toml's group `train` and of everything that they depend on.
+    """Folder with the wheels of pyproject.toml's group `train` and of everything that they depend on, and their lock.
 
-    They are fetched once for each content of the group. After a change of pip's own settings (another index, CUDA
-    instead of CPU), remove build/wheels-*.
+    They are fetched once for each content of the locks. After a change of pip's own settings (CUDA instead of CPU),
+    remove build/wheels-*.
 
-    Raises ContainersError if pip cannot download or build one of them.
+    Raises ContainersError if pip cannot fetch one of them, there is no lock for them, or one is not what is locked.
     """
-    project = REPOSITORY / "pyproject.toml"
-    requirements = group_requirements(tomllib.loads(project.read_text())["dependency-groups"], GROUP)
-    folder = BUILD / f"wheels-{_key(*requirements)}"
+    requirements = training_requirements()
+    folder = BUILD / f"wheels-{_key(*requirements, *(path.read_text() for path in sorted(LOCKS.glob('*.lock'))))}"
     with locked(BUILD / "wheels.lock"):
         if not folder.exists():
             progress("wheels of the training image: downloading")
-            try:
-                _fetch(folder, [f"--group={project}:{GROUP}"], progress)
-            except CommandFailed as failure:
-                raise ContainersError(
-                    f"pip could not fetch the wheels of the training image. Its last lines:\n{failure.tail}",
-                    f"the control machine, pyproject.toml, group `{GROUP}`",
-                    "check network, proxy, mirror (`pip config list`) and that pip is 25.1 or newer; then run it again",
-                ) from failure
+            _fetch_locked(folder, lock_of(requirements, torch_build(requirements)), progress)
     progress(f"wheels of the training image: {_summary(folder)}")
     return folder
+
+
+def training_requirements() -> list[str]:
+    """What pyproject.toml's group `train` asks for."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    return group_requirements(project["dependency-groups"], GROUP)
+
+
+def torch_build(requirements: Iterable[str]) -> str:
+    """The build of torch that pip takes here: "" is the registry's own, "cpu" that of torch ...+cpu.
+
+    Raises ContainersError if pip finds no torch of the version that is required.
+    """
+    version = pins_of(requirements).get("torch")
+    if version is None:
+        return ""
+    try:
+        said = output([*PIP, "index", "versions", "torch", *_cross()])
+    except CommandFailed as failure:
+        what = f"pip finds no torch for the training image. Its last lines:\n{failure.tail}"
+        raise ContainersError(what, "the control machine", PIP_FIX) from failure
+    found = [version for line in VERSIONS.findall(said) for version in line.split(", ")]
+    builds = [one.partition("+")[2] for one in found if one.partition("+")[0] == version]
+    if not builds:
+        what = f"pip finds no torch {version} for the training image, only {', '.join(found[:5])}"
+        raise ContainersError(what, "the control machine", PIP_FIX)
+    return builds[0]  # the newest, which pip prefers
+
+
+def lock_of(requirements: Iterable[str], build: str) -> Path:
+    """The lock for a build of torch. Raises ContainersError if there is none, or it is not of these requirements."""
+    path, fix = lock_path(build), "run `make lock`, look at what it changes, then run this again"
+    if not path.is_file():
+        raise ContainersError(f"pip takes torch ...+{build} here, and no wheels are locked for it", str(path), fix)
+    pins = pins_of([path.read_text()])
+    for name, version in pins_of(requirements).items():
+        if pins.get(name, "").partition("+")[0] != version:
+            what = f"pyproject.toml asks for {name} {version}, but {name} {pins.get(name, 'at no version')} is locked"
+            raise ContainersError(what, str(path), fix)
+    return path
+
+
+def lock_path(build: str) -> Path:
+    """Where the lock for a build of torch is, or would be."""
+    return LOCKS / (f"requirements-{build}.lock" if build else LOCK_NAME)
+
+
+def pins_of(requirements: Iterable[str]) -> dict[str, str]:
+    """Normalized name -> exact version, of the requirements that have one."""
+    return {_normal(name): version for text in requirements for name, version in PIN.findall(text)}
 
 
 def workload_wheels(workload: Path, train: Path, progress: Progress) -> Path | None:
@@ -99,13 +152,19 @@ def group_requirements(groups: Mapping[str, Any], name: str) -> list[str]:
 def pinned(wheels: Iterable[str]) -> dict[str, str]:
     """Normalized name -> exact version, from the file names of wheels."""
     parts = (wheel.split("-")[:2] for wheel in wheels)
-    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in sorted(parts)}
+    return {_normal(name): version for name, version in sorted(parts)}
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def content_hash(folder: Path | None) -> str:
-    """SHA-256 over the file names (which hold the versions) and sizes of a folder's wheels; None: of no wheels."""
+    """SHA-256 over the file names (which hold the versions) and sizes of a folder's wheels, and over their lock, if
+    they have one; None: of no wheels."""
     entries = sorted((path.name, path.stat().st_size) for path in folder.glob("*.whl")) if folder else []
-    return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
+    lock = [path.read_text() for path in folder.glob(LOCK_NAME)] if folder else []
+    return hashlib.sha256(json.dumps([entries, lock]).encode()).hexdigest()
 
 
 def pip_folder() -> Path:
@@ -135,26 +194,54 @@ def cross_arguments(python: tuple[int, int], libc: tuple[str, str], machine: str
     return [*flags, *(f"--platform={name}" for name in platforms)]
 
 
-def _fetch(
-    folder: Path, arguments: list[str], progress: Progress, pins: Mapping[str, str] | None = None,
-    leave_out: Iterable[str] = (),
-) -> None:  # fmt: skip
-    """Fill `folder` with the wheels that pip's `arguments` ask for, apart from those to leave out."""
-    cross = cross_arguments(sys.version_info[:2], platform.libc_ver(), platform.machine())
-    command = ["download", *cross, "--dest"] if cross else ["wheel", "--wheel-dir"]
+def _fetch_locked(folder: Path, lock: Path, progress: Progress) -> None:
+    """Fill `folder` with the wheels of a lock, each checked, and with the lock itself."""
+    refused: list[str] = []
 
     def on_line(line: str) -> None:
-        if match := DOWNLOAD.match(line):
-            progress(f"wheels: {match.group(1).split('-')[0]} ({match.group(2)})")
+        _say_downloads(line, progress)
+        if match := NOT_LOCKED.match(line):
+            refused.append(f"{match['package']} ({match['file']})" if match["package"] else f"has {match['hash']}")
 
+    words = ["--no-deps", "--require-hashes", "--only-binary=:all:", f"--requirement={lock}"]
+    try:
+        with drafted(folder) as draft:
+            follow([*PIP, "download", *_cross(), f"--dest={draft}", *words], on_line)
+            shutil.copyfile(lock, draft / LOCK_NAME)
+    except CommandFailed as failure:
+        if refused:
+            what = f"a wheel has a SHA-256 that is not locked: {', '.join(refused)}"
+            fix = (
+                "somebody may have changed the file, or the index: take another one (`pip config list`); if this file "
+                "is the one that you want, run `make lock` and look at what it changes"
+            )
+            raise ContainersError(what, str(lock), fix) from failure
+        what = f"pip could not fetch the wheels of the training image. Its last lines:\n{failure.tail}"
+        raise ContainersError(what, str(lock), PIP_FIX) from failure
+
+
+def _fetch(
+    folder: Path, arguments: list[str], progress: Progress, pins: Mapping[str, str], leave_out: Iterable[str]
+) -> None:
+    """Fill `folder` with the wheels that pip's `arguments` ask for, apart from those to leave out."""
+    cross = _cross()
+    command = ["download", *cross, "--dest"] if cross else ["wheel", "--wheel-dir"]
     with drafted(folder) as draft:
-        if pins is not None:
-            constraints = draft / "constraints.txt"
-            constraints.write_text("".join(f"{name}=={version}\n" for name, version in pins.items()))
-            arguments = [*arguments, f"--constraint={constraints}"]
-        follow([*PIP, *command, str(draft), *arguments], on_line)
+        constraints = draft / "constraints.txt"
+        constraints.write_text("".join(f"{name}=={version}\n" for name, version in pins.items()))
+        words = [*command, str(draft), *arguments, f"--constraint={constraints}"]
+        follow([*PIP, *words], lambda line: _say_downloads(line, progress))
         for name in leave_out:
             (draft / name).unlink(missing_ok=True)
+
+
+def _say_downloads(line: str, progress: Progress) -> None:
+    if match := DOWNLOAD.match(line):
+        progress(f"wheels: {match.group(1).split('-')[0]} ({match.group(2)})")
+
+
+def _cross() -> list[str]:
+    return cross_arguments(sys.version_info[:2], platform.libc_ver(), platform.machine())
 
 
 def _key(*parts: str) -> str:
