@@ -39,6 +39,7 @@ from containers.engine import (
 )
 from containers.files import locked, scratch, write_whole
 from containers.horovod_wheel import horovod_wheels, refuse_other_platform, wheels_beyond
+from containers.sbom import PLACE
 from containers.wheels import content_hash, pinned, pip_folder, training_wheels
 
 TRAIN_REFERENCE = "localhost/muster/train:latest"
@@ -46,6 +47,7 @@ HOROVOD_REFERENCE = "localhost/muster/train-horovod:latest"
 WORKLOAD_REPOSITORY = "localhost/muster/workload-"
 KEPT_WORKLOADS = 5  # images of workloads that this machine keeps, the latest exported ones; the README says so
 ROOM = Path(__file__).parent
+SBOM = ROOM / "sbom.py"
 CODE = (REPOSITORY / "train", REPOSITORY / "keeper")  # what of ours is in the training image
 IMAGES = BUILD / "images"
 POOL = IMAGES / "oci"
@@ -89,7 +91,7 @@ def build_training_image(progress: Progress, horovod: bool = False) -> Image:
         TRAIN_REFERENCE, ROOM / "train", ROOM / "train" / "Containerfile", progress,
         where="the control machine, while building the training image (containers/train/Containerfile)",
         arguments={"BASE": base.result(), "WHEELS": content_hash(folder), "CODE": code_hash(*CODE)},
-        mounts={folder: "/wheels", pip_folder(): "/pip/pip"} | {source: f"/src/{source.name}" for source in CODE},
+        mounts={folder: "/wheels"} | {source: f"/src/{source.name}" for source in CODE},
     )  # fmt: skip
     return _with_horovod(image, progress) if horovod else image
 
@@ -100,8 +102,11 @@ def build(
 ) -> Image:  # fmt: skip
     """Build an image unless it is built: what `where` says is at fault when a step fails. Raises ContainersError.
 
-    context: the folder that COPY means; mounts: folder -> where RUN finds it; options: more words for Podman.
+    context: the folder that COPY means; mounts: folder -> where RUN finds it, beside a pip on /pip/pip and the program
+    that writes the SBOM on /sbom.py (whose hash is SBOM); options: more words for Podman.
     """
+    arguments = {**arguments, "SBOM": hashlib.sha256(SBOM.read_bytes()).hexdigest()}
+    mounts = {**mounts, pip_folder(): "/pip/pip", SBOM: "/sbom.py"}
     IMAGES.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
 
@@ -152,12 +157,12 @@ def _with_horovod(train: Image, progress: Progress) -> Image:
             HOROVOD_REFERENCE, ROOM / "horovod", ROOM / "horovod" / "Containerfile", progress,
             where="the control machine, while adding Horovod to the training image (containers/horovod/Containerfile)",
             arguments={"TRAIN": train.id, "HOROVOD": code_hash(Path(name))},
-            mounts={Path(name): "/wheels", pip_folder(): "/pip/pip"},
+            mounts={Path(name): "/wheels"},
         )  # fmt: skip
 
 
 def export_oci(image: Image, progress: Progress) -> OciExport:
-    """Write to the pool what it lacks of `image`, and remove from it what no current image needs.
+    """Write to the pool what it lacks of `image`, and its SBOM beside it; remove what no current image needs.
 
     An image is current if an earlier export wrote it and its reference still names it. Two processes may export at
     once; what a killed process leaves is not used by a later one.
@@ -177,6 +182,8 @@ def export_oci(image: Image, progress: Progress) -> OciExport:
                     for path in torn:
                         path.unlink()
                     entry, added = _export(image)
+                read = podman("run", "--rm", "--network=none", "--entrypoint=cat", image.id, str(PLACE))
+                write_whole(sbom_path(image.ref), read)
             except CommandFailed as failure:
                 what = f"the image could not be exported. The last lines of Podman:\n{failure.tail}"
                 raise ContainersError(what, str(POOL), fix_of(failure)) from failure
@@ -210,6 +217,11 @@ def blob_sizes(entry: Mapping[str, Any]) -> dict[str, int]:
     return {_hex(blob["digest"]): int(blob["size"]) for blob in blobs}
 
 
+def sbom_path(reference: str) -> Path:
+    """Where the SBOM of an exported image is: build/images/sbom-train.json and the like."""
+    return IMAGES / f"sbom-{reference.rpartition('/')[2].partition(':')[0]}.json"
+
+
 def _remove(identity: str) -> None:
     """Remove an image, by its id or name, unless a container or a workload's image still uses it."""
     with contextlib.suppress(CommandFailed):
@@ -221,6 +233,7 @@ def remove_workloads() -> None:
     named = ("--filter", f"reference={WORKLOAD_REPOSITORY}*", "--format", "{{.Repository}}")
     for reference in podman("images", *named).split():
         _remove(reference)
+        sbom_path(f"{reference}:latest").unlink(missing_ok=True)
 
 
 def _export(image: Image) -> tuple[dict[str, Any], int]:
@@ -286,6 +299,7 @@ def _without_old_workloads(entries: Sequence[dict[str, Any]]) -> list[dict[str, 
     old = [reference for reference in references if reference.startswith(WORKLOAD_REPOSITORY)][KEPT_WORKLOADS:]
     for reference in old:
         _remove(reference)
+        sbom_path(reference).unlink(missing_ok=True)
     return [entry for entry, reference in zip(entries, references, strict=True) if reference not in old]
 
 

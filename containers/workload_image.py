@@ -25,7 +25,7 @@ from containers.base import own_sources, recipe_hash
 from containers.engine import BUILD, REPOSITORY, ContainersError, Progress, podman
 from containers.files import locked, write_whole
 from containers.image import IMAGES, Image
-from containers.wheels import content_hash, pip_folder, requirements_texts, training_wheels, workload_wheels
+from containers.wheels import content_hash, requirements_texts, training_wheels, workload_wheels
 
 BUILT = IMAGES / "workloads.json"  # {reference: {"state": of what the image was built from, "ids": {reference: id}}}
 IGNORED = images.ROOM / "workload" / "ignore"
@@ -77,7 +77,7 @@ def build_on(train: Image, workload: Path, progress: Progress) -> Image:
             reference_of(workload), workload, images.ROOM / "workload" / "Containerfile", progress,
             where=f"the control machine, while building the image of the workload {workload}",
             arguments={"TRAIN": train.id, "WHEELS": content_hash(wheels)},
-            mounts={wheels or empty: "/wheels", pip_folder(): "/pip/pip"},
+            mounts={wheels or empty: "/wheels"},
             options=[f"--ignorefile={ignore}"],
         )  # fmt: skip
 

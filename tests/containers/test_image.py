@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from containers import engine, image, workload_image
+from containers import engine, image, sbom, workload_image
 from containers.engine import ContainersError
 from containers.image import Image, OciExport
 from keeper import PROJECT_DIR
@@ -220,6 +220,26 @@ def test_the_image_carries_its_codes_hash_and_runs_torchrun(training: Image) -> 
     assert "usage: torchrun" in run_in(training.ref, "torchrun", "--help")
 
 
+def packages(text: str) -> dict[str, str]:
+    """name -> version, of an SBOM."""
+    return {entry["name"]: entry["version"] for entry in json.loads(text)["components"]}
+
+
+@pytest.mark.lab
+def test_an_image_lists_its_packages_inside_and_beside_its_export(training: Image) -> None:
+    inside = run_in(training.id, "cat", str(sbom.PLACE))
+    image.export_oci(training, QUIET)
+    assert image.sbom_path(training.ref).read_text() == inside
+    asked = "import importlib.metadata as m; print(*(f'{d.name}=={d.version}' for d in m.distributions()))"
+    python = dict(line.split("==") for line in run_in(training.id, "python3", "-c", asked).split())
+    debian = dict(
+        line.split() for line in run_in(training.id, "dpkg-query", "-W", "-f", "${Package} ${Version}\n").splitlines()
+    )
+    assert packages(inside) == python | debian and {"torch", "numpy"} <= set(python) and "libc6" in debian
+    hashed = {entry["name"] for entry in json.loads(inside)["components"] if "hashes" in entry}
+    assert hashed == set(python)
+
+
 @pytest.fixture
 def workload(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / f"Project {os.getpid()}"
@@ -252,6 +272,8 @@ def test_a_workloads_requirements_are_added_and_torch_stays(training: Image, wor
         training.ref, "python", "-c", "import torch; print(torch.__version__)"
     )
     assert built.layers_bytes - training.layers_bytes < 5e6  # no second numpy
+    listed = [packages(run_in(one.id, "cat", str(sbom.PLACE))) for one in (training, built)]
+    assert set(listed[1]) - set(listed[0]) == {"einops"} and listed[1]["torch"] == listed[0]["torch"]
     assert workload_image.build_on(training, workload, QUIET).id == built.id
 
 
