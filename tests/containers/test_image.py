@@ -220,9 +220,9 @@ def test_the_image_carries_its_codes_hash_and_runs_torchrun(training: Image) -> 
     assert "usage: torchrun" in run_in(training.ref, "torchrun", "--help")
 
 
-def packages(text: str) -> dict[str, str]:
-    """name -> version, of an SBOM."""
-    return {entry["name"]: entry["version"] for entry in json.loads(text)["components"]}
+def packages(text: str) -> set[tuple[str, str]]:
+    """Names and versions of an SBOM."""
+    return {(entry["name"], entry["version"]) for entry in json.loads(text)["components"]}
 
 
 @pytest.mark.lab
@@ -231,13 +231,12 @@ def test_an_image_lists_its_packages_inside_and_beside_its_export(training: Imag
     image.export_oci(training, QUIET)
     assert image.sbom_path(training.ref).read_text() == inside
     asked = "import importlib.metadata as m; print(*(f'{d.name}=={d.version}' for d in m.distributions()))"
-    python = dict(line.split("==") for line in run_in(training.id, "python3", "-c", asked).split())
-    debian = dict(
-        line.split() for line in run_in(training.id, "dpkg-query", "-W", "-f", "${Package} ${Version}\n").splitlines()
-    )
-    assert packages(inside) == python | debian and {"torch", "numpy"} <= set(python) and "libc6" in debian
+    python = {tuple(line.split("==")) for line in run_in(training.id, "python3", "-c", asked).split()}
+    listed = run_in(training.id, "dpkg-query", "-W", "-f", "${Package} ${Version}\n")
+    debian = {tuple(line.split()) for line in listed.splitlines()}
+    assert packages(inside) == python | debian and len(python) > 30 and len(debian) > 90
     hashed = {entry["name"] for entry in json.loads(inside)["components"] if "hashes" in entry}
-    assert hashed == set(python)
+    assert hashed == {name for name, _ in python}
 
 
 @pytest.fixture
@@ -273,7 +272,7 @@ def test_a_workloads_requirements_are_added_and_torch_stays(training: Image, wor
     )
     assert built.layers_bytes - training.layers_bytes < 5e6  # no second numpy
     listed = [packages(run_in(one.id, "cat", str(sbom.PLACE))) for one in (training, built)]
-    assert set(listed[1]) - set(listed[0]) == {"einops"} and listed[1]["torch"] == listed[0]["torch"]
+    assert [name for name, _ in listed[1] - listed[0]] == ["einops"] and not listed[0] - listed[1]
     assert workload_image.build_on(training, workload, QUIET).id == built.id
 
 
