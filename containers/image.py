@@ -39,11 +39,13 @@ from containers.engine import (
 )
 from containers.files import locked, scratch, write_whole
 from containers.horovod_wheel import horovod_wheels, refuse_other_platform, wheels_beyond
+from containers.own_base import CONFINED, USER, own_base, where_of
 from containers.sbom import PLACE
-from containers.wheels import content_hash, pinned, pip_folder, training_wheels
+from containers.wheels import added_wheels, content_hash, pinned, pip_folder, training_wheels
 
 TRAIN_REFERENCE = "localhost/muster/train:latest"
 HOROVOD_REFERENCE = "localhost/muster/train-horovod:latest"
+OWN_REPOSITORY = "localhost/muster/train-on-"  # and a hash of the inventory's base_image
 WORKLOAD_REPOSITORY = "localhost/muster/workload-"
 KEPT_WORKLOADS = 5  # images of workloads that this machine keeps, the latest exported ones; the README says so
 ROOM = Path(__file__).parent
@@ -77,23 +79,53 @@ class OciExport:
     blobs: dict[str, int]  # hexadecimal digest -> size in bytes of its manifest, config and layers
 
 
-def build_training_image(progress: Progress, horovod: bool = False) -> Image:
+def build_training_image(progress: Progress, horovod: bool = False, base_image: str = "") -> Image:
     """Build the training image unless it is built: base, wheels and train/, and on request a layer with Horovod.
 
-    engine.abort() ends a build that another thread has under way.
+    base_image: what the inventory gives as base in place of Muster's own. engine.abort() ends a build that another
+    thread has under way.
 
-    Raises ContainersError if this user is not root, a tool is missing, or a step of the build failed.
+    Raises ContainersError if this user is not root, a tool is missing, Muster does not run on the base image, or a step
+    of the build failed.
     """
     as_root()
+    if base_image:
+        return _on_own_base(base_image, progress, horovod)
     base = _in_background(lambda: ensure_base(progress))
     folder = training_wheels(progress)
-    image = build(
-        TRAIN_REFERENCE, ROOM / "train", ROOM / "train" / "Containerfile", progress,
-        where="the control machine, while building the training image (containers/train/Containerfile)",
-        arguments={"BASE": base.result(), "WHEELS": content_hash(folder), "CODE": code_hash(*CODE)},
-        mounts={folder: "/wheels"} | {source: f"/src/{source.name}" for source in CODE},
-    )  # fmt: skip
+    image = _train_on(base.result(), folder, TRAIN_REFERENCE, progress)
     return _with_horovod(image, progress) if horovod else image
+
+
+def _train_on(base: str, wheels: Path, reference: str, progress: Progress) -> Image:
+    return build(
+        reference, ROOM / "train", ROOM / "train" / "Containerfile", progress,
+        where="the control machine, while building the training image (containers/train/Containerfile)",
+        arguments={"BASE": base, "WHEELS": content_hash(wheels), "CODE": code_hash(*CODE)},
+        mounts={wheels: "/wheels"} | {source: f"/src/{source.name}" for source in CODE},
+    )  # fmt: skip
+
+
+def _on_own_base(base_image: str, progress: Progress, horovod: bool) -> Image:
+    """The training image on a base of the user's own: what it lacks of our packages, and train/."""
+    where = where_of(base_image)
+    if horovod:
+        what = "Horovod is compiled for the torch in .venv, not for the base image's"
+        raise ContainersError(what, where, "deploy without HOROVOD=1, or without base_image")
+    base = own_base(base_image, progress)
+    wheels = added_wheels(base.packages, base.target, where, progress)
+    image = _train_on(base.id, wheels, own_reference(base_image), progress)
+    try:
+        podman(*CONFINED, image.id, "python3", "-P", "-c", "import keeper.__main__, train.run")
+    except CommandFailed as failure:
+        what = f"the trainer does not run on it as user {USER}, read-only. The last lines:\n{failure.tail}"
+        raise ContainersError(what, where, "fix in the base image what they name") from failure
+    return image
+
+
+def own_reference(base_image: str) -> str:
+    """The reference of the training image on a base of the user's own."""
+    return f"{OWN_REPOSITORY}{hashlib.sha256(base_image.encode()).hexdigest()[:12]}:latest"
 
 
 def build(

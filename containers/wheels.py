@@ -15,10 +15,11 @@ import importlib.util
 import json
 import platform
 import re
-import shutil
 import sys
 import tomllib
+import zipfile
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,29 @@ LOCK_NAME = "requirements.lock"  # in LOCKS of the registry's torch; in a folder
 PIP = (sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check")
 DOWNLOAD = re.compile(r"^\s*Downloading \S*?([^/\s]+)\.whl \((\S+ [MG]B)\)")
 PIP_FIX = "check network, proxy and mirror (`pip config list`), then run it again"
+CUDA = ("cuda-", "nvidia-", "triton")  # what comes with torch alone
+ENTRY = re.compile(r"^\w.*(?:\n +.*)*", re.MULTILINE)  # of a lock: a package with its hashes
+VERSION = re.compile(r"\d[\w.!]*(?:\+[\w.]+)?")
 PIN = re.compile(r"^([\w.-]+)==([\w.+!]+)", re.MULTILINE)
 NOT_LOCKED = re.compile(r"\s+(?P<package>\S+==\S+) from (?P<file>[^\s#]+)|\s+Got\s+(?P<hash>[0-9a-f]{64})$")
 VERSIONS = re.compile(r"^Available versions: (.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a wheel must fit."""
+
+    python: str  # such as 3.11
+    glibc: tuple[int, int]
+    machine: str = platform.machine()
+
+    @property
+    def words(self) -> list[str]:
+        """pip's arguments for choosing such wheels."""
+        platforms = [f"manylinux_{self.glibc[0]}_{minor}_{self.machine}" for minor in range(self.glibc[1], 4, -1)]
+        platforms += [f"{old}_{self.machine}" for old in ("manylinux2014", "manylinux2010", "manylinux1", "linux")]
+        flags = ["--only-binary=:all:", f"--python-version={self.python}", "--implementation=cp"]
+        return [*flags, *(f"--platform={name}" for name in platforms)]
 
 
 def training_wheels(progress: Progress) -> Path:
@@ -51,9 +72,63 @@ def training_wheels(progress: Progress) -> Path:
     with locked(BUILD / "wheels.lock"):
         if not folder.exists():
             progress("wheels of the training image: downloading")
-            _fetch_locked(folder, lock_of(requirements, torch_build(requirements)), progress)
+            lock = lock_of(requirements, torch_build(requirements))
+            _fetch_locked(folder, lock, lock.read_text(), _cross(), progress)
     progress(f"wheels of the training image: {_summary(folder)}")
     return folder
+
+
+def added_wheels(packages: Mapping[str, str], target: Target, where: str, progress: Progress) -> Path:
+    """Folder with the locked wheels that a base image of the user's own lacks for training, which has torch.
+
+    packages: normalized name -> version, of what it has. where: the base image, for a message.
+    Raises ContainersError as training_wheels does, and where torchvision is lacking and the locked one needs another
+    torch.
+    """
+    requirements = training_requirements()
+    lock = lock_of(requirements, "")
+    pins = pins_of([lock.read_text()])
+    if "torchvision" not in packages and packages["torch"].partition("+")[0] != pins["torch"]:
+        what = f"it has torch {packages['torch']}, but no torchvision, and Muster's own is for torch {pins['torch']}"
+        raise ContainersError(what, where, "install the torchvision that fits this torch in the base image")
+    lacking = [
+        entry
+        for entry in ENTRY.findall(lock.read_text())
+        for name in pins_of([entry])
+        if name not in packages and not name.startswith(CUDA)
+    ]
+    folder = BUILD / f"wheels-{_key(target.python, str(target.glibc), *lacking)}"
+    with locked(BUILD / "wheels.lock"):
+        if not folder.exists():
+            progress(f"wheels that the base image lacks: downloading {len(lacking)}")
+            _fetch_locked(folder, lock, "".join(f"{entry}\n" for entry in lacking), target.words, progress)
+    progress(f"wheels that the base image lacks: {_summary(folder)}")
+    return folder
+
+
+def stand_ins(packages: Mapping[str, str], target: Target) -> Path:
+    """Folder with empty wheels of what an image has, so that pip counts it as there, wherever it came from.
+
+    Each has the tag that pip prefers to all others, so that it fetches nothing in its place.
+    """
+    python = "cp" + target.python.replace(".", "")
+    tag = f"{python}-{python}-manylinux_{target.glibc[0]}_{target.glibc[1]}_{platform.machine()}"
+    folder = BUILD / f"wheels-{_key('stand-ins', tag, json.dumps(sorted(packages.items())))}"
+    with locked(BUILD / "wheels.lock"):
+        if not folder.exists():
+            with drafted(folder) as draft:
+                for name, version in packages.items():
+                    if VERSION.fullmatch(version):
+                        _write_empty(draft, name.replace("-", "_"), version, tag)
+    return folder
+
+
+def _write_empty(folder: Path, name: str, version: str, tag: str) -> None:
+    described = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{version}-{tag}.whl", "w") as wheel:
+        wheel.writestr(f"{described}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(f"{described}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {tag}\n")
+        wheel.writestr(f"{described}/RECORD", "")
 
 
 def training_requirements() -> list[str]:
@@ -103,14 +178,15 @@ def lock_path(build: str) -> Path:
 
 def pins_of(requirements: Iterable[str]) -> dict[str, str]:
     """Normalized name -> exact version, of the requirements that have one."""
-    return {_normal(name): version for text in requirements for name, version in PIN.findall(text)}
+    return {normal(name): version for text in requirements for name, version in PIN.findall(text)}
 
 
-def workload_wheels(workload: Path, train: Path, progress: Progress) -> Path | None:
+def workload_wheels(workload: Path, train: Path, progress: Progress, target: Target | None = None) -> Path | None:
     """Folder with the wheels that `workload`'s requirements.txt asks for and the training image lacks.
 
     None if there is no such file. Versions that the image has are kept if the requirements allow it. If they do not,
-    the requirements decide, except for torch and torchvision. train: folder of the training image's wheels.
+    the requirements decide, except for torch and torchvision. train: folder of the training image's wheels, or of what
+    stands for them. target: what the wheels must fit; None: Muster's own base image.
 
     Raises ContainersError if pip cannot download or build one of them, or they need another torch.
     """
@@ -119,6 +195,7 @@ def workload_wheels(workload: Path, train: Path, progress: Progress) -> Path | N
         return None
     there = {path.name for path in train.glob("*.whl")}
     pins = pinned(there)
+    cross = target.words if target else _cross()
     folder = BUILD / f"wheels-{_key(*requirements_texts(requirements), *sorted(there))}"
     with locked(BUILD / "wheels.lock"):
         if not folder.exists():
@@ -126,10 +203,10 @@ def workload_wheels(workload: Path, train: Path, progress: Progress) -> Path | N
             arguments = [f"--requirement={requirements}", f"--find-links={train}"]
             try:
                 try:
-                    _fetch(folder, arguments, progress, pins, there)
+                    _fetch(folder, arguments, cross, progress, pins, there)
                 except CommandFailed:
                     fixed = {name: version for name, version in pins.items() if name in FIXED}
-                    _fetch(folder, arguments, progress, fixed, there)
+                    _fetch(folder, arguments, cross, progress, fixed, there)
             except CommandFailed as failure:
                 versions = ", ".join(f"{name} {pins[name]}" for name in FIXED if name in pins)
                 raise ContainersError(
@@ -152,10 +229,11 @@ def group_requirements(groups: Mapping[str, Any], name: str) -> list[str]:
 def pinned(wheels: Iterable[str]) -> dict[str, str]:
     """Normalized name -> exact version, from the file names of wheels."""
     parts = (wheel.split("-")[:2] for wheel in wheels)
-    return {_normal(name): version for name, version in sorted(parts)}
+    return {normal(name): version for name, version in sorted(parts)}
 
 
-def _normal(name: str) -> str:
+def normal(name: str) -> str:
+    """A distribution's name as all spellings of it are compared."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -188,14 +266,11 @@ def cross_arguments(python: tuple[int, int], libc: tuple[str, str], machine: str
     newest = tuple(map(int, version.split(".")[:2])) if name == "glibc" else None
     if ".".join(map(str, python)) == PYTHON and newest is not None and newest <= GLIBC:
         return []
-    platforms = [f"manylinux_2_{minor}_{machine}" for minor in range(GLIBC[1], 4, -1)]
-    platforms += [f"{old}_{machine}" for old in ("manylinux2014", "manylinux2010", "manylinux1", "linux")]
-    flags = ["--only-binary=:all:", f"--python-version={PYTHON}", "--implementation=cp"]
-    return [*flags, *(f"--platform={name}" for name in platforms)]
+    return Target(PYTHON, GLIBC, machine).words
 
 
-def _fetch_locked(folder: Path, lock: Path, progress: Progress) -> None:
-    """Fill `folder` with the wheels of a lock, each checked, and with the lock itself."""
+def _fetch_locked(folder: Path, lock: Path, text: str, cross: list[str], progress: Progress) -> None:
+    """Fill `folder` with the wheels of `text`, a lock or a part of it, each checked, and write it there."""
     refused: list[str] = []
 
     def on_line(line: str) -> None:
@@ -203,11 +278,12 @@ def _fetch_locked(folder: Path, lock: Path, progress: Progress) -> None:
         if match := NOT_LOCKED.match(line):
             refused.append(f"{match['package']} ({match['file']})" if match["package"] else f"has {match['hash']}")
 
-    words = ["--no-deps", "--require-hashes", "--only-binary=:all:", f"--requirement={lock}"]
+    words = ["--no-deps", "--require-hashes", *cross, *([] if cross else ["--only-binary=:all:"])]
     try:
         with drafted(folder) as draft:
-            follow([*PIP, "download", *_cross(), f"--dest={draft}", *words], on_line)
-            shutil.copyfile(lock, draft / LOCK_NAME)
+            (draft / LOCK_NAME).write_text(text)
+            if text:
+                follow([*PIP, "download", f"--dest={draft}", *words, f"--requirement={draft / LOCK_NAME}"], on_line)
     except CommandFailed as failure:
         if refused:
             what = f"a wheel has a SHA-256 that is not locked: {', '.join(refused)}"
@@ -221,10 +297,10 @@ def _fetch_locked(folder: Path, lock: Path, progress: Progress) -> None:
 
 
 def _fetch(
-    folder: Path, arguments: list[str], progress: Progress, pins: Mapping[str, str], leave_out: Iterable[str]
-) -> None:
+    folder: Path, arguments: list[str], cross: list[str], progress: Progress,
+    pins: Mapping[str, str], leave_out: Iterable[str],
+) -> None:  # fmt: skip
     """Fill `folder` with the wheels that pip's `arguments` ask for, apart from those to leave out."""
-    cross = _cross()
     command = ["download", *cross, "--dest"] if cross else ["wheel", "--wheel-dir"]
     with drafted(folder) as draft:
         constraints = draft / "constraints.txt"

@@ -135,6 +135,8 @@ def test_one_problem_on_many_hosts_is_said_once(tmp_path: Path) -> None:
         "train_interface: 'a b'",
         "data_dir: relative/path",
         "firewall: sometimes",
+        "base_image: relative/Archive.tar",
+        "base_image: 7",
         "ansible_port: 99999",
         "ansible_connection: local",
         "ansible_password: secret",
