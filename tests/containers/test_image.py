@@ -66,6 +66,15 @@ def test_a_full_disk_is_named_as_such() -> None:
     assert "disk is full" in engine.fix_of(failure)
 
 
+def test_a_wheel_that_has_changed_since_it_was_fetched_is_named_as_such() -> None:
+    hashes = "\n".join(f"        Expected     or {number:064}" for number in range(99))
+    said = (
+        f"ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM ...\n  tiny==1:\n{hashes}\n             Got        {1:064}"
+    )
+    failure = engine.CommandFailed(["podman"], 1, engine.last_lines(said))
+    assert "tiny==1" in failure.tail and "has changed" in engine.fix_of(failure)
+
+
 def test_without_root_there_is_one_clear_message(monkeypatch: pytest.MonkeyPatch) -> None:
     engine.as_root.cache_clear()
     monkeypatch.setattr(os, "geteuid", lambda: 1000)

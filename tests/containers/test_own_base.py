@@ -196,7 +196,7 @@ def test_an_image_is_pulled_once_and_noted_by_its_digest(registry: str, monkeypa
         note = json.loads(own_base.NOTES.read_text())[f"{registry}/own:1"]
         assert note["pulled"] == f"{registry}/own@{digest}" and note["pulled"] in said[-1]
         assert own_base.own_base(f"{registry}/own:1", said.append) == pulled
-        assert len([line for line in said if "pulling" in line]) == 1
+        assert len([line for line in said if line.endswith(": pulling")]) == 1
         engine.podman("rmi", "--force", pulled.id)
         monkeypatch.setattr(Registry, "tag", "2")  # the name stands for another image by then
         assert own_base.own_base(f"{registry}/own:1", said.append) == pulled
@@ -241,7 +241,7 @@ def test_a_run_can_start_on_an_image_of_ones_own(others: Path, tmp_path: Path) -
     )  # fmt: skip
     assert "accuracy" in trained
     assert image.build_training_image(said.append, base_image=str(others)) == built
-    assert len([line for line in said if "loading" in line]) == 1
+    assert len([line for line in said if line.endswith(": loading")]) == 1
 
     listed = json.loads(engine.podman(*own_base.CONFINED, "--entrypoint=cat", built.id, str(sbom.PLACE)))
     assert {"torch", "tensorboard", "libc6"} <= {entry["name"] for entry in listed["components"]}
