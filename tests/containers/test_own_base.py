@@ -252,7 +252,8 @@ def test_a_run_can_start_on_an_image_of_ones_own(others: Path, tmp_path: Path) -
     (folder / "main.py").write_text("import einops, rich, torch; print(torch.__version__)\n")
     try:
         assert workload_image.as_built(folder, False, str(others)) is None
-        workload = workload_image.build(folder, False, QUIET, str(others))
+        workload_image.build(folder, False, QUIET, str(others))
+        workload = workload_image.build(folder, False, QUIET, str(others))  # now with the wheels that it had fetched
         assert workload_image.as_built(folder, False, str(others)) == workload
         assert workload_image.as_built(folder, False) is None
         ran = engine.podman(*own_base.CONFINED, workload.id, "python3", f"{PROJECT_DIR}/main.py")
