@@ -40,8 +40,9 @@ from containers.engine import (
 from containers.files import locked, scratch, write_whole
 from containers.horovod_wheel import horovod_wheels, refuse_other_platform, wheels_beyond
 from containers.own_base import CONFINED, USER, own_base, where_of
+from containers.pip import pinned, pip_folder
 from containers.sbom import PLACE
-from containers.wheels import added_wheels, content_hash, pinned, pip_folder, training_wheels
+from containers.wheels import added_wheels, content_hash, training_wheels
 
 TRAIN_REFERENCE = "localhost/muster/train:latest"
 HOROVOD_REFERENCE = "localhost/muster/train-horovod:latest"

@@ -28,7 +28,7 @@ from containers.engine import (
     root_command,
 )
 from containers.files import locked, write_whole
-from containers.wheels import Target, normal
+from containers.pip import Target, normal
 
 NOTES = BUILD / "images" / "bases.json"  # {setting: {"state": of the archive, "pulled": by digest, "base": Base}}
 OLDEST_TORCH, NEWEST_TORCH = (2, 11), (2, 13)  # train/torch_versions.py

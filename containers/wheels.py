@@ -2,61 +2,30 @@
 
 The builds install from these folders without network access, so the same way works with a mirror, with a proxy and
 without Internet access. Not for installing: see train/Containerfile and workload/Containerfile.
-
-What the training image gets is locked: its packages, exactly, with the SHA-256 of every file that each may be. There is
-a lock for each build of torch, because pip takes the one that it finds here: `requirements.lock` for the registry's
-own (with CUDA), `requirements-cpu.lock` for torch ...+cpu. lock.py makes them (`make lock`).
+What the training image gets is locked (lock.py); what a user's own folder asks for is not, but by its own lines.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import platform
 import re
-import sys
-import tomllib
 import zipfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from containers.base import GLIBC, PYTHON
-from containers.engine import BUILD, REPOSITORY, CommandFailed, ContainersError, Progress, follow, output
+from containers.base import PYTHON
+from containers.engine import BUILD, CommandFailed, ContainersError, Progress, follow
 from containers.files import drafted, locked
+from containers.lock import ENTRY, LOCK_NAME, LOCKS, lock_of, pins_of, torch_build, training_requirements
+from containers.pip import PIP, PIP_FIX, Target, own_cross, pinned
 
-GROUP = "train"
 FIXED = ("torch", "torchvision")  # what a workload cannot replace
-LOCKS = Path(__file__).parent / "train"
-LOCK_NAME = "requirements.lock"  # in LOCKS of the registry's torch; in a folder of wheels the one that they fit
-PIP = (sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check")
 DOWNLOAD = re.compile(r"^\s*Downloading \S*?([^/\s]+)\.whl \((\S+ [MG]B)\)")
-PIP_FIX = "check network, proxy and mirror (`pip config list`), then run it again"
 CUDA = ("cuda-", "nvidia-", "triton")  # what comes with torch alone
-ENTRY = re.compile(r"^\w.*(?:\n +.*)*", re.MULTILINE)  # of a lock: a package with its hashes
 VERSION = re.compile(r"\d[\w.!]*(?:\+[\w.]+)?")
-PIN = re.compile(r"^([\w.-]+)==([\w.+!]+)", re.MULTILINE)
 NOT_LOCKED = re.compile(r"\s+(?P<package>\S+==\S+) from (?P<file>[^\s#]+)|\s+Got\s+(?P<hash>[0-9a-f]{64})$")
-VERSIONS = re.compile(r"^Available versions: (.*)$", re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class Target:
-    """What a wheel must fit."""
-
-    python: str  # such as 3.11
-    glibc: tuple[int, int]
-    machine: str = platform.machine()
-
-    @property
-    def words(self) -> list[str]:
-        """pip's arguments for choosing such wheels."""
-        platforms = [f"manylinux_{self.glibc[0]}_{minor}_{self.machine}" for minor in range(self.glibc[1], 4, -1)]
-        platforms += [f"{old}_{self.machine}" for old in ("manylinux2014", "manylinux2010", "manylinux1", "linux")]
-        flags = ["--only-binary=:all:", f"--python-version={self.python}", "--implementation=cp"]
-        return [*flags, *(f"--platform={name}" for name in platforms)]
 
 
 def training_wheels(progress: Progress) -> Path:
@@ -73,7 +42,7 @@ def training_wheels(progress: Progress) -> Path:
         if not folder.exists():
             progress("wheels of the training image: downloading")
             lock = lock_of(requirements, torch_build(requirements))
-            _fetch_locked(folder, lock, lock.read_text(), _cross(), progress)
+            _fetch_locked(folder, lock, lock.read_text(), own_cross(), progress)
     progress(f"wheels of the training image: {_summary(folder)}")
     return folder
 
@@ -131,56 +100,6 @@ def _write_empty(folder: Path, name: str, version: str, tag: str) -> None:
         wheel.writestr(f"{described}/RECORD", "")
 
 
-def training_requirements() -> list[str]:
-    """What pyproject.toml's group `train` asks for."""
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
-    return group_requirements(project["dependency-groups"], GROUP)
-
-
-def torch_build(requirements: Iterable[str]) -> str:
-    """The build of torch that pip takes here: "" is the registry's own, "cpu" that of torch ...+cpu.
-
-    Raises ContainersError if pip finds no torch of the version that is required.
-    """
-    version = pins_of(requirements).get("torch")
-    if version is None:
-        return ""
-    try:
-        said = output([*PIP, "index", "versions", "torch", *_cross()])
-    except CommandFailed as failure:
-        what = f"pip finds no torch for the training image. Its last lines:\n{failure.tail}"
-        raise ContainersError(what, "the control machine", PIP_FIX) from failure
-    found = [version for line in VERSIONS.findall(said) for version in line.split(", ")]
-    builds = [one.partition("+")[2] for one in found if one.partition("+")[0] == version]
-    if not builds:
-        what = f"pip finds no torch {version} for the training image, only {', '.join(found[:5])}"
-        raise ContainersError(what, "the control machine", PIP_FIX)
-    return builds[0]  # the newest, which pip prefers
-
-
-def lock_of(requirements: Iterable[str], build: str) -> Path:
-    """The lock for a build of torch. Raises ContainersError if there is none, or it is not of these requirements."""
-    path, fix = lock_path(build), "run `make lock`, look at what it changes, then run this again"
-    if not path.is_file():
-        raise ContainersError(f"pip takes torch ...+{build} here, and no wheels are locked for it", str(path), fix)
-    pins = pins_of([path.read_text()])
-    for name, version in pins_of(requirements).items():
-        if pins.get(name, "").partition("+")[0] != version:
-            what = f"pyproject.toml asks for {name} {version}, but {name} {pins.get(name, 'at no version')} is locked"
-            raise ContainersError(what, str(path), fix)
-    return path
-
-
-def lock_path(build: str) -> Path:
-    """Where the lock for a build of torch is, or would be."""
-    return LOCKS / (f"requirements-{build}.lock" if build else LOCK_NAME)
-
-
-def pins_of(requirements: Iterable[str]) -> dict[str, str]:
-    """Normalized name -> exact version, of the requirements that have one."""
-    return {normal(name): version for text in requirements for name, version in PIN.findall(text)}
-
-
 def workload_wheels(workload: Path, train: Path, progress: Progress, target: Target | None = None) -> Path | None:
     """Folder with the wheels that `workload`'s requirements.txt asks for and the training image lacks.
 
@@ -195,7 +114,7 @@ def workload_wheels(workload: Path, train: Path, progress: Progress, target: Tar
         return None
     there = {path.name for path in train.glob("*.whl")}
     pins = pinned(there)
-    cross = target.words if target else _cross()
+    cross = target.words if target else own_cross()
     folder = BUILD / f"wheels-{_key(*requirements_texts(requirements), *sorted(there))}"
     with locked(BUILD / "wheels.lock"):
         if not folder.exists():
@@ -218,55 +137,12 @@ def workload_wheels(workload: Path, train: Path, progress: Progress, target: Tar
     return folder
 
 
-def group_requirements(groups: Mapping[str, Any], name: str) -> list[str]:
-    """Requirements of a dependency group and of the groups that it includes."""
-    result: list[str] = []
-    for entry in groups[name]:
-        result += [entry] if isinstance(entry, str) else group_requirements(groups, entry["include-group"])
-    return result
-
-
-def pinned(wheels: Iterable[str]) -> dict[str, str]:
-    """Normalized name -> exact version, from the file names of wheels."""
-    parts = (wheel.split("-")[:2] for wheel in wheels)
-    return {normal(name): version for name, version in sorted(parts)}
-
-
-def normal(name: str) -> str:
-    """A distribution's name as all spellings of it are compared."""
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
 def content_hash(folder: Path | None) -> str:
     """SHA-256 over the file names (which hold the versions) and sizes of a folder's wheels, and over their lock, if
     they have one; None: of no wheels."""
     entries = sorted((path.name, path.stat().st_size) for path in folder.glob("*.whl")) if folder else []
     lock = [path.read_text() for path in folder.glob(LOCK_NAME)] if folder else []
     return hashlib.sha256(json.dumps([entries, lock]).encode()).hexdigest()
-
-
-def pip_folder() -> Path:
-    """Folder of this interpreter's package `pip`. It is pure Python, so the image's Python can run it.
-
-    Raises ContainersError if this interpreter has no pip.
-    """
-    spec = importlib.util.find_spec("pip")
-    if spec is None or spec.origin is None:
-        raise ContainersError("this Python has no pip", sys.executable, "use .venv/bin/python, which `make` sets up")
-    return Path(spec.origin).parent
-
-
-def cross_arguments(python: tuple[int, int], libc: tuple[str, str], machine: str) -> list[str]:
-    """pip's arguments for choosing wheels that fit the image; empty if the wheels for this Python fit it, too.
-
-    python: version of the interpreter that runs pip. libc: what `platform.libc_ver()` returns. machine: what
-    `platform.machine()` returns; the image has the same.
-    """
-    name, version = libc
-    newest = tuple(map(int, version.split(".")[:2])) if name == "glibc" else None
-    if ".".join(map(str, python)) == PYTHON and newest is not None and newest <= GLIBC:
-        return []
-    return Target(PYTHON, GLIBC, machine).words
 
 
 def _fetch_locked(folder: Path, lock: Path, text: str, cross: list[str], progress: Progress) -> None:
@@ -314,10 +190,6 @@ def _fetch(
 def _say_downloads(line: str, progress: Progress) -> None:
     if match := DOWNLOAD.match(line):
         progress(f"wheels: {match.group(1).split('-')[0]} ({match.group(2)})")
-
-
-def _cross() -> list[str]:
-    return cross_arguments(sys.version_info[:2], platform.libc_ver(), platform.machine())
 
 
 def _key(*parts: str) -> str:

@@ -26,10 +26,10 @@ from containers.engine import BUILD, REPOSITORY, ContainersError, Progress, podm
 from containers.files import locked, write_whole
 from containers.image import IMAGES, Image
 from containers.own_base import archive_state, own_base, where_of
+from containers.pip import pinned
 from containers.wheels import (
     added_wheels,
     content_hash,
-    pinned,
     requirements_texts,
     stand_ins,
     training_wheels,

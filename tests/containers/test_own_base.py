@@ -16,7 +16,7 @@ import pytest
 from containers import engine, image, own_base, sbom, wheels, workload_image
 from containers.base import ensure_base
 from containers.engine import REPOSITORY, ContainersError
-from containers.wheels import Target
+from containers.pip import Target, pip_folder
 from keeper import PROJECT_DIR
 from tests.wheels import write_wheel
 
@@ -210,7 +210,7 @@ def others(container_engine: None, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = wheels.training_wheels(QUIET)
     names = {path.name.partition("-")[0].lower(): f"/wheels/{path.name}" for path in folder.glob("*.whl")}
     lines = OTHERS.format(base=ensure_base(QUIET), wheels=" ".join(names[name] for name in TORCH_NEEDS))
-    mounts = (f"--volume={folder}:/wheels:ro", f"--volume={wheels.pip_folder()}:/pip/pip:ro")
+    mounts = (f"--volume={folder}:/wheels:ro", f"--volume={pip_folder()}:/pip/pip:ro")
     identity, archive = made(tmp_path_factory.mktemp("others") / "image", lines, "docker-archive", *mounts)
     engine.podman("rmi", "--force", identity)
     yield archive
