@@ -115,12 +115,16 @@ def _on_own_base(base_image: str, progress: Progress, horovod: bool) -> Image:
         raise ContainersError(what, where, "deploy without HOROVOD=1, or without base_image")
     base = own_base(base_image, progress)
     wheels = added_wheels(base.packages, base.target, where, progress)
-    image = _train_on(base.id, wheels, own_reference(base_image), progress)
-    try:
-        podman(*CONFINED, image.id, "python3", "-P", "-c", "import keeper.__main__, train.run")
-    except CommandFailed as failure:
-        what = f"the trainer does not run on it as user {USER}, read-only. The last lines:\n{failure.tail}"
-        raise ContainersError(what, where, "fix in the base image what they name") from failure
+    reference = own_reference(base_image)
+    before = inspect_image(reference, "{{.Id}}")
+    image = _train_on(base.id, wheels, reference, progress)
+    if image.id != before:
+        try:
+            podman(*CONFINED, image.id, "python3", "-P", "-c", "import keeper.__main__, train.run")
+        except CommandFailed as failure:
+            podman("untag", image.id, reference)
+            what = f"the trainer does not run on it as user {USER}, read-only. The last lines:\n{failure.tail}"
+            raise ContainersError(what, where, "fix in the base image what they name") from failure
     return image
 
 
