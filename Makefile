@@ -14,7 +14,7 @@ $(foreach name,$(.VARIABLES),$(if $(findstring command line,$(origin $(name))),$
 .DEFAULT_GOAL := help
 .PHONY: help local horovod demo lab lab-down lab-status trust deploy check train reproduce attach status logs stop gather report \
 	tensorboard teardown \
-	test test-fast test-gpu test-torch lint drill bench-deploy bench-launch bench-check bench-checkpoint bench-train bench-gpu bench-forecast \
+	lock test test-fast test-gpu test-torch lint drill bench-deploy bench-launch bench-check bench-checkpoint bench-train bench-gpu bench-forecast \
 	bench-scale bench-stream bench-away bench-faults bench-links
 
 # Installed, and pyproject.toml has not changed since: make sees that by itself, without starting Python.
@@ -83,6 +83,10 @@ tensorboard: .venv/.train  ## show the curves of all runs, or of one, on this ma
 
 teardown: .venv/.control  ## remove Muster's containers, images, runs and settings from the hosts  [YES=1: runs in progress, too; PACKAGES=1: packages, too]
 	@$(BIN)/fab teardown
+
+lock:  ## lock the training image's wheels with their hashes, after a change of pyproject.toml's group `train`
+	$(need) lock
+	@$(BIN)/python -m containers.lock
 
 test:  ## everything: the lab (real containers, sshd, Ansible, Fabric), which installs what it needs, then all the rest
 	$(need) train control test lint

@@ -21,6 +21,7 @@ from containers.engine import (
     build_image,
     follow,
     image_label,
+    podman,
     root_command,
     tool,
 )
@@ -49,7 +50,7 @@ RECIPE_LABEL = "muster.recipe"
 
 
 def ensure_base(progress: Progress) -> str:
-    """Build the base image unless there is one of this recipe; return its reference.
+    """Build the base image unless there is one of this recipe; return its id.
 
     Raises ContainersError if this user is not root, a tool is missing, or the packages cannot be fetched.
     """
@@ -63,7 +64,7 @@ def ensure_base(progress: Progress) -> str:
                 assemble(folder, f"Debian {SUITE}", SUITE, PACKAGES, sources, fix)
                 where = "the control machine, while building the base image"
                 build_image(REFERENCE, CONTAINERFILE, folder, f"--label={RECIPE_LABEL}={recipe}", where=where)
-    return REFERENCE
+        return podman("image", "inspect", "--format={{.Id}}", REFERENCE).strip()
 
 
 def recipe_hash(sources: Mapping[str, str]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import shlex
 import shutil
@@ -24,6 +25,7 @@ from containers.guard import TERMINATE_SECONDS, end
 REPOSITORY = Path(__file__).resolve().parent.parent
 BUILD = REPOSITORY / "build"
 TAIL_LINES = 15
+EXPECTED = re.compile(r"\s+Expected +\w+ [0-9a-f]{64}$")
 # A command that hangs ends after these, with a message that names it. No command is expected to take so long.
 COMMAND_SECONDS = 600.0
 BUILD_SECONDS = 3600.0
@@ -177,9 +179,11 @@ def build_image(
 
 
 def fix_of(failure: CommandFailed) -> str:
-    """What to do about a failed command that writes much to the disk."""
+    """What to do about a failed command that builds an image, or writes much to the disk."""
     if "no space left on device" in failure.tail.lower():
         return "the disk is full: free some gigabytes (`df -h`, `podman system df`), then run it again"
+    if "DO NOT MATCH THE HASHES" in failure.tail:
+        return "the wheel that pip names has changed since it was fetched: remove build/wheels-*, then run it again"
     return "fix what the last lines name, then run it again"
 
 
@@ -227,6 +231,6 @@ def _lines(process: subprocess.Popen[bytes], deadline: float) -> Iterator[str]:
 
 
 def last_lines(text: str) -> str:
-    """The last lines of a text that are not empty, at most TAIL_LINES."""
-    lines = [line for line in text.splitlines() if line.strip()]
+    """The last lines of a text, at most TAIL_LINES, without empty ones and pip's lists of the hashes of a lock."""
+    lines = [line for line in text.splitlines() if line.strip() and not EXPECTED.match(line)]
     return "\n".join(lines[-TAIL_LINES:])

@@ -29,7 +29,7 @@ from pathlib import Path
 from containers.base import GLIBC, PYTHON, SOURCE_DATE_EPOCH, SUITE
 from containers.engine import BUILD, REPOSITORY, CommandFailed, ContainersError, Progress, as_root, follow
 from containers.files import drafted, locked, scratch
-from containers.wheels import PIP, cross_arguments, group_requirements, pinned
+from containers.pip import PIP, cross_arguments, group_requirements, pinned
 
 GROUP = "horovod"
 NAME = re.compile(r"horovod\s*==")

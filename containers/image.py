@@ -39,13 +39,18 @@ from containers.engine import (
 )
 from containers.files import locked, scratch, write_whole
 from containers.horovod_wheel import horovod_wheels, refuse_other_platform, wheels_beyond
-from containers.wheels import content_hash, pinned, pip_folder, training_wheels
+from containers.own_base import CONFINED, USER, own_base, where_of
+from containers.pip import pinned, pip_folder
+from containers.sbom import PLACE
+from containers.wheels import added_wheels, content_hash, training_wheels
 
 TRAIN_REFERENCE = "localhost/muster/train:latest"
 HOROVOD_REFERENCE = "localhost/muster/train-horovod:latest"
+OWN_REPOSITORY = "localhost/muster/train-on-"  # and a hash of the inventory's base_image
 WORKLOAD_REPOSITORY = "localhost/muster/workload-"
 KEPT_WORKLOADS = 5  # images of workloads that this machine keeps, the latest exported ones; the README says so
 ROOM = Path(__file__).parent
+SBOM = ROOM / "sbom.py"
 CODE = (REPOSITORY / "train", REPOSITORY / "keeper")  # what of ours is in the training image
 IMAGES = BUILD / "images"
 POOL = IMAGES / "oci"
@@ -75,23 +80,57 @@ class OciExport:
     blobs: dict[str, int]  # hexadecimal digest -> size in bytes of its manifest, config and layers
 
 
-def build_training_image(progress: Progress, horovod: bool = False) -> Image:
+def build_training_image(progress: Progress, horovod: bool = False, base_image: str = "") -> Image:
     """Build the training image unless it is built: base, wheels and train/, and on request a layer with Horovod.
 
-    engine.abort() ends a build that another thread has under way.
+    base_image: what the inventory gives as base in place of Muster's own. engine.abort() ends a build that another
+    thread has under way.
 
-    Raises ContainersError if this user is not root, a tool is missing, or a step of the build failed.
+    Raises ContainersError if this user is not root, a tool is missing, Muster does not run on the base image, or a step
+    of the build failed.
     """
     as_root()
+    if base_image:
+        return _on_own_base(base_image, progress, horovod)
     base = _in_background(lambda: ensure_base(progress))
     folder = training_wheels(progress)
-    image = build(
-        TRAIN_REFERENCE, ROOM / "train", ROOM / "train" / "Containerfile", progress,
-        where="the control machine, while building the training image (containers/train/Containerfile)",
-        arguments={"BASE": base.result(), "WHEELS": content_hash(folder), "CODE": code_hash(*CODE)},
-        mounts={folder: "/wheels", pip_folder(): "/pip/pip"} | {source: f"/src/{source.name}" for source in CODE},
-    )  # fmt: skip
+    image = _train_on(base.result(), folder, TRAIN_REFERENCE, progress)
     return _with_horovod(image, progress) if horovod else image
+
+
+def _train_on(base: str, wheels: Path, reference: str, progress: Progress) -> Image:
+    return build(
+        reference, ROOM / "train", ROOM / "train" / "Containerfile", progress,
+        where="the control machine, while building the training image (containers/train/Containerfile)",
+        arguments={"BASE": base, "WHEELS": content_hash(wheels), "CODE": code_hash(*CODE)},
+        mounts={wheels: "/wheels"} | {source: f"/src/{source.name}" for source in CODE},
+    )  # fmt: skip
+
+
+def _on_own_base(base_image: str, progress: Progress, horovod: bool) -> Image:
+    """The training image on a base of the user's own: what it lacks of our packages, and train/."""
+    where = where_of(base_image)
+    if horovod:
+        what = "Horovod is compiled for the torch in .venv, not for the base image's"
+        raise ContainersError(what, where, "deploy without HOROVOD=1, or without base_image")
+    base = own_base(base_image, progress)
+    wheels = added_wheels(base.packages, base.target, where, progress)
+    reference = own_reference(base_image)
+    before = inspect_image(reference, "{{.Id}}")
+    image = _train_on(base.id, wheels, reference, progress)
+    if image.id != before:
+        try:
+            podman(*CONFINED, image.id, "python3", "-P", "-c", "import keeper.__main__, train.run")
+        except CommandFailed as failure:
+            podman("untag", image.id, reference)
+            what = f"the trainer does not run on it as user {USER}, read-only. The last lines:\n{failure.tail}"
+            raise ContainersError(what, where, "fix in the base image what they name") from failure
+    return image
+
+
+def own_reference(base_image: str) -> str:
+    """The reference of the training image on a base of the user's own."""
+    return f"{OWN_REPOSITORY}{hashlib.sha256(base_image.encode()).hexdigest()[:12]}:latest"
 
 
 def build(
@@ -100,8 +139,11 @@ def build(
 ) -> Image:  # fmt: skip
     """Build an image unless it is built: what `where` says is at fault when a step fails. Raises ContainersError.
 
-    context: the folder that COPY means; mounts: folder -> where RUN finds it; options: more words for Podman.
+    context: the folder that COPY means; mounts: folder -> where RUN finds it, beside a pip on /pip/pip and the program
+    that writes the SBOM on /sbom.py (whose hash is SBOM); options: more words for Podman.
     """
+    arguments = {**arguments, "SBOM": hashlib.sha256(SBOM.read_bytes()).hexdigest()}
+    mounts = {**mounts, pip_folder(): "/pip/pip", SBOM: "/sbom.py"}
     IMAGES.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
 
@@ -152,12 +194,12 @@ def _with_horovod(train: Image, progress: Progress) -> Image:
             HOROVOD_REFERENCE, ROOM / "horovod", ROOM / "horovod" / "Containerfile", progress,
             where="the control machine, while adding Horovod to the training image (containers/horovod/Containerfile)",
             arguments={"TRAIN": train.id, "HOROVOD": code_hash(Path(name))},
-            mounts={Path(name): "/wheels", pip_folder(): "/pip/pip"},
+            mounts={Path(name): "/wheels"},
         )  # fmt: skip
 
 
 def export_oci(image: Image, progress: Progress) -> OciExport:
-    """Write to the pool what it lacks of `image`, and remove from it what no current image needs.
+    """Write to the pool what it lacks of `image`, and its SBOM beside it; remove what no current image needs.
 
     An image is current if an earlier export wrote it and its reference still names it. Two processes may export at
     once; what a killed process leaves is not used by a later one.
@@ -177,6 +219,8 @@ def export_oci(image: Image, progress: Progress) -> OciExport:
                     for path in torn:
                         path.unlink()
                     entry, added = _export(image)
+                read = podman("run", "--rm", "--network=none", "--entrypoint=cat", image.id, str(PLACE))
+                write_whole(sbom_path(image.ref), read)
             except CommandFailed as failure:
                 what = f"the image could not be exported. The last lines of Podman:\n{failure.tail}"
                 raise ContainersError(what, str(POOL), fix_of(failure)) from failure
@@ -210,6 +254,11 @@ def blob_sizes(entry: Mapping[str, Any]) -> dict[str, int]:
     return {_hex(blob["digest"]): int(blob["size"]) for blob in blobs}
 
 
+def sbom_path(reference: str) -> Path:
+    """Where the SBOM of an exported image is: build/images/sbom-train.json and the like."""
+    return IMAGES / f"sbom-{reference.rpartition('/')[2].partition(':')[0]}.json"
+
+
 def _remove(identity: str) -> None:
     """Remove an image, by its id or name, unless a container or a workload's image still uses it."""
     with contextlib.suppress(CommandFailed):
@@ -221,6 +270,7 @@ def remove_workloads() -> None:
     named = ("--filter", f"reference={WORKLOAD_REPOSITORY}*", "--format", "{{.Repository}}")
     for reference in podman("images", *named).split():
         _remove(reference)
+        sbom_path(f"{reference}:latest").unlink(missing_ok=True)
 
 
 def _export(image: Image) -> tuple[dict[str, Any], int]:
@@ -286,6 +336,7 @@ def _without_old_workloads(entries: Sequence[dict[str, Any]]) -> list[dict[str, 
     old = [reference for reference in references if reference.startswith(WORKLOAD_REPOSITORY)][KEPT_WORKLOADS:]
     for reference in old:
         _remove(reference)
+        sbom_path(reference).unlink(missing_ok=True)
     return [entry for entry, reference in zip(entries, references, strict=True) if reference not in old]
 
 

@@ -25,47 +25,59 @@ from containers.base import own_sources, recipe_hash
 from containers.engine import BUILD, REPOSITORY, ContainersError, Progress, podman
 from containers.files import locked, write_whole
 from containers.image import IMAGES, Image
-from containers.wheels import content_hash, pip_folder, requirements_texts, training_wheels, workload_wheels
+from containers.own_base import archive_state, own_base, where_of
+from containers.pip import pinned
+from containers.wheels import (
+    added_wheels,
+    content_hash,
+    requirements_texts,
+    stand_ins,
+    training_wheels,
+    workload_wheels,
+)
 
 BUILT = IMAGES / "workloads.json"  # {reference: {"state": of what the image was built from, "ids": {reference: id}}}
 IGNORED = images.ROOM / "workload" / "ignore"
 
 
-def build(workload: Path, horovod: bool, progress: Progress) -> Image:
+def build(workload: Path, horovod: bool, progress: Progress, base_image: str = "") -> Image:
     """Build the image of a user's project, and the training image below it, as far as they are not built yet.
 
-    horovod: on the training image with Horovod. Raises ContainersError as build_training_image and build_on do.
+    horovod: on the training image with Horovod. base_image: as in the inventory.
+    Raises ContainersError as build_training_image and build_on do.
     """
-    state = _state(workload, horovod) if workload.is_dir() else ""  # before: what changes meanwhile is seen next time
-    training = images.build_training_image(progress, horovod)
-    built = build_on(training, workload, progress)
-    found = _inspected([BASE_REFERENCE, training.ref, built.ref])
+    # Before: what changes meanwhile is seen next time.
+    state = _state(workload, horovod, base_image) if workload.is_dir() else ""
+    training = images.build_training_image(progress, horovod, base_image)
+    built = build_on(training, workload, progress, base_image)
+    found = _inspected([*([] if base_image else [BASE_REFERENCE]), training.ref, built.ref])
     _note(built.ref, state, {reference: identity for reference, (identity, _) in found.items()})
     return built
 
 
-def as_built(workload: Path, horovod: bool) -> Image | None:
+def as_built(workload: Path, horovod: bool, base_image: str = "") -> Image | None:
     """What `build` would return, if that is known without building; None if it is not. Starts nothing, says nothing."""
     reference = reference_of(workload)
     with contextlib.suppress(ContainersError, OSError, ValueError):
         note = _notes().get(reference)
-        if note and note["state"] == _state(workload, horovod):
+        if note and note["state"] == _state(workload, horovod, base_image):
             found = _inspected(list(note["ids"]))
             if {name: identity for name, (identity, _) in found.items()} == note["ids"]:
                 return Image(reference, *found[reference])
     return None
 
 
-def build_on(train: Image, workload: Path, progress: Progress) -> Image:
+def build_on(train: Image, workload: Path, progress: Progress, base_image: str = "") -> Image:
     """Build a user's project on top of the training image: its requirements.txt, if any, and its files in /workload.
 
+    base_image: that of the training image.
     Raises ContainersError if there is no such folder, its requirements cannot be fetched, or the build failed.
     """
     if not workload.is_dir():
         fix = "give the folder of your own code: of a script with WORKLOAD, of parts for our trainer with PROJECT"
         raise ContainersError("the workload is not a folder", str(workload), fix)
     workload = workload.resolve()
-    wheels = workload_wheels(workload, training_wheels(lambda line: None), progress)
+    wheels = _wheels(workload, base_image, progress)
     IMAGES.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="workload-", dir=IMAGES) as name:
         ignore = Path(name) / "ignore"
@@ -77,9 +89,22 @@ def build_on(train: Image, workload: Path, progress: Progress) -> Image:
             reference_of(workload), workload, images.ROOM / "workload" / "Containerfile", progress,
             where=f"the control machine, while building the image of the workload {workload}",
             arguments={"TRAIN": train.id, "WHEELS": content_hash(wheels)},
-            mounts={wheels or empty: "/wheels", pip_folder(): "/pip/pip"},
+            mounts={wheels or empty: "/wheels"},
             options=[f"--ignorefile={ignore}"],
         )  # fmt: skip
+
+
+def _wheels(workload: Path, base_image: str, progress: Progress) -> Path | None:
+    if not base_image:
+        return workload_wheels(workload, training_wheels(quiet), progress)
+    base = own_base(base_image, quiet)
+    added = added_wheels(base.packages, base.target, where_of(base_image), quiet)
+    there = base.packages | pinned(path.name for path in added.glob("*.whl"))
+    return workload_wheels(workload, stand_ins(there, base.target), progress, base.target)
+
+
+def quiet(line: str) -> None:
+    """Progress that nobody sees."""
 
 
 def reference_of(workload: Path) -> str:
@@ -111,12 +136,14 @@ def _inspected(references: list[str]) -> dict[str, tuple[str, int]]:
     return {reference: (identity, int(size)) for reference, (identity, size) in zip(references, words, strict=True)}
 
 
-def _state(workload: Path, horovod: bool) -> str:
+def _state(workload: Path, horovod: bool, base_image: str = "") -> str:
     """What changes when something does of which the image is made: the folder, what its requirements.txt names, our
-    code, the base image's recipe and sources, and the wheels, which are fetched anew where they were removed."""
+    code, the base image's recipe and sources, or its archive, and the wheels, which are fetched anew where they were
+    removed."""
     requirements = workload / "requirements.txt"
     parts = [
         horovod,
+        [base_image, *archive_state(base_image)],
         (REPOSITORY / "pyproject.toml").read_text(),
         recipe_hash(own_sources()),
         requirements_texts(requirements) if requirements.is_file() else [],

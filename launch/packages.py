@@ -19,7 +19,8 @@ from pathlib import Path
 
 from containers.engine import CommandFailed, ContainersError, follow
 from containers.files import drafted, locked
-from containers.wheels import FIXED, PIP, requirements_texts
+from containers.pip import PIP
+from containers.wheels import FIXED, requirements_texts
 from containers.workload_image import image_name
 from launch.cli import exits
 from launch.cli.refusal import refuse

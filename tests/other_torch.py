@@ -18,7 +18,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from containers.wheels import group_requirements
+from containers.pip import group_requirements
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST = "2.11.0"  # that the trainer runs on

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from containers.wheels import group_requirements
+from containers.pip import group_requirements
 from tests import other_torch
 
 PROJECT = (Path(__file__).parents[1] / "pyproject.toml").read_text()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.faults import FAULTS, SLOW_HOSTS, SURVIVED
-from containers.wheels import group_requirements
+from containers.pip import group_requirements
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -42,13 +42,13 @@ Built = tuple[images.Image, images.OciExport]
 
 
 @contextmanager
-def image_build(progress: Callable[[str], None], horovod: bool) -> Iterator[Future[Built]]:
+def image_build(progress: Callable[[str], None], horovod: bool, base_image: str = "") -> Iterator[Future[Built]]:
     """The training image and its export, built in a thread while Ansible works on the hosts."""
     built: Future[Built] = Future()
 
     def work() -> None:
         try:
-            image = images.build_training_image(progress, horovod)
+            image = images.build_training_image(progress, horovod, base_image)
             built.set_result((image, images.export_oci(image, progress)))
         except BaseException as error:
             built.set_exception(error)
@@ -115,7 +115,7 @@ def _work(
 ) -> tuple[clustermap.ClusterMap, dict[str, Any]]:
     """What changes the hosts; returns the cluster map, and of each host what it was sent."""
     last_map = None if remeasure else clustermap.path_of(inv.path)
-    with image_build(detail(console, "image: "), horovod) as built:
+    with image_build(detail(console, "image: "), horovod, inv.base_image) as built:
         with phases.phase("ask", "Asking the hosts what they are, and what they lack"):
             answers = detect.ask(inv, machines, console)
         if bare := detect.not_ready(answers):
@@ -223,7 +223,7 @@ def _cluster_map(
         known_hosts=stored(inventory.known_hosts_path(inv.path)),
         hosts=hosts,
         network=choice.network,
-        image=clustermap.MapImage(image.ref, image.id, sum(export.blobs.values())),
+        image=clustermap.MapImage(image.ref, image.id, sum(export.blobs.values()), inv.base_image),
         measured=dataclasses.asdict(measured.measurements),
         measured_at=measured.when,
         measured_key=measured.key,

@@ -25,7 +25,7 @@ def built_before(folder: Path, cluster: ClusterMap) -> Image | None:
     """The folder's image, if it was built before from the same."""
     from containers import workload_image  # here: starting must be fast, also where there is no such folder
 
-    return workload_image.as_built(folder, has_horovod(cluster))
+    return workload_image.as_built(folder, has_horovod(cluster), cluster.image.base_image)
 
 
 def bring(
@@ -48,7 +48,8 @@ def bring(
     control.ensure_ready(console)
     progress = detail(console, "image: ")
     try:
-        image = image or workload_image.build(folder, has_horovod(cluster), progress)
+        kind = (has_horovod(cluster), progress, cluster.image.base_image)
+        image = image or workload_image.build(folder, *kind)
         identity = image.id
         answers = ssh.in_parallel(lambda machine: readiness.ask(machine, identity), machines)
         having = [isinstance(answer, readiness.Readiness) and answer.has_image for answer in answers]

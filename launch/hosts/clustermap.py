@@ -56,6 +56,7 @@ class MapImage:
     ref: str
     id: str
     bytes: int
+    base_image: str = ""  # as in inventory.Inventory
 
 
 @dataclass(frozen=True)

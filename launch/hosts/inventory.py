@@ -33,6 +33,7 @@ VARIABLES = {
     "data_dir": "an absolute path on the host",
     "firewall": "true or false, without quotation marks",
     "container_engine": "auto, podman or docker",
+    "base_image": "the reference of an image, or the absolute path of an archive of one on this machine",
 }
 
 #: Ansible's variables for a login and for becoming root (`ansible-doc -t connection ssh`, `-t become sudo`, and the
@@ -49,6 +50,9 @@ ssh_use_tty ssh_user ssh_verbosity sshpass_prompt
 sudo_chdir sudo_exe sudo_flags sudo_pass sudo_user timeout user
 """
 CONNECTION_VARIABLES = frozenset(f"ansible_{name}" for name in _CONNECTION_VARIABLES.split())
+
+#: An image's name with its registry, tag or digest; Podman itself looks closer.
+REFERENCE = re.compile(r"[a-z0-9][A-Za-z0-9.:-]*(?:/[a-z0-9._-]+)*(?::[\w.-]+)?(?:@sha256:[0-9a-f]{64})?")
 
 #: The group of hosts that wait in each run, and take the place of one that is lost.
 SPARES = "spares"
@@ -91,6 +95,7 @@ class Inventory:
     path: Path
     hosts: tuple[Host, ...]
     sha256: str
+    base_image: str = ""  # what the training image stands on; empty: Muster's own base
 
 
 def build_name(path: Path) -> str:
@@ -159,9 +164,13 @@ def read(path: Path) -> Inventory:
         except ValueError as error:
             problems.append(Problem(where, str(error), "correct this value"))
     problems += check_distinct(str(path), [host.target for host in hosts])
+    bases = {host.settings.get("base_image", "") for host in hosts}
+    if len(bases) > 1:
+        what = f"hosts differ in `base_image`: {', '.join(base or 'none' for base in sorted(bases))}"
+        problems.append(Problem(str(path), what, "set it once, under `vars:` of all hosts: they run one image"))
     if problems:
         raise Refusal(merge_problems(problems))
-    return Inventory(path, tuple(hosts), digest(path))
+    return Inventory(path, tuple(hosts), digest(path), bases.pop())
 
 
 def merge_problems(problems: list[Problem]) -> list[Problem]:
@@ -314,6 +323,8 @@ def _good_value(key: str, value: Any) -> bool:
         return isinstance(value, bool)
     if key == "container_engine":
         return value in ("auto", *engines.ENGINES)
+    if key == "base_image":
+        return isinstance(value, str) and (value.startswith("/") or bool(REFERENCE.fullmatch(value)))
     if key == "data_dir":
         return isinstance(value, str) and value.startswith("/")
     raise KeyError(key)  # a variable of VARIABLES that nobody checks

@@ -179,7 +179,8 @@ def _check_horovod(launcher: str, cluster: clustermap.ClusterMap) -> None:
     if launcher != "horovod":
         return
     if not has_horovod(cluster):
-        raise refuse("LAUNCHER", "the deployed image has no Horovod", "run `make deploy HOROVOD=1`")
+        fix = "deploy without base_image" if cluster.image.base_image else "run `make deploy HOROVOD=1`"
+        raise refuse("LAUNCHER", "the deployed image has no Horovod", fix)
 
 
 def _check_workload(workload: str, script: str) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from containers import engine, image, workload_image
+from containers import engine, image, sbom, workload_image
 from containers.engine import ContainersError
 from containers.image import Image, OciExport
 from keeper import PROJECT_DIR
@@ -64,6 +64,15 @@ def test_only_the_latest_images_of_workloads_stay(monkeypatch: pytest.MonkeyPatc
 def test_a_full_disk_is_named_as_such() -> None:
     failure = engine.CommandFailed(["podman"], 125, "write /var/tmp/x: no space left on device")
     assert "disk is full" in engine.fix_of(failure)
+
+
+def test_a_wheel_that_has_changed_since_it_was_fetched_is_named_as_such() -> None:
+    hashes = "\n".join(f"        Expected     or {number:064}" for number in range(99))
+    said = (
+        f"ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM ...\n  tiny==1:\n{hashes}\n             Got        {1:064}"
+    )
+    failure = engine.CommandFailed(["podman"], 1, engine.last_lines(said))
+    assert "tiny==1" in failure.tail and "has changed" in engine.fix_of(failure)
 
 
 def test_without_root_there_is_one_clear_message(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,6 +229,25 @@ def test_the_image_carries_its_codes_hash_and_runs_torchrun(training: Image) -> 
     assert "usage: torchrun" in run_in(training.ref, "torchrun", "--help")
 
 
+def packages(text: str) -> set[tuple[str, str]]:
+    """Names and versions of an SBOM."""
+    return {(entry["name"], entry["version"]) for entry in json.loads(text)["components"]}
+
+
+@pytest.mark.lab
+def test_an_image_lists_its_packages_inside_and_beside_its_export(training: Image) -> None:
+    inside = run_in(training.id, "cat", str(sbom.PLACE))
+    image.export_oci(training, QUIET)
+    assert image.sbom_path(training.ref).read_text() == inside
+    asked = "import importlib.metadata as m; print(*(f'{d.name}=={d.version}' for d in m.distributions()))"
+    python = {tuple(line.split("==")) for line in run_in(training.id, "python3", "-c", asked).split()}
+    listed = run_in(training.id, "dpkg-query", "-W", "-f", "${Package} ${Version}\n")
+    debian = {tuple(line.split()) for line in listed.splitlines()}
+    assert packages(inside) == python | debian and len(python) > 30 and len(debian) > 90
+    hashed = {entry["name"] for entry in json.loads(inside)["components"] if "hashes" in entry}
+    assert hashed == {name for name, _ in python}
+
+
 @pytest.fixture
 def workload(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / f"Project {os.getpid()}"
@@ -252,6 +280,8 @@ def test_a_workloads_requirements_are_added_and_torch_stays(training: Image, wor
         training.ref, "python", "-c", "import torch; print(torch.__version__)"
     )
     assert built.layers_bytes - training.layers_bytes < 5e6  # no second numpy
+    listed = [packages(run_in(one.id, "cat", str(sbom.PLACE))) for one in (training, built)]
+    assert [name for name, _ in listed[1] - listed[0]] == ["einops"] and not listed[0] - listed[1]
     assert workload_image.build_on(training, workload, QUIET).id == built.id
 
 

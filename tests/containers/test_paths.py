@@ -6,6 +6,7 @@ neither root nor an image is needed.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -35,7 +36,7 @@ for name, _, value in (word.partition("=") for word in words):
             file.write(manifest)
         with open(f"{value}/index.json", "w") as file:
             json.dump({"manifests": [{"digest": "sha256:" + digest, "size": len(manifest)}]}, file)
-if "--format={{.Size}}" in words:
+if {"--format={{.Size}}", "--format={{.Id}}"} & set(words):
     print(1)
 elif "inspect" in words:
     sys.exit("no such image")
@@ -62,10 +63,12 @@ def test_images_and_lab_of_a_clone_in_a_path_with_spaces(tmp_path: Path) -> None
         folder.mkdir(parents=True)
     for name in ("containers", "train"):
         shutil.copytree(REPOSITORY / name, clone / name)
-    (clone / "pyproject.toml").write_text('[dependency-groups]\ntrain = ["tiny"]\n')
+    (clone / "pyproject.toml").write_text('[dependency-groups]\ntrain = ["tiny==1"]\n')
     (clone / "my workload" / "requirements.txt").write_text("tiny\nother\n")
     for name in ("tiny", "other"):
         write_wheel(index, name)
+    digest = hashlib.sha256((index / "tiny-1-py3-none-any.whl").read_bytes()).hexdigest()
+    (clone / "containers" / "train" / "requirements.lock").write_text(f"tiny==1 --hash=sha256:{digest}\n")
     for name, text in (("podman", RECORDER), ("mmdebstrap", RECORDER), ("sudo", '#!/bin/sh\nshift\nexec "$@"\n')):
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
@@ -81,7 +84,7 @@ def test_images_and_lab_of_a_clone_in_a_path_with_spaces(tmp_path: Path) -> None
     assert pool == str(clone / "build" / "images" / "oci") and key.startswith("ssh-ed25519 ")
     commands = [json.loads(line) for line in (tmp_path / "commands").read_text().splitlines()]
     called = [words[1] for words in commands if words[0] == "podman" and words[1] != "image"]
-    assert called == ["build", "build", "build", "save", "build", "build"]
+    assert called == ["build", "build", "build", "save", "run", "build", "build"]
     named = [word for words in commands for word in words if "clone" in word]
     assert len(named) > 15 and all(str(clone) in word for word in named), named  # no word was split at a space
     assert [path.name for path in (clone / "build").glob("wheels-*/other*.whl")] == ["other-1-py3-none-any.whl"]

@@ -28,7 +28,7 @@ def test_a_run_in_progress_is_not_torn_down() -> None:
 def test_a_build_ends_with_the_deploy_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, ended = threading.Event(), threading.Event()
 
-    def build(progress: Any, horovod: bool) -> Any:
+    def build(progress: Any, horovod: bool, base_image: str) -> Any:
         with pytest.raises(CommandFailed):
             engine.follow(["sh", "-c", "echo begun; exec sleep 600"], lambda line: begun.set())
         ended.set()

@@ -121,6 +121,20 @@ def test_one_problem_on_many_hosts_is_said_once(tmp_path: Path) -> None:
     assert said.count("unknown variable `colour`") == 1 and "host a, b" in said
 
 
+@pytest.mark.slow  # it asks ansible-inventory
+@pytest.mark.parametrize(
+    "base", ["/srv/images/torch.tar", "ghcr.io:443/team/torch:2.13-cuda", "me/it@sha256:" + 64 * "a"]
+)
+def test_a_base_image_is_one_for_all_hosts(tmp_path: Path, base: str) -> None:
+    path = tmp_path / "hosts.yml"
+    path.write_text(
+        f"all:\n  vars: {{base_image: '{base}'}}\n  hosts:\n    a: {{ansible_host: 192.0.2.1}}\n    b: {{}}\n"
+    )
+    assert inventory.read(path).base_image == base
+    said = refusal(tmp_path, f"all:\n  hosts:\n    a: {{ansible_host: 192.0.2.1, base_image: '{base}'}}\n    b: {{}}\n")
+    assert f"hosts differ in `base_image`: none, {base}" in said
+
+
 @pytest.mark.slow  # each asks ansible-inventory
 @pytest.mark.parametrize(
     "setting",
@@ -135,6 +149,8 @@ def test_one_problem_on_many_hosts_is_said_once(tmp_path: Path) -> None:
         "train_interface: 'a b'",
         "data_dir: relative/path",
         "firewall: sometimes",
+        "base_image: relative/Archive.tar",
+        "base_image: 7",
         "ansible_port: 99999",
         "ansible_connection: local",
         "ansible_password: secret",
