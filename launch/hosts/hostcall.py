@@ -47,7 +47,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if module.__name__ in sources:
             exec(compile(sources[module.__name__], module.__name__, "exec"), module.__dict__)
 sys.meta_path.insert(0, Finder())
-from ansible.module_utils.muster_answer import run
+from ansible.module_utils.{module} import run
 run(options, lambda words: print({mark!r} + json.dumps(words), flush=True))
 """
 
@@ -70,9 +70,9 @@ def _packed_sources() -> str:
     return base64.b64encode(zlib.compress(json.dumps(sources).encode(), 9)).decode()
 
 
-def command(python: str) -> str:
-    """The shell command that runs muster_answer.run on what `program` gives it."""
-    return shlex.join([python, "-c", _LOADER.format(mark=MARK)])
+def command(python: str, module: str = "muster_answer") -> str:
+    """The shell command that runs a module's `run` on what `program` gives it."""
+    return shlex.join([python, "-c", _LOADER.format(mark=MARK, module=module)])
 
 
 def program(options: Mapping[str, Any]) -> str:

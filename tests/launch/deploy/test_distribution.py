@@ -5,13 +5,6 @@ from __future__ import annotations
 from launch.deploy import distribution
 
 MIB = 2**20
-BLOBS = {"a" * 64: 100 * MIB, "b" * 64: 10 * MIB, "c" * 64: MIB}
-
-
-def test_layers_that_are_there_or_half_there_count() -> None:
-    listing = f"{100 * MIB} {'a' * 64}\n{4 * MIB} .{'b' * 64}.Xy12Zw\n{2 * MIB} {'b' * 64}\n{9 * MIB} {'d' * 64}\n"
-    assert distribution.missing_bytes(listing, BLOBS) == (6 + 1) * MIB
-    assert distribution.missing_bytes("", BLOBS) == 111 * MIB
 
 
 def test_the_time_left_follows_from_two_reports() -> None:
