@@ -5,6 +5,7 @@ What the hosts do and say: playbooks/module_utils/muster_distribution.py and mus
 
 from __future__ import annotations
 
+import bz2
 import collections
 import hashlib
 import hmac
@@ -38,7 +39,7 @@ STEP_SECONDS = 1.0  # between two looks at how far all hosts are
 
 CHUNK_BYTES = 1 << 20  # of a layer in one frame; as muster_relay has it, like the frame itself
 HEADER = struct.Struct(">QI32s")
-SMALL_BYTES = 16 << 20  # of a layer that is compressed as well as zlib can
+SMALL_BYTES = 16 << 20  # of a layer that may be compressed slowly: one of code alone
 LEVEL, SMALL_LEVEL = 4, 9  # of zlib
 FRAMES_KEPT, FRAMES_AHEAD = 64, 4
 
@@ -73,6 +74,7 @@ def distribute(
                     if not changed.wait(PROGRESS_SECONDS):
                         say("; ".join(f"waiting for {host.name}{host.why and ': '}{host.why}" for host in waiting))
             _refuse_failed(hosts)  # nothing was sent yet
+            frames.bz2 = all(host.has_bz2 for host in hosts.values())
             for host in hosts.values():
                 host.send({"begin": True})
             _Distribution(
@@ -109,6 +111,7 @@ class Frames:
 
     def __init__(self, export: images.OciExport, secret: bytes) -> None:
         self.sizes, self._folder, self._secret = export.blobs, export.path / "blobs" / "sha256", secret
+        self.bz2 = False  # whether all hosts can read it
         self._kept: collections.OrderedDict[tuple[str, int], Future[bytes]] = collections.OrderedDict()
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(max_workers=os.cpu_count())
@@ -136,12 +139,13 @@ class Frames:
         with (self._folder / digest).open("rb") as file:
             file.seek(offset)
             data = file.read(CHUNK_BYTES)
-        return pack(self._secret, digest, offset, data, SMALL_LEVEL if self.sizes[digest] <= SMALL_BYTES else LEVEL)
+        if self.sizes[digest] > SMALL_BYTES:
+            return frame(self._secret, digest, offset, zlib.compress(data, LEVEL))
+        return frame(self._secret, digest, offset, bz2.compress(data) if self.bz2 else zlib.compress(data, SMALL_LEVEL))
 
 
-def pack(secret: bytes, digest: str, offset: int, data: bytes, level: int) -> bytes:
-    """A frame, as muster_relay makes it: launch imports nothing of playbooks."""
-    piece = zlib.compress(data, level)
+def frame(secret: bytes, digest: str, offset: int, piece: bytes) -> bytes:
+    """A frame of a compressed piece, as muster_relay makes it: launch imports nothing of playbooks."""
     mac = hmac.digest(secret, digest.encode() + offset.to_bytes(8, "big") + piece, hashlib.sha256)
     return HEADER.pack(offset, len(piece), mac) + piece
 
@@ -155,6 +159,7 @@ class Host:
         self.name = machine.name
         self.state = relay.State(lacks=0)
         self.needed: str | None = None
+        self.has_bz2 = False
         self.image = ""
         self.port: int | None = None
         self.why = ""  # it waits, has lost its source, or does not listen
@@ -206,9 +211,9 @@ class Host:
         try:
             command = hostcall.command(self._machine.target.python, "muster_distribution")
             self._call = Call(self._machine, command, self._question)
-            for frame in self._call.frames(HOST_SECONDS):
+            for said in self._call.frames(HOST_SECONDS):
                 with self._changed:
-                    self._note(frame.words)
+                    self._note(said.words)
                     self._changed.notify()
             raise RuntimeError("it ended without a word")
         except Exception as error:
@@ -223,7 +228,8 @@ class Host:
 
     def _note(self, words: Mapping[str, Any]) -> None:
         if "needed" in words:
-            self.needed, self._lacked, self._begun = words["needed"], words["lacks"], time.monotonic()
+            self.needed, self.has_bz2 = words["needed"], words["bz2"]
+            self._lacked, self._begun = words["lacks"], time.monotonic()
             self._moved = self._begun
             self.state = replace(self.state, lacks=self._lacked)
         elif "lacks" in words:
@@ -272,9 +278,9 @@ class Host:
         for at in range(offset, self._frames.sizes[digest], CHUNK_BYTES):
             if self.state.gone:
                 return
-            frame = self._frames.get(digest, at)
-            self._call.send({"frame": len(frame)}, frame)
-            self.control_bytes += len(frame)
+            piece = self._frames.get(digest, at)
+            self._call.send({"frame": len(piece)}, piece)
+            self.control_bytes += len(piece)
 
 
 @dataclass

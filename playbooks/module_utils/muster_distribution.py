@@ -27,10 +27,10 @@ def run(options: dict[str, Any], say: Callable[[Any], None]) -> None:
     options: ref (the image's name), id (64 hexadecimal digits), index (text of an OCI index.json that names this image
     alone), blobs (digest, hexadecimal -> bytes of manifest, config and layers), relay (those of muster_relay.run).
 
-    Says {"needed": nothing, name or pull (see muster_image), "lacks": bytes that are missing}, and waits for
-    {"begin": true} on standard input: nothing is sent before every host was found to have room. What follows for pull:
-    see muster_relay. At last {"image": the id that has the name now, "seconds"}; then it serves other hosts until
-    standard input ends. A failure is {"error": why}, with exit status 1.
+    Says {"needed": nothing, name or pull (see muster_image), "lacks": bytes to come, "bz2": whether this Python
+    can read it}, and waits for {"begin": true} on standard input: nothing is sent before every host was found to have
+    room. What follows for pull: see muster_relay. At last {"image": the id that has the name now, "seconds"}; then it
+    serves other hosts until standard input ends. A failure is {"error": why}, with exit status 1.
     """
     try:
         _run(options, say)
@@ -45,7 +45,8 @@ def _run(options: dict[str, Any], say: Callable[[Any], None]) -> None:
     ref, identity, sizes, begun = options["ref"], options["id"], options["blobs"], time.monotonic()
     with _alone(say):
         plan = muster_image.check(ref, identity, sizes)
-        say({"needed": plan["needed"], "lacks": sum(sizes[digest] for digest in plan["missing"])})
+        lacks = sum(sizes[digest] for digest in plan["missing"])
+        say({"needed": plan["needed"], "lacks": lacks, "bz2": muster_relay.bz2 is not None})
         if not _may_begin():
             return
         relay = None
@@ -100,6 +101,8 @@ def _relay(sizes: dict[str, int], options: dict[str, Any], say: Callable[[Any], 
             os.close(arrived)
             _give_up_root(muster_image.POOL)
             muster_relay.run(muster_image.POOL, sizes, options, say, lambda: os.write(arriving, b"."))
+        except Exception as error:
+            say({"error": f"{type(error).__name__}: {error}"})
         finally:
             os._exit(1)
     os.close(arriving)

@@ -1,6 +1,6 @@
 """How hosts pass the blobs of an image on to hosts: each takes them from one source, and serves whoever comes next.
 
-A blob travels in frames, each a compressed piece of CHUNK_BYTES (the last one is shorter):
+A blob travels in frames, each a piece of CHUNK_BYTES (the last one is shorter), compressed with zlib or bz2:
     offset, bytes of the compressed piece, HMAC-SHA256 over digest, offset and piece, and the piece itself
 No bytes: the source is there, but has not got the piece itself yet. A host passes a frame on as it came, as soon as its
 HMAC is right; the key is known to the hosts of one distribution alone. A blob gets its name (its SHA-256) when it is
@@ -39,9 +39,15 @@ import zlib
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
+try:
+    import bz2
+except ImportError:  # a Python that was built without it: the control machine is told (muster_distribution)
+    bz2 = None  # type: ignore[assignment]
+
 CONTROL = "control machine"  # no host has a name with a space
 CHUNK_BYTES = 1 << 20
 HEADER = struct.Struct(">QI32s")
+BZ2_MAGIC = b"BZh"
 FRAME_BYTES = CHUNK_BYTES + (1 << 16)  # at most: what does not compress becomes a little longer
 RECENT_BYTES = 64 << 20  # of frames that are kept to be passed on without compressing them again
 HOST_LEVEL = 1  # of zlib, for a frame that is not kept any more
@@ -74,7 +80,8 @@ def unpack(secret: bytes, digest: str, offset: int, length: int, frame: bytes) -
     piece = frame[HEADER.size :]
     if at != offset or not hmac.compare_digest(mac, _mac(secret, digest, offset, piece)):
         raise Refused("it sent something else than the layer")
-    data = zlib.decompressobj().decompress(piece, length + 1)
+    opened = bz2.BZ2Decompressor() if bz2 and piece.startswith(BZ2_MAGIC) else zlib.decompressobj()
+    data = opened.decompress(piece, length + 1)
     if len(data) != length:
         raise Refused("it sent a piece of another length")
     return data
@@ -335,7 +342,7 @@ class Fetcher:
                 piece = unpack(store.secret, digest, offset, store.length(digest, offset), frame)
                 offset += len(piece)
                 yield frame, piece
-        except (OSError, ValueError, Refused, zlib.error) as error:
+        except (OSError, EOFError, ValueError, Refused, zlib.error) as error:
             self._leave(error)
 
     def _open(self) -> Peer | ControlMachine:
