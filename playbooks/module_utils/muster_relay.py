@@ -386,15 +386,21 @@ def run(pool: Path, sizes: dict[str, int], options: dict[str, Any], say: Say, wh
     sizes: digest -> bytes of all blobs of the image. options: secret (hexadecimal digits), address (own), ports
     [first, last]. Never returns: the process ends, and where something failed it has said {"error": why}.
     """
+    one_at_a_time = threading.Lock()
+
+    def tell(words: dict[str, Any]) -> None:
+        with one_at_a_time:
+            say(words)
+
     store = Store(pool, sizes, bytes.fromhex(options["secret"]))
     server = Server(store, options["address"], range(options["ports"][0], options["ports"][1] + 1))
-    fetcher = Fetcher(store, options["address"], say)
+    fetcher = Fetcher(store, options["address"], tell)
 
     heard = [time.monotonic()]
 
     def report() -> None:
         while time.monotonic() - heard[0] < ABSENT_SECONDS:
-            say({"lacks": store.lacks(), "received": fetcher.received})
+            tell({"lacks": store.lacks(), "received": fetcher.received})
             time.sleep(REPORT_SECONDS)
         os._exit(1)
 
@@ -402,19 +408,21 @@ def run(pool: Path, sizes: dict[str, int], options: dict[str, Any], say: Say, wh
         try:
             fetcher.run()
         except RuntimeError as error:
-            say({"error": str(error)})
+            tell({"error": str(error)})
             os._exit(1)
-        say({"lacks": 0, "received": fetcher.received})
+        tell({"lacks": 0, "received": fetcher.received})
         whole()
 
-    say({"listening": server.port, "why": server.why})
+    tell({"listening": server.port, "why": server.why})
     for work in (report, fetch):
         threading.Thread(target=work, daemon=True).start()
     with open(0, "rb", closefd=False) as stream:
         for line in iter(stream.readline, b""):
-            words, heard[0] = json.loads(line), float("inf")  # while a frame waits for the disk, nothing is heard
+            words = json.loads(line)
             if "frame" in words:
-                fetcher.control.sent.put(stream.read(words["frame"]))
+                frame = stream.read(words["frame"])
+                heard[0] = float("inf")  # while it waits for the disk, nothing is heard
+                fetcher.control.sent.put(frame)
             elif "source" in words:
                 fetcher.take_from(words["source"])
             heard[0] = time.monotonic()

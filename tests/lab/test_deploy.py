@@ -1,12 +1,17 @@
-"""Promise: a deploy disturbs neither a run nor another deploy, from whatever machine these are."""
+"""Promises: a deploy disturbs neither a run nor another deploy, from whatever machine these are; it sends the image once,
+and hosts pass it on to hosts, past one whose port is blocked."""
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.lab.conftest import WORKLOAD, Lab, wait_for
+from containers import lab_plan
+from tests.lab.conftest import HOSTS, WORKLOAD, Lab, wait_for
 
 pytestmark = pytest.mark.lab
 
@@ -30,3 +35,51 @@ def test_a_deploy_beside_a_run_measures_nothing_and_of_two_deploys_the_second_is
     stopped = lab.fab("stop", RUN=name, GRACE=1)
     assert stopped.returncode == 0, stopped.stdout
     run.communicate(timeout=300)
+
+
+def sent(lab: Lab) -> dict[str, Any]:
+    """What the last deploy sent, by host."""
+    found: dict[str, Any] = json.loads((Path("build") / lab.name / "deploy.json").read_text())["hosts"]
+    return found
+
+
+def from_another_machine(lab: Lab, host: str) -> int:
+    """Bytes that have come to a host from the control machine: it logs in over the management network."""
+    nic = lab_plan.nics(HOSTS.index(host)).management
+    return int(lab.on(host, f"cat /sys/class/net/{nic}/statistics/rx_bytes"))
+
+
+def without_image(lab: Lab) -> None:
+    """Take the image and its layers from all hosts."""
+    for host in HOSTS:
+        lab.on(
+            host, "podman rmi --force localhost/muster/train:latest; rm -rf /var/lib/muster/images/oci/blobs/sha256/*"
+        )
+
+
+def test_the_image_is_sent_once_to_three_hosts_and_goes_past_one_whose_port_is_blocked(lab: Lab) -> None:
+    """h1 answers nobody on the ports where hosts pass layers on; h2 and h3 get everything all the same."""
+    block = (
+        "nft add table inet test; nft add chain inet test in '{ type filter hook input priority 0; }'; "
+        "nft add rule inet test in tcp dport 29400-29415 ct direction original drop"
+    )
+    without_image(lab)
+    before = {host: from_another_machine(lab, host) for host in HOSTS}
+    first = lab.fab("deploy", 1200)
+    assert first.returncode == 0, first.stdout
+    came = {host: from_another_machine(lab, host) - before[host] for host in HOSTS}
+    image_bytes = sent(lab)["h1"]["bytes_sent"]
+    assert image_bytes > 50e6 and {one["bytes_sent"] for one in sent(lab).values()} == {image_bytes}
+    assert sum(one["control_bytes"] for one in sent(lab).values()) == image_bytes
+    assert image_bytes < sum(came.values()) < 1.3 * image_bytes, came
+
+    without_image(lab)
+    lab.on("h1", block)
+    try:
+        past = lab.fab("deploy", 1200)
+    finally:
+        lab.on("h1", "nft delete table inet test")
+    assert past.returncode == 0, past.stdout
+    assert "h2 takes layers from the control machine, as h1 cannot be used: " in past.stdout, past.stdout
+    control = {host: one["control_bytes"] > 0 for host, one in sent(lab).items()}
+    assert control == {"h1": True, "h2": True, "h3": False}, past.stdout
