@@ -1,7 +1,7 @@
 """`make bench-deploy`: bytes and seconds of a first, a code-only and a no-change deploy to lab hosts.
 
-HOSTS=n lab hosts, 3 by default. What this machine sends in the first deploy is held against the bytes of the image as it
-is sent, compressed, to one host. Two references:
+HOSTS=n lab hosts, 3 by default. What this machine sends in the first deploy is held against the bytes of the image as
+it is sent, compressed, to one host. Two more references:
 
 - `podman save | ssh podman load`, which would send all bytes of the image each time. The packages that a bare host
   installs from Debian are part of the first deploy's seconds, but not of its bytes.

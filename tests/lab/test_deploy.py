@@ -1,5 +1,5 @@
-"""Promises: a deploy disturbs neither a run nor another deploy, from whatever machine these are; it sends the image once,
-and hosts pass it on to hosts, past one whose port is blocked."""
+"""Promises: a deploy disturbs neither a run nor another deploy, from whatever machine these are; it sends the image
+once, and hosts pass it on to hosts, past one whose port is blocked."""
 
 from __future__ import annotations
 
@@ -58,10 +58,11 @@ def without_image(lab: Lab) -> None:
 
 
 def test_the_image_is_sent_once_to_three_hosts_and_goes_past_one_whose_port_is_blocked(lab: Lab) -> None:
-    """h1 answers nobody on the ports where hosts pass layers on; h2 and h3 get everything all the same."""
+    """What h1's process of the SSH user answers is dropped, so that it passes nothing on; h2 and h3 get all the same.
+    (The test of the links, which comes before, is root's.)"""
     block = (
-        "nft add table inet test; nft add chain inet test in '{ type filter hook input priority 0; }'; "
-        "nft add rule inet test in tcp dport 29400-29415 ct direction original drop"
+        "nft add table inet test; nft add chain inet test out '{ type filter hook output priority 0; }'; "
+        "nft add rule inet test out meta skuid muster tcp sport 29400-29415 drop"
     )
     without_image(lab)
     before = {host: from_another_machine(lab, host) for host in HOSTS}
