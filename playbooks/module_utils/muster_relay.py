@@ -185,7 +185,11 @@ class Server:
             threading.Thread(target=self._serve, args=(caller,), daemon=True).start()
 
     def _serve(self, caller: socket.socket) -> None:
-        with caller, caller.makefile("rb") as lines, contextlib.suppress(OSError, ValueError, KeyError, Refused):
+        with (
+            caller,
+            caller.makefile("rb") as lines,
+            contextlib.suppress(OSError, ValueError, TypeError, KeyError, Refused),
+        ):
             try:
                 caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 caller.settimeout(SIGNLESS_SECONDS)

@@ -294,6 +294,7 @@ def test_only_who_knows_the_secret_is_answered_and_nobody_can_write(make: Make) 
     assert ask(b"another", question) == b""
     assert ask(SECRET, {"get": "../h1", "from": 0}) == ask(SECRET, {"get": small, "from": 1}) == b""
     assert ask(SECRET, {"put": small, "from": 0}) == ask(SECRET, {"get": DIGEST, "from": -CHUNK_BYTES}) == b""
+    assert ask(SECRET, {"get": [small], "from": 0}) == ask(SECRET, {"get": small, "from": "0"}) == b""
     assert h1.has_all() and h1.process.poll() is None
 
 
