@@ -185,12 +185,8 @@ class Server:
             threading.Thread(target=self._serve, args=(caller,), daemon=True).start()
 
     def _serve(self, caller: socket.socket) -> None:
-        with (
-            caller,
-            caller.makefile("rb") as lines,
-            contextlib.suppress(OSError, ValueError, TypeError, KeyError, Refused),
-        ):
-            try:
+        try:
+            with caller, caller.makefile("rb") as lines:
                 caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 caller.settimeout(SIGNLESS_SECONDS)
                 challenge = os.urandom(32).hex()
@@ -202,8 +198,10 @@ class Server:
                     asked = _line(lines)
                     caller.settimeout(SIGNLESS_SECONDS)
                     self._send(caller, asked["get"], asked["from"])
-            finally:
-                self._places.release()
+        except (OSError, ValueError, TypeError, KeyError, Refused):
+            pass  # it has left, or is a stranger
+        finally:
+            self._places.release()
 
     def _send(self, caller: socket.socket, digest: str, offset: int) -> None:
         if offset % CHUNK_BYTES:
