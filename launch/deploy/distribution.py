@@ -32,7 +32,7 @@ from launch.hosts.door import Call
 from launch.network.links import Link
 
 PROGRESS_SECONDS = 10.0  # between two reports; a change of code alone has arrived before the first one
-HOST_SECONDS = 90.0  # of a host, after which it has failed; its Podman may take a minute to say what there is
+HOST_SECONDS = 90.0  # without a word, after which a host has failed: its Podman may take a minute to say what is there
 SIGN_OF_LIFE_SECONDS = 10.0  # between two words to a host; without any it ends (ABSENT_SECONDS of muster_relay)
 LISTEN_SECONDS = 20.0  # for a host to say whether it listens
 STEP_SECONDS = 1.0  # between two looks at how far all hosts are
@@ -69,17 +69,13 @@ def distribute(
             own = {"secret": secret.hex(), "address": addresses[machine.name], "ports": clustermap.REACH_PORTS}
             hosts[machine.name] = Host(machine, {**options, "relay": own}, frames, changed)
         try:
-            with changed:
-                while waiting := [host for host in hosts.values() if not (host.needed or host.state.gone)]:
-                    if not changed.wait(PROGRESS_SECONDS):
-                        say("; ".join(f"waiting for {host.name}{host.why and ': '}{host.why}" for host in waiting))
+            _wait_for_needs(hosts, say, changed)
             _refuse_failed(hosts)  # nothing was sent yet
             frames.bz2 = all(host.has_bz2 for host in hosts.values())
             for host in hosts.values():
                 host.send({"begin": True})
-            _Distribution(
-                [name for name in order if hosts[name].needed == "pull"], hosts, addresses, say, changed
-            ).run()
+            lacking = [name for name in order if hosts[name].needed == "pull"]
+            _Distribution(lacking, hosts, addresses, say, changed).run()
             _refuse_failed(hosts)
         finally:
             for host in hosts.values():
@@ -94,6 +90,17 @@ def distribute(
         }
         for name, host in hosts.items()
     }
+
+
+def _wait_for_needs(hosts: Mapping[str, Host], say: Callable[[str], None], changed: threading.Condition) -> None:
+    """Wait until every host has said what it needs, or has failed."""
+    said = time.monotonic()
+    with changed:
+        while waiting := [host for host in hosts.values() if not (host.needed or host.state.gone)]:
+            changed.wait(STEP_SECONDS)
+            if time.monotonic() - said >= PROGRESS_SECONDS:
+                said = time.monotonic()
+                say("; ".join(f"waiting for {host.name}{host.why and ': '}{host.why}" for host in waiting))
 
 
 def _refuse_failed(hosts: Mapping[str, Host]) -> None:
