@@ -35,6 +35,7 @@ PROGRESS_SECONDS = 10.0  # between two reports; a change of code alone has arriv
 HOST_SECONDS = 90.0  # without a word, after which a host has failed: its Podman may take a minute to say what is there
 SIGN_OF_LIFE_SECONDS = 10.0  # between two words to a host; without any it ends (ABSENT_SECONDS of muster_relay)
 LISTEN_SECONDS = 20.0  # for a host to say whether it listens
+CALLS = 3  # of a host whose SSH connection breaks again and again
 STEP_SECONDS = 1.0  # between two looks at how far all hosts are
 
 CHUNK_BYTES = 1 << 20  # of a layer in one frame; as muster_relay has it, like the frame itself
@@ -73,7 +74,7 @@ def distribute(
             _refuse_failed(hosts)  # nothing was sent yet
             frames.bz2 = all(host.has_bz2 for host in hosts.values())
             for host in hosts.values():
-                host.send({"begin": True})
+                host.begin()
             lacking = [name for name in order if hosts[name].needed == "pull"]
             _Distribution(lacking, hosts, addresses, say, changed).run()
             _refuse_failed(hosts)
@@ -168,6 +169,7 @@ class Host:
         self.needed: str | None = None
         self.has_bz2 = False
         self.image = ""
+        self.is_ready = False  # to be named a source
         self.port: int | None = None
         self.why = ""  # it waits, has lost its source, or does not listen
         self.last_source: str | None = None
@@ -177,21 +179,22 @@ class Host:
         self._machine, self._frames, self._changed = machine, frames, changed
         self._moved = self._begun = time.monotonic()
         self._lacked = 0
+        self._may_begin = False
         self._call: Call | None = None
-        self._to_send: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._to_send: queue.Queue[dict[str, Any] | None] = queue.Queue()  # of this call
         self._question = hostcall.program(options).encode()
-        for work in (self._listen, self._talk):
-            threading.Thread(target=work, daemon=True).start()
+        threading.Thread(target=self._listen, daemon=True).start()
 
-    def send(self, words: dict[str, Any]) -> None:
-        """Have the host told something, in turn."""
-        self._to_send.put(words)
+    def begin(self) -> None:
+        """Have the host get what it lacks: every host has room."""
+        self._may_begin = True
+        self._to_send.put({"begin": True})
 
     def name_source(self, name: str, port: int | None, address: str | None) -> None:
         """Have the host take from this source."""
         self.state, self.last_source = replace(self.state, source=name), name
         self._moved = time.monotonic()
-        self.send({"source": {"name": name, "address": address, "port": port}})
+        self._to_send.put({"source": {"name": name, "address": address, "port": port}})
 
     def look(self) -> None:
         """Bring what follows from the time that has passed into `state`."""
@@ -215,16 +218,45 @@ class Host:
             self._call.close()
 
     def _listen(self) -> None:
-        try:
-            command = hostcall.command(self._machine.target.python, "muster_distribution")
-            self._call = Call(self._machine, command, self._question)
-            for said in self._call.frames(HOST_SECONDS):
+        """All calls to their end: another one where the connection broke, which goes on where the last one stopped."""
+        for calls_left in reversed(range(CALLS)):
+            try:
+                self._hear()
+            except TimeoutError as error:
+                return self._end(error)
+            except LINK_ERRORS as error:
+                if self.image or self.state.gone or not calls_left or not self._connect_again():
+                    return self._end(error)
+            except Exception as error:
+                return self._end(error)
+
+    def _hear(self) -> None:
+        """One call. Raises what ended it."""
+        to_send = self._to_send
+        with Call(
+            self._machine, hostcall.command(self._machine.target.python, "muster_distribution"), self._question
+        ) as call:
+            self._call = call
+            talking = None
+            for said in call.frames(HOST_SECONDS):
+                if not talking:  # what comes before the first word would be lost with the question
+                    talking = threading.Thread(target=self._talk, args=(call, to_send), daemon=True)
+                    talking.start()
                 with self._changed:
                     self._note(said.words)
                     self._changed.notify()
-            raise RuntimeError("it ended without a word")
-        except Exception as error:
-            self._end(error)
+        raise RuntimeError("it ended without a word")
+
+    def _connect_again(self) -> bool:
+        with self._changed:
+            self._to_send.put(None)
+            self._to_send = queue.Queue()
+            self.state, self.is_ready = replace(self.state, source=None, listens=None, failed=frozenset()), False
+        try:
+            self._machine.reconnect()
+        except LINK_ERRORS:
+            return False
+        return True
 
     def _end(self, error: Exception) -> None:
         """The call has ended."""
@@ -235,6 +267,8 @@ class Host:
 
     def _note(self, words: Mapping[str, Any]) -> None:
         if "needed" in words:
+            if self._may_begin:  # it was called again
+                self._to_send.put({"begin": True})
             self.needed, self.has_bz2 = words["needed"], words["bz2"]
             self._lacked, self._begun = words["lacks"], time.monotonic()
             self._moved = self._begun
@@ -245,7 +279,7 @@ class Host:
                 self._moved = time.monotonic()
                 self.state = replace(self.state, lacks=words["lacks"])
         elif "listening" in words:
-            self.port, self.why = words["listening"], words["why"] or ""
+            self.port, self.why, self.is_ready = words["listening"], words["why"] or "", True
             self.state = replace(self.state, listens=self.port is not None)
         elif "trouble" in words and words["trouble"] == self.state.source:
             self.why = words["why"]
@@ -258,35 +292,33 @@ class Host:
         elif "image" in words:
             self.image, self.seconds = words["image"], words["seconds"]
 
-    def _talk(self) -> None:
+    def _talk(self, call: Call, to_send: queue.Queue[dict[str, Any] | None]) -> None:
         """Send what is to be sent, and a sign of life when there is nothing."""
         try:
             while True:
                 try:
-                    words = self._to_send.get(timeout=SIGN_OF_LIFE_SECONDS)
+                    words = to_send.get(timeout=SIGN_OF_LIFE_SECONDS)
                 except queue.Empty:
                     words = {"ping": True}
                 if words is None:
                     return
-                if self._call is None or self.needed is None:  # what comes too early would be lost with the question
-                    continue
                 if "get" in words:
-                    self._serve(words["get"], words["from"])
+                    self._serve(call, words["get"], words["from"])
                 else:
-                    self._call.send(words)
+                    call.send(words)
         except Exception as error:
-            self._end(error)
+            if call is self._call:
+                self._end(error)
 
-    def _serve(self, digest: str, offset: int) -> None:
+    def _serve(self, call: Call, digest: str, offset: int) -> None:
         """Send a layer from an offset on."""
         if offset % CHUNK_BYTES:
             raise RuntimeError("it asked for what is no piece of a layer")
-        assert self._call is not None
         for at in range(offset, self._frames.sizes[digest], CHUNK_BYTES):
-            if self.state.gone:
-                return
             piece = self._frames.get(digest, at)
-            self._call.send({"frame": len(piece)}, piece)
+            if self.state.gone or not call.is_open:
+                return
+            call.send({"frame": len(piece)}, piece)
             self.control_bytes += len(piece)
 
 
@@ -327,6 +359,8 @@ class _Distribution:
             self.hosts[name].why = f"nothing came for {relay.STANDSTILL_SECONDS:.0f} s"
             states[name] = self.hosts[name].state = replace(states[name], failed=states[name].failed | {source})
         for name, source in relay.next_sources(self.order, states).items():
+            if not self.hosts[name].is_ready:
+                continue
             self._say_why(name, source, states)
             port = self.hosts[source].port if source in self.hosts else None
             self.hosts[name].name_source(source, port, self.addresses.get(source))

@@ -103,6 +103,11 @@ class Call:
     ) -> None:
         self.close()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether what is sent may still arrive."""
+        return not self._channel.closed
+
     def send(self, words: Mapping[str, Any], data: bytes = b"") -> None:
         """Send something more, and bytes that follow it. Raises TimeoutError when the host does not take it."""
         self._send(json.dumps(words).encode() + b"\n" + data)

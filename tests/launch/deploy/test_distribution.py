@@ -66,8 +66,8 @@ exec(end)
 class Hosts:
     """Hosts that have nothing, and the image that is brought to them."""
 
-    def __init__(self, folder: Path, net: str, connect: Callable[[str, str], Machine]) -> None:
-        self.folder, self._net, self._connect = folder, net, connect
+    def __init__(self, folder: Path, net: str, server: Sshd, connect: Callable[[str, str], Machine]) -> None:
+        self.folder, self.server, self._connect = folder, server, connect
         self.addresses = {f"h{number}": f"{net}.{number}" for number in range(1, 5)}
         blobs = folder / "control" / "blobs" / "sha256"
         blobs.mkdir(parents=True)
@@ -115,7 +115,7 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
         target = Target(name, "127.0.0.1", server.port, user="root", key_file=key, python=python)
         return Machine(target, known_hosts, ssh.connect(target, known_hosts))
 
-    yield Hosts(tmp_path, f"127.49.{next(THIRD_BYTE)}", connect)
+    yield Hosts(tmp_path, f"127.49.{next(THIRD_BYTE)}", server, connect)
     server.close()
 
 
@@ -182,6 +182,26 @@ def test_a_host_that_stands_still_is_left_and_given_up(hosts: Hosts, monkeypatch
         hosts.bring("h1", "h2", "h3")
     assert [problem.where for problem in refused.value.problems] == ["host h1"]
     assert hosts.has_all("h2") and hosts.has_all("h3")
+
+
+def test_a_connection_that_breaks_is_made_again_and_the_transfer_goes_on(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the first two hosts, in the middle of the large layer."""
+    sent, offsets = distribution.Frames.get, list[int]()
+
+    def get(frames: distribution.Frames, digest: str, offset: int) -> bytes:
+        offsets.append(offset)
+        if offsets.count(8 * MIB) == 1 and offset == 8 * MIB:
+            for transport in hosts.server._transports[:2]:
+                transport.close()
+        return sent(frames, digest, offset)
+
+    monkeypatch.setattr(distribution.Frames, "get", get)
+    found = hosts.bring("h1", "h2", "h3")
+    assert all(hosts.has_all(name) and host["id"] for name, host in found.items())
+    assert offsets.count(0) < 2 * len(BLOBS)  # of the layers none was begun again from its start
+    assert max(offsets) > 8 * MIB
 
 
 def test_what_podman_refuses_on_one_host_keeps_no_other_from_the_image(hosts: Hosts) -> None:
