@@ -31,7 +31,7 @@ END_SECONDS = 5  # how much longer than it is given a host may take to end
 PROGRESS_SECONDS = 10  # how often to say what is waited for
 
 #: Reads sources and options from standard input, where sudo's password may stand before, and finds the modules among
-#: the sources under the names that Ansible gives them.
+#: the sources under the names that Ansible gives them. A line is written at once: another process may write, too.
 _LOADER = """
 import base64, importlib.abc, importlib.util, json, sys, zlib
 line = next(line for line in sys.stdin if line.startswith({mark!r}))
@@ -48,7 +48,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             exec(compile(sources[module.__name__], module.__name__, "exec"), module.__dict__)
 sys.meta_path.insert(0, Finder())
 from ansible.module_utils.{module} import run
-run(options, lambda words: print({mark!r} + json.dumps(words), flush=True))
+run(options, lambda words: print({mark!r} + json.dumps(words) + "\\n", end="", flush=True))
 """
 
 

@@ -96,7 +96,7 @@ class Hosts:
         machines = []
         for name in names:
             python = self.folder / f"python-{name}"
-            python.write_text(f'#!/bin/sh\nexec {sys.executable} {self.folder}/host.py {self.pool(name)} "$@"\n')
+            python.write_text(f'#!/bin/sh\nexec {sys.executable} -u {self.folder}/host.py {self.pool(name)} "$@"\n')
             python.chmod(0o755)
             machines.append(self._connect(name, str(python)))
         with contextlib.ExitStack() as opened:
