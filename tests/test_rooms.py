@@ -41,7 +41,7 @@ ROWS: dict[str, Rows] = {
 #: Alone in its folder: it runs before anything is installed.
 ALONE = "launch.bootstrap"
 
-#: keeper/ also runs with a host's own Python.
+#: keeper/ and playbooks/ also run with a host's own Python.
 OLDEST_PYTHON = (3, 8)
 
 #: What the distributions of pyproject.toml are called in an import, where the name differs.
@@ -144,6 +144,7 @@ def test_what_runs_before_anything_is_installed_and_on_bare_hosts_needs_the_stan
     for folder in ("playbooks/library", "playbooks/module_utils"):
         for file in (ROOT / folder).glob("*.py"):
             assert {name.split(".")[0] for name in imported(file)} <= {*sys.stdlib_module_names, "ansible"}, file
+            ast.parse(file.read_text(encoding="utf-8"), feature_version=OLDEST_PYTHON)
     assert {name.split(".")[0] for name in imported(sources("launch")[ALONE])} <= set(sys.stdlib_module_names)
     for file in sources("keeper").values():
         assert {name.split(".")[0] for name in imported(file)} <= {*sys.stdlib_module_names, "keeper"}, file

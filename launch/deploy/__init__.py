@@ -2,5 +2,5 @@
 
 Imports launch.health, launch.network, containers and what those may import; never launch.run.
 It fills the cluster map, which launch.hosts.clustermap writes and reads; deploy.json beside it, the deploy's times and
-bytes, is for benchmarks/, and distribute.json is Ansible's answer to distribution.py.
+bytes, is for benchmarks/.
 """

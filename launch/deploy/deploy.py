@@ -135,14 +135,18 @@ def _work(
         revive(machines)
         choice, measured = detect.choose_network(inv, machines, facts, last_map, console)
     lacking = [name for name, known in facts.hosts.items() if (known["images"] or {}).get(image.ref) != image.id]
-    kept = {"bytes_sent": 0, "changed": False, "seconds": 0.0}
+    kept = {"bytes_sent": 0, "control_bytes": 0, "changed": False, "seconds": 0.0}
     placed: dict[str, Any] = {name: {**kept, "id": image.id} for name in facts.hosts if name not in lacking}
     if lacking:
-        whole = size(sum(export.blobs.values()))
+        whole, addresses = (
+            size(sum(export.blobs.values())),
+            {name: end.address for name, end in choice.endpoints.items()},
+        )
         with phases.phase(
             "distribute", f"Distributing the image ({whole}, sent compressed; a host gets what it lacks)"
         ):
-            placed |= distribution.distribute(inv, image, export, phases.say, lacking)
+            to = [machine for machine in machines if machine.name in lacking]
+            placed |= distribution.distribute(to, addresses, image, export, phases.say, choice.links)
     cluster = _cluster_map(inv, facts, choice, image, export, measured)
     clustermap.write(clustermap.path_of(inv.path), cluster)
     return cluster, placed

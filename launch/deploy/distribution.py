@@ -1,99 +1,384 @@
-"""Brings an image to the hosts through playbooks/distribute.yml, and says how far that has got."""
+"""Brings an image to hosts: only layers that a host lacks travel, from host to host (relay.py); one SSH call to each.
+
+What the hosts do and say: playbooks/module_utils/muster_distribution.py and muster_relay.py.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import bz2
+import collections
+import hashlib
+import hmac
+import os
+import queue
+import secrets
+import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any
 
 from containers import image as images
 from launch.cli import exits
 from launch.cli.refusal import Problem, Refusal
 from launch.cli.units import age, size
-from launch.deploy import playbook
-from launch.files import read_json
-from launch.hosts import clustermap, inventory, ssh
-from launch.hosts.connection import connected
+from launch.deploy import relay
+from launch.hosts import clustermap, hostcall
+from launch.hosts.connection import LINK_ERRORS, Machine
+from launch.hosts.door import Call
+from launch.network.links import Link
 
 PROGRESS_SECONDS = 10.0  # between two reports; a change of code alone has arrived before the first one
-#: Prints size and name of each file: a layer, one that rsync writes (`.DIGEST.suffix`), or a part of an earlier try.
-_LIST = "cd /var/lib/muster/images/oci/blobs/sha256 && find . -type f -printf '%s %f\\n'"
+HOST_SECONDS = 90.0  # without a word, after which a host has failed: its Podman may take a minute to say what is there
+SIGN_OF_LIFE_SECONDS = 10.0  # between two words to a host; without any it ends (ABSENT_SECONDS of muster_relay)
+LISTEN_SECONDS = 20.0  # for a host to say whether it listens
+CALLS = 3  # of a host whose SSH connection breaks again and again
+STEP_SECONDS = 1.0  # between two looks at how far all hosts are
+
+CHUNK_BYTES = 1 << 20  # of a layer in one frame; as muster_relay has it, like the frame itself
+HEADER = struct.Struct(">QI32s")
+SMALL_BYTES = 16 << 20  # of a layer that may be compressed slowly: one of code alone
+LEVEL, SMALL_LEVEL = 4, 9  # of zlib
+FRAMES_KEPT, FRAMES_AHEAD = 64, 4
 
 
 def distribute(
-    inv: inventory.Inventory,
+    machines: Sequence[Machine],
+    addresses: Mapping[str, str],
     image: images.Image,
     export: images.OciExport,
     say: Callable[[str], None],
-    hosts: Sequence[str],
-) -> dict[str, Any]:
-    """Bring an image to these hosts; only missing layers travel. Returns host -> record.
+    links: Sequence[Link] = (),
+) -> dict[str, dict[str, Any]]:
+    """Bring an image to these hosts. Returns host -> {"id", "changed", "seconds", "bytes_sent" (that came to it, from
+    whomever), "control_bytes" (of these, what this machine sent)}.
 
-    Raises Refusal when a host does not end up with this very image.
+    addresses: of all hosts, on the training network; links: what was measured there.
+
+    Raises Refusal when a host does not end up with this very image; before anything is sent, where one has no room.
     """
-    folder = str(export.path.resolve())
-    described = {"ref": image.ref, "id": image.id, "oci_dir": folder, "index": export.index, "blobs": export.blobs}
-    output = clustermap.path_of(inv.path).with_name("distribute.json")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.unlink(missing_ok=True)
-    with _progress(inv, export.blobs, say, hosts):
-        playbook.run("distribute", inv, hosts, {"muster_image": described, "muster_output": str(output.resolve())})
-    placed: dict[str, Any] = read_json(output).get("hosts", {})
-    held = {name: placed.get(name, {}).get("id", "none") for name in hosts}
-    problems = [
-        Problem(f"host {name}", f"holds image {there}, not {image.id}", "run `make deploy` again")
-        for name, there in held.items()
-        if there != image.id
-    ]
-    if problems:
-        raise Refusal(problems, exits.DEPLOY_FAILED)
-    return placed
+    order = relay.chain([machine.name for machine in machines], links)
+    options = {"ref": image.ref, "id": image.id, "index": export.index, "blobs": export.blobs}
+    secret = secrets.token_bytes(32)
+    changed = threading.Condition()
+    with Frames(export, secret) as frames:
+        hosts: dict[str, Host] = {}
+        for machine in machines:
+            own = {"secret": secret.hex(), "address": addresses[machine.name], "ports": clustermap.REACH_PORTS}
+            hosts[machine.name] = Host(machine, {**options, "relay": own}, frames, changed)
+        try:
+            _wait_for_needs(hosts, say, changed)
+            _refuse_failed(hosts)  # nothing was sent yet
+            frames.bz2 = all(host.has_bz2 for host in hosts.values())
+            for host in hosts.values():
+                host.begin()
+            lacking = [name for name in order if hosts[name].needed == "pull"]
+            _Distribution(lacking, hosts, addresses, say, changed).run()
+            _refuse_failed(hosts)
+        finally:
+            for host in hosts.values():
+                host.close()
+    return {
+        name: {
+            "id": host.image,
+            "changed": host.needed != "nothing",
+            "seconds": host.seconds,
+            "bytes_sent": host.received,
+            "control_bytes": host.control_bytes,
+        }
+        for name, host in hosts.items()
+    }
 
 
-@contextmanager
-def _progress(
-    inv: inventory.Inventory, blobs: Mapping[str, int], say: Callable[[str], None], hosts: Sequence[str]
-) -> Iterator[None]:
-    """Say every PROGRESS_SECONDS what each host still lacks, and how long that will take at the pace so far."""
-    targets = [host.target for host in inv.hosts if host.name in hosts]
-    ended = threading.Event()
+def _wait_for_needs(hosts: Mapping[str, Host], say: Callable[[str], None], changed: threading.Condition) -> None:
+    """Wait until every host has said what it needs, or has failed."""
+    said = time.monotonic()
+    with changed:
+        while waiting := [host for host in hosts.values() if not (host.needed or host.state.gone)]:
+            changed.wait(STEP_SECONDS)
+            if time.monotonic() - said >= PROGRESS_SECONDS:
+                said = time.monotonic()
+                say("; ".join(f"waiting for {host.name}{host.why and ': '}{host.why}" for host in waiting))
 
-    def report() -> None:
-        last: dict[str, tuple[float, int]] = {}
-        if ended.wait(PROGRESS_SECONDS):
-            return
-        # What keeps a host from answering, Ansible says.
-        with contextlib.suppress(Exception), connected(targets, inventory.known_hosts_path(inv.path)) as machines:
-            while not ended.is_set():
-                answers = ssh.in_parallel(lambda machine: missing_bytes(machine.answer(_LIST), blobs), machines)
-                known = zip(targets, answers, strict=True)
-                now = {host.name: (time.monotonic(), lacks) for host, lacks in known if isinstance(lacks, int)}
-                if not any(lacks for _, lacks in now.values()):
+
+def _refuse_failed(hosts: Mapping[str, Host]) -> None:
+    """Raises one Refusal for all hosts that have failed."""
+    failed = {name: host.failure for name, host in hosts.items() if host.failure}
+    if failed:
+        fix = "fix what it names and run the same command again: it goes on where it stopped"
+        problems = [Problem(f"host {name}", str(error) or type(error).__name__, fix) for name, error in failed.items()]
+        lost = all(isinstance(error, LINK_ERRORS) for error in failed.values())
+        raise Refusal(problems, exits.UNREACHABLE if lost else exits.DEPLOY_FAILED)
+
+
+class Frames:
+    """The layers in frames, compressed a few ahead, on all processors; hosts that take the same get the same."""
+
+    def __init__(self, export: images.OciExport, secret: bytes) -> None:
+        self.sizes, self._folder, self._secret = export.blobs, export.path / "blobs" / "sha256", secret
+        self.bz2 = False  # whether all hosts can read it
+        self._kept: collections.OrderedDict[tuple[str, int], Future[bytes]] = collections.OrderedDict()
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(max_workers=os.cpu_count())
+
+    def __enter__(self) -> Frames:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def get(self, digest: str, offset: int) -> bytes:
+        """The frame that begins there."""
+        with self._lock:
+            ahead = range(offset, self.sizes[digest], CHUNK_BYTES)[: FRAMES_AHEAD + 1]
+            futures = [self._kept.get((digest, at)) or self._begin(digest, at) for at in ahead]
+            while len(self._kept) > FRAMES_KEPT:
+                self._kept.popitem(last=False)
+        return futures[0].result()
+
+    def _begin(self, digest: str, offset: int) -> Future[bytes]:
+        self._kept[digest, offset] = future = self._pool.submit(self._pack, digest, offset)
+        return future
+
+    def _pack(self, digest: str, offset: int) -> bytes:
+        with (self._folder / digest).open("rb") as file:
+            file.seek(offset)
+            data = file.read(CHUNK_BYTES)
+        if self.sizes[digest] > SMALL_BYTES:
+            return frame(self._secret, digest, offset, zlib.compress(data, LEVEL))
+        return frame(self._secret, digest, offset, bz2.compress(data) if self.bz2 else zlib.compress(data, SMALL_LEVEL))
+
+
+def frame(secret: bytes, digest: str, offset: int, piece: bytes) -> bytes:
+    """A frame of a compressed piece, as muster_relay makes it: launch imports nothing of playbooks."""
+    mac = hmac.digest(secret, digest.encode() + offset.to_bytes(8, "big") + piece, hashlib.sha256)
+    return HEADER.pack(offset, len(piece), mac) + piece
+
+
+class Host:
+    """One host's call: what it has said so far, and what it is sent. `changed` is notified of every word."""
+
+    def __init__(
+        self, machine: Machine, options: Mapping[str, Any], frames: Frames, changed: threading.Condition
+    ) -> None:
+        self.name = machine.name
+        self.state = relay.State(lacks=0)
+        self.needed: str | None = None
+        self.has_bz2 = False
+        self.image = ""
+        self.is_ready = False  # to be named a source
+        self.port: int | None = None
+        self.why = ""  # it waits, has lost its source, or does not listen
+        self.last_source: str | None = None
+        self.failure: BaseException | None = None
+        self.received = self.control_bytes = 0
+        self.seconds = 0.0
+        self._machine, self._frames, self._changed = machine, frames, changed
+        self._moved = self._begun = time.monotonic()
+        self._lacked = 0
+        self._may_begin = False
+        self._call: Call | None = None
+        self._to_send: queue.Queue[dict[str, Any] | None] = queue.Queue()  # of this call
+        self._question = hostcall.program(options).encode()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def begin(self) -> None:
+        """Have the host get what it lacks: every host has room."""
+        self._may_begin = True
+        self._to_send.put({"begin": True})
+
+    def name_source(self, name: str, port: int | None, address: str | None) -> None:
+        """Have the host take from this source."""
+        self.state, self.last_source = replace(self.state, source=name), name
+        self._moved = time.monotonic()
+        self._to_send.put({"source": {"name": name, "address": address, "port": port}})
+
+    def look(self) -> None:
+        """Bring what follows from the time that has passed into `state`."""
+        now = time.monotonic()
+        pace = (self._lacked - self.state.lacks) / max(self._moved - self._begun, 0.1) if self._lacked else None
+        self.state = replace(self.state, quiet_seconds=now - self._moved, pace=pace)
+        if self.state.listens is None and now - self._begun > LISTEN_SECONDS:
+            self.state = replace(self.state, listens=False)
+
+    def fail(self, error: BaseException) -> None:
+        """Give the host up; where it has the image, that is no failure."""
+        if not self.image:
+            self.failure = self.failure or error
+        self.close()
+
+    def close(self) -> None:
+        """Hang up. The host's part ends."""
+        self.state = replace(self.state, gone=True)
+        self._to_send.put(None)
+        if self._call:
+            self._call.close()
+
+    def _listen(self) -> None:
+        """All calls to their end: another one where the connection broke, which goes on where the last one stopped."""
+        for calls_left in reversed(range(CALLS)):
+            try:
+                self._hear()
+            except TimeoutError as error:
+                return self._end(error)
+            except LINK_ERRORS as error:
+                if self.image or self.state.gone or not calls_left or not self._connect_again():
+                    return self._end(error)
+            except Exception as error:
+                return self._end(error)
+
+    def _hear(self) -> None:
+        """One call. Raises what ended it."""
+        to_send = self._to_send
+        with Call(
+            self._machine, hostcall.command(self._machine.target.python, "muster_distribution"), self._question
+        ) as call:
+            self._call = call
+            talking = None
+            for said in call.frames(HOST_SECONDS):
+                if not talking:  # what comes before the first word would be lost with the question
+                    talking = threading.Thread(target=self._talk, args=(call, to_send), daemon=True)
+                    talking.start()
+                with self._changed:
+                    self._note(said.words)
+                    self._changed.notify()
+        raise RuntimeError("it ended without a word")
+
+    def _connect_again(self) -> bool:
+        with self._changed:
+            self._to_send.put(None)
+            self._to_send = queue.Queue()
+            self.state, self.is_ready = replace(self.state, source=None, listens=None, failed=frozenset()), False
+        try:
+            self._machine.reconnect()
+        except LINK_ERRORS:
+            return False
+        return True
+
+    def _end(self, error: Exception) -> None:
+        """The call has ended."""
+        with self._changed:
+            if not self.state.gone:
+                self.fail(error)
+            self._changed.notify()
+
+    def _note(self, words: Mapping[str, Any]) -> None:
+        if "needed" in words:
+            if self._may_begin:  # it was called again
+                self._to_send.put({"begin": True})
+            self.needed, self.has_bz2 = words["needed"], words["bz2"]
+            self._lacked, self._begun = words["lacks"], time.monotonic()
+            self._moved = self._begun
+            self.state = replace(self.state, lacks=self._lacked)
+        elif "lacks" in words:
+            self.received = words["received"]
+            if words["lacks"] != self.state.lacks:
+                self._moved = time.monotonic()
+                self.state = replace(self.state, lacks=words["lacks"])
+        elif "listening" in words:
+            self.port, self.why, self.is_ready = words["listening"], words["why"] or "", True
+            self.state = replace(self.state, listens=self.port is not None)
+        elif "trouble" in words and words["trouble"] == self.state.source:
+            self.why = words["why"]
+            failed = self.state.failed | {words["trouble"]}
+            self.state = replace(self.state, source=None, failed=failed)
+        elif "get" in words:
+            self._to_send.put(dict(words))
+        elif "waiting" in words:
+            self.why = words["waiting"]
+        elif "image" in words:
+            self.image, self.seconds = words["image"], words["seconds"]
+
+    def _talk(self, call: Call, to_send: queue.Queue[dict[str, Any] | None]) -> None:
+        """Send what is to be sent, and a sign of life when there is nothing."""
+        try:
+            while True:
+                try:
+                    words = to_send.get(timeout=SIGN_OF_LIFE_SECONDS)
+                except queue.Empty:
+                    words = {"ping": True}
+                if words is None:
                     return
-                if not ended.is_set():
-                    say("; ".join(_words(name, now[name], last.get(name)) for name in now))
-                last = now
-                ended.wait(PROGRESS_SECONDS)
+                if "get" in words:
+                    self._serve(call, words["get"], words["from"])
+                else:
+                    call.send(words)
+        except Exception as error:
+            if call is self._call:
+                self._end(error)
 
-    thread = threading.Thread(target=report, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
+    def _serve(self, call: Call, digest: str, offset: int) -> None:
+        """Send a layer from an offset on."""
+        if offset % CHUNK_BYTES:
+            raise RuntimeError("it asked for what is no piece of a layer")
+        for at in range(offset, self._frames.sizes[digest], CHUNK_BYTES):
+            piece = self._frames.get(digest, at)
+            if self.state.gone or not call.is_open:
+                return
+            call.send({"frame": len(piece)}, piece)
+            self.control_bytes += len(piece)
 
 
-def missing_bytes(listing: str, blobs: Mapping[str, int]) -> int:
-    """How many bytes of `blobs` (digest -> bytes) a host lacks, from what _LIST prints there. Pure."""
-    there: dict[str, int] = {}
-    for line in listing.splitlines():
-        length, name = line.split(" ", 1)
-        digest = name.lstrip(".").split(".")[0]
-        there[digest] = max(there.get(digest, 0), int(length))
-    return sum(max(0, length - there.get(digest, 0)) for digest, length in blobs.items())
+@dataclass
+class _Distribution:
+    """The way of an image from host to host, until each has it or has failed. `order`: the hosts that lack it."""
+
+    order: Sequence[str]
+    hosts: Mapping[str, Host]
+    addresses: Mapping[str, str]
+    say: Callable[[str], None]
+    changed: threading.Condition
+
+    def run(self) -> None:
+        said, before = time.monotonic(), dict[str, tuple[float, int]]()
+        with self.changed:
+            while not all(host.image or host.state.gone for host in self.hosts.values()):
+                self._step()
+                if time.monotonic() - said >= PROGRESS_SECONDS:
+                    said = time.monotonic()
+                    now = {name: (said, self.hosts[name].state.lacks) for name in self.order}
+                    if any(lacks for _, lacks in now.values()):
+                        self.say("; ".join(_words(name, now[name], before.get(name)) for name in now))
+                    before = now
+                self.changed.wait(STEP_SECONDS)
+
+    def _step(self) -> None:
+        """Name sources to the hosts that shall have others, and give up those to which nothing comes."""
+        for name in self.order:
+            host = self.hosts[name]
+            host.look()
+            if relay.CONTROL in host.state.failed:
+                host.fail(RuntimeError(f"it could not take layers from the control machine: {host.why}"))
+            if host.state.source == relay.CONTROL and host.state.lacks and host.state.quiet_seconds > HOST_SECONDS:
+                host.fail(RuntimeError(f"nothing came to it from the control machine for {HOST_SECONDS:.0f} s"))
+        states = {name: self.hosts[name].state for name in self.order}
+        for name, source in relay.failed_with(self.order, states).items():
+            self.hosts[name].why = f"nothing came for {relay.STANDSTILL_SECONDS:.0f} s"
+            states[name] = self.hosts[name].state = replace(states[name], failed=states[name].failed | {source})
+        for name, source in relay.next_sources(self.order, states).items():
+            if not self.hosts[name].is_ready:
+                continue
+            self._say_why(name, source, states)
+            port = self.hosts[source].port if source in self.hosts else None
+            self.hosts[name].name_source(source, port, self.addresses.get(source))
+
+    def _say_why(self, name: str, source: str, states: Mapping[str, relay.State]) -> None:
+        """Where a host does not take from the one before it in the chain."""
+        place, host = self.order.index(name), self.hosts[name]
+        usual = self.order[place - 1] if place else relay.CONTROL
+        former = host.last_source or usual
+        if source == usual or former == relay.CONTROL:
+            return
+        if states[former].gone:
+            why = "has failed"
+        elif states[former].listens is False:
+            why = f"does not listen: {self.hosts[former].why or f'no answer within {LISTEN_SECONDS:.0f} s'}"
+        else:
+            why = f"cannot be used: {host.why}" if former in states[name].failed else "is slow"
+        self.say(f"{name} takes layers from {'the ' if source == relay.CONTROL else ''}{source}, as {former} {why}")
 
 
 def _words(host: str, now: tuple[float, int], before: tuple[float, int] | None) -> str:

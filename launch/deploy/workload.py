@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from launch.cli.output import detail
-from launch.hosts import inventory, ssh
+from launch.hosts import ssh
 from launch.hosts.clustermap import ClusterMap
 from launch.hosts.connection import Machine
 from launch.job import readiness
+from launch.network.links import of_deploy
 
 if TYPE_CHECKING:
     from containers.image import Image
@@ -29,16 +30,11 @@ def built_before(folder: Path, cluster: ClusterMap) -> Image | None:
 
 
 def bring(
-    folder: Path,
-    path: Path,
-    cluster: ClusterMap,
-    machines: Sequence[Machine],
-    console: Console,
-    image: Image | None = None,
+    folder: Path, cluster: ClusterMap, machines: Sequence[Machine], console: Console, image: Image | None = None
 ) -> Image:
     """Bring the folder's image to the hosts that lack it; build it, on the kind that is deployed, unless given.
 
-    path: of the inventory. Raises Refusal where the image cannot be built or sent.
+    Raises Refusal where the image cannot be built or sent.
     """
     from containers import workload_image  # here: only this path builds, and starting must be fast
     from containers.engine import ContainersError
@@ -53,9 +49,10 @@ def bring(
         identity = image.id
         answers = ssh.in_parallel(lambda machine: readiness.ask(machine, identity), machines)
         having = [isinstance(answer, readiness.Readiness) and answer.has_image for answer in answers]
-        if lacking := [machine.name for machine, has in zip(machines, having, strict=True) if not has]:
-            export = export_oci(image, progress)
-            distribution.distribute(inventory.read(path), image, export, detail(console), lacking)
+        if lacking := [machine for machine, has in zip(machines, having, strict=True) if not has]:
+            export, addresses = export_oci(image, progress), {host.name: host.address for host in cluster.hosts}
+            links = of_deploy(cluster.measured, cluster.network.name)
+            distribution.distribute(lacking, addresses, image, export, detail(console), links)
     except ContainersError as error:
         raise deploy.image_refusal(error) from None
     return image

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from containers.image import Image
 
 OwnFacts = Mapping[str, Mapping[str, str]]  # host -> sameness.own
-#: launch.deploy.workload.bring: folder, inventory, its map, connections, where progress is shown -> the folder's image
-Bring = Callable[[Path, Path, ClusterMap, Sequence[Machine], Console], "Image"]
+#: launch.deploy.workload.bring: folder, cluster map, connections, where progress is shown -> the folder's image
+Bring = Callable[[Path, ClusterMap, Sequence[Machine], Console], "Image"]
 
 FACTS_EXPECTED_SECONDS = 2.0  # of the survey without its links
 
@@ -77,7 +77,7 @@ def check(request: Request, console: Console, bring: Bring) -> int:
         image = None
         if own and arguments is not None:
             with to_stderr() if request.as_json else nullcontext():  # Ansible prints where this process does
-                found = bring(own, request.inventory, cluster, opened, progress)
+                found = bring(own, cluster, opened, progress)
             image = clustermap.MapImage(found.ref, found.id, found.layers_bytes)
             arguments = (*project.IN_CONTAINER, *arguments)
         document = examine(cluster, hosts, opened, arguments, progress, image)

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from launch.files import ROOT
 from launch.hosts import ssh
@@ -73,11 +73,14 @@ class Frame:
     data: bytes
 
 
-class Door:
-    """One call of a host's door, open until `close` or the end of the `with` block."""
+class Call:
+    """A command that runs as root on a host and speaks in frames, until `close` or the end of the `with` block."""
 
-    def __init__(self, machine: Machine, verb: str, options: Mapping[str, Any]) -> None:
-        """Raises paramiko.SSHException, EOFError, OSError (TimeoutError among them) when the host does not take it."""
+    def __init__(self, machine: Machine, command: str, question: bytes) -> None:
+        """question: what the command reads first.
+
+        Raises paramiko.SSHException, EOFError, OSError (TimeoutError among them) when the host does not take it.
+        """
         self._name = machine.name
         self._buffer = bytearray()
         self._complaints = b""  # the end of standard error
@@ -85,14 +88,14 @@ class Door:
         self._channel = machine.open_session()
         try:
             self._channel.settimeout(SEND_SECONDS)
-            self._channel.exec_command(ssh.sudo_prefix(machine.target) + command(machine.target.python))
+            self._channel.exec_command(ssh.sudo_prefix(machine.target) + command)
             password = machine.target.sudo_password
-            self._send((f"{password}\n".encode() if password else b"") + question(verb, options))
+            self._send((f"{password}\n".encode() if password else b"") + question)
         except BaseException:
             self.close()
             raise
 
-    def __enter__(self) -> Door:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -100,9 +103,14 @@ class Door:
     ) -> None:
         self.close()
 
-    def send(self, words: Mapping[str, Any]) -> None:
-        """Send the verb something more. Raises TimeoutError when the host does not take it."""
-        self._send(json.dumps(words).encode() + b"\n")
+    @property
+    def is_open(self) -> bool:
+        """Whether what is sent may still arrive."""
+        return not self._channel.closed
+
+    def send(self, words: Mapping[str, Any], data: bytes = b"") -> None:
+        """Send something more, and bytes that follow it. Raises TimeoutError when the host does not take it."""
+        self._send(json.dumps(words).encode() + b"\n" + data)
 
     def frames(self, idle_timeout: float | None) -> Iterator[Frame]:
         """All frames until the verb has ended.
@@ -184,6 +192,14 @@ class Door:
         said = (self._complaints.strip() or self._buffer.strip() or self._ignored).decode(errors="replace").splitlines()
         status = f"exit status {self._channel.exit_status} without a word"
         raise DoorError(said[-1].strip() if said else status, {})
+
+
+class Door(Call):
+    """One call of a host's door."""
+
+    def __init__(self, machine: Machine, verb: str, options: Mapping[str, Any]) -> None:
+        """Raises as Call does."""
+        super().__init__(machine, command(machine.target.python), question(verb, options))
 
 
 def ask(machine: Machine, verb: str, options: Mapping[str, Any], timeout: float = ANSWER_SECONDS) -> dict[str, Any]:

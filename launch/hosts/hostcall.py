@@ -31,7 +31,7 @@ END_SECONDS = 5  # how much longer than it is given a host may take to end
 PROGRESS_SECONDS = 10  # how often to say what is waited for
 
 #: Reads sources and options from standard input, where sudo's password may stand before, and finds the modules among
-#: the sources under the names that Ansible gives them.
+#: the sources under the names that Ansible gives them. A line is written at once: another process may write, too.
 _LOADER = """
 import base64, importlib.abc, importlib.util, json, sys, zlib
 line = next(line for line in sys.stdin if line.startswith({mark!r}))
@@ -47,8 +47,8 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if module.__name__ in sources:
             exec(compile(sources[module.__name__], module.__name__, "exec"), module.__dict__)
 sys.meta_path.insert(0, Finder())
-from ansible.module_utils.muster_answer import run
-run(options, lambda words: print({mark!r} + json.dumps(words), flush=True))
+from ansible.module_utils.{module} import run
+run(options, lambda words: print({mark!r} + json.dumps(words) + "\\n", end="", flush=True))
 """
 
 
@@ -70,9 +70,9 @@ def _packed_sources() -> str:
     return base64.b64encode(zlib.compress(json.dumps(sources).encode(), 9)).decode()
 
 
-def command(python: str) -> str:
-    """The shell command that runs muster_answer.run on what `program` gives it."""
-    return shlex.join([python, "-c", _LOADER.format(mark=MARK)])
+def command(python: str, module: str = "muster_answer") -> str:
+    """The shell command that runs a module's `run` on what `program` gives it."""
+    return shlex.join([python, "-c", _LOADER.format(mark=MARK, module=module)])
 
 
 def program(options: Mapping[str, Any]) -> str:

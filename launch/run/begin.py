@@ -210,7 +210,7 @@ def _ship_workload(asked: Asked, machines: Sequence[Machine], image: Image | Non
     For settings that the trainer refuses nothing is built.
     """
     check_settings(asked.options, asked.cluster, asked.workload)
-    return workloads.bring(Path(asked.workload), asked.inventory, asked.cluster, machines, console, image)
+    return workloads.bring(Path(asked.workload), asked.cluster, machines, console, image)
 
 
 def built_before(asked: Asked) -> Image | None:

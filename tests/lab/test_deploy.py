@@ -1,12 +1,17 @@
-"""Promise: a deploy disturbs neither a run nor another deploy, from whatever machine these are."""
+"""Promises: a deploy disturbs neither a run nor another deploy, from whatever machine these are; it sends the image
+once, and hosts pass it on to hosts, past one whose port is blocked."""
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.lab.conftest import WORKLOAD, Lab, wait_for
+from containers import lab_plan
+from tests.lab.conftest import HOSTS, WORKLOAD, Lab, wait_for
 
 pytestmark = pytest.mark.lab
 
@@ -30,3 +35,40 @@ def test_a_deploy_beside_a_run_measures_nothing_and_of_two_deploys_the_second_is
     stopped = lab.fab("stop", RUN=name, GRACE=1)
     assert stopped.returncode == 0, stopped.stdout
     run.communicate(timeout=300)
+
+
+def from_another_machine(lab: Lab, host: str) -> int:
+    """Bytes that have come to a host from the control machine: it logs in over the management network."""
+    nic = lab_plan.nics(HOSTS.index(host)).management
+    return int(lab.on(host, f"cat /sys/class/net/{nic}/statistics/rx_bytes"))
+
+
+def test_the_image_is_sent_once_to_three_hosts(lab: Lab) -> None:
+    for host in HOSTS:
+        lab.on(host, "podman rmi --force localhost/muster/train:latest; rm /var/lib/muster/images/oci/blobs/sha256/*")
+    before = {host: from_another_machine(lab, host) for host in HOSTS}
+    done = lab.fab("deploy", 1200)
+    assert done.returncode == 0, done.stdout
+    came = {host: from_another_machine(lab, host) - before[host] for host in HOSTS}
+    hosts: dict[str, Any] = json.loads((Path("build") / lab.name / "deploy.json").read_text())["hosts"]
+    image_bytes = hosts["h1"]["bytes_sent"]
+    assert image_bytes > 50e6 and {host["bytes_sent"] for host in hosts.values()} == {image_bytes}
+    assert [host["control_bytes"] for host in hosts.values()] == [image_bytes, 0, 0]
+    assert image_bytes < sum(came.values()) < 1.3 * image_bytes, came
+
+
+def test_a_host_whose_port_is_blocked_is_passed_by(lab: Lab) -> None:
+    """What h1's process of the SSH user answers is dropped; the test of the links is root's. h2 gets its image."""
+    for host in HOSTS[:2]:
+        lab.on(host, "podman rmi --force localhost/muster/workload-test-jobs", check=False)
+    lab.on(
+        "h1",
+        "nft add table inet test; nft add chain inet test out '{ type filter hook output priority 0; }'; "
+        "nft add rule inet test out meta skuid muster tcp sport 29400-29415 drop",
+    )
+    try:
+        done = lab.train("reduce.py", NODES=2)
+    finally:
+        lab.on("h1", "nft delete table inet test")
+    assert done.returncode == 0, done.stdout
+    assert "h2 takes layers from the control machine, as h1 cannot be used: no answer" in done.stdout, done.stdout

@@ -60,7 +60,7 @@ def differences(before: str, after: str) -> list[str]:
 def deploy_and_interrupt(lab: Lab) -> int | None:
     """Ctrl-C while layers are on their way."""
     process = lab.start("deploy")
-    read_until(process, "TASK [Send the layers that are missing]")
+    read_until(process, "Distributing the image")
     arriving = "find /var/lib/muster/images/oci/blobs -type f -size +20M"
     wait_for(lambda: lab.on("h2", arriving, check=False), "a large layer on its way")
     os.killpg(process.pid, signal.SIGINT)

@@ -268,8 +268,8 @@ def test_the_forecast_with_a_project_is_measured_in_its_image(
         asked.append((known.image.id, arguments))
         raise Refusal([])  # what it measures is of no matter here
 
-    def bring(folder: Path, inventory: Path, known: Any, machines: Any, console: Console) -> Image:
-        assert (folder, inventory, machines) == (tmp_path, Path("inventory/lab"), [])
+    def bring(folder: Path, known: Any, machines: Any, console: Console) -> Image:
+        assert (folder, machines) == (tmp_path, [])
         print("PLAY [all]")
         return Image("localhost/muster/workload-mine:latest", "cd" * 32, 5)
 

@@ -156,7 +156,7 @@ def _copy(receive: Any, into: Any) -> None:
 
 def _answer(program: subprocess.Popen[bytes], channel: paramiko.Channel) -> None:
     assert program.stdout is not None
-    with contextlib.suppress(OSError):  # the client has gone
+    with contextlib.suppress(OSError, EOFError):  # the client has gone
         while data := program.stdout.read(65536):
             channel.sendall(data)
         channel.send_exit_status(program.wait() % 256)

@@ -1,33 +1,25 @@
-#!/usr/bin/python3
 """Brings one image from the blobs on this host into its container engine, and keeps the pool of blobs small.
 
-Layers travel as files named by their digest (playbooks/distribute.yml sends them with rsync), so what a host has is
-skipped by name. state=check says what is missing and whether it fits; state=present lets the engine read the image from
-the pool, proves that its id is the one that was built, names it, and removes blobs and images that nothing needs any
-more. The ledger (images/ledger.json) says which image each name stands for: {"images": {ref: {"id", "blobs"}},
-"stale": [ids of former images that were in use when they should have been removed]}.
-
-Returns needed: nothing (the image is there under its name), name (it is there, but not so named) or pull; id: of the
-image that has the name now, empty if there is none; missing, for state=check: digests (64 hexadecimal digits) of the
-blobs to be sent first; started, ended: Unix times of the module. The options stand in main.
+Layers travel as files named by their digest (muster_relay brings them), so what a host has is skipped by name. `check`
+says what is missing and whether it fits; `bring` lets the engine read the image from the pool, proves that its id is
+the one that was built, names it, and removes blobs and images that nothing needs any more. The ledger
+(images/ledger.json) says which image each name stands for: {"images": {ref: {"id", "blobs"}}, "stale": [ids of former
+images that were in use when they should have been removed]}. Standard library alone, Python 3.8 and later.
 
 Not for building (containers/image.py) and not for sending.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
 from ansible.module_utils import muster_docker, muster_podman
-from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.muster_engines import Engine, Images, noted
+from ansible.module_utils.muster_engines import Engine, Images
 from ansible.module_utils.muster_host import disk, existing, read, run, write_atomically
 
 LAYOUT = Path("/var/lib/muster/images/oci")
@@ -169,38 +161,3 @@ def remove_stale(of: Engine, stale: list[str]) -> list[str]:
         if known.ids.get(identity) == 0 and run([of.name, "rmi", of.image(identity)], timeout=120.0).rc != 0:
             left.append(identity)
     return left
-
-
-def main() -> None:
-    module = AnsibleModule(
-        argument_spec={
-            # check: look only, and fail if the disk is too small. present: do it.
-            "state": {"type": "str", "choices": ["check", "present"], "required": True},
-            "ref": {"type": "str", "required": True},  # the image's name
-            "id": {"type": "str", "required": True},  # 64 hexadecimal digits
-            "index": {"type": "str", "required": True},  # text of an OCI index.json that names this image alone
-            "blobs": {"type": "dict", "required": True},  # digest (hexadecimal) -> bytes of manifest, config, layers
-        },
-        supports_check_mode=True,
-    )
-    started = time.time()
-    options = module.params
-    of, ref, identity, sizes = noted(), options["ref"], options["id"], options["blobs"]
-    if not POOL.is_dir():
-        module.fail_json(msg=f"{POOL} is missing on this host. Fix: run make deploy")
-    try:
-        if options["state"] == "check" or module.check_mode:
-            plan = check(of, ref, identity, sizes)
-            changed = options["state"] == "present" and plan["needed"] != "nothing"
-            module.exit_json(changed=changed, started=started, ended=time.time(), **plan)
-        with open(LEDGER.with_name("lock"), "w", encoding="utf-8") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # one deploy at a time changes what is on this host
-            done = bring(of, ref, identity, options["index"], sizes)
-        now = known_images(of).names.get(ref, "")
-        module.exit_json(changed=done != "nothing", id=now, needed=done, started=started, ended=time.time())
-    except RuntimeError as error:
-        module.fail_json(msg=str(error))
-
-
-if __name__ == "__main__":
-    main()
