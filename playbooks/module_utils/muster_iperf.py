@@ -14,7 +14,7 @@ from typing import Any
 from ansible.module_utils.muster_host import find_command
 
 MISSING = "iperf3 is missing"
-LISTEN_SECONDS = 2.0  # a server takes some milliseconds until it listens
+SERVER_SECONDS = 2.0  # a server takes some milliseconds until it listens
 #: iperf3 3.9 (Ubuntu 22.04) gives no reason when it cannot connect.
 REFUSED_SILENTLY = "refused, or without a reason that can be read"
 #: In what iperf3 says of an error: the link's fault, not the program's.
@@ -76,7 +76,7 @@ async def run_iperf(own: str, theirs: str, port: int, seconds: int) -> tuple[flo
     """
     words = [iperf_path(), "-c", theirs, "-B", own, "-p", str(port), "-t", str(seconds), "-i", "0", "-J"]
     words += ["--connect-timeout", "1500", "--bidir"]
-    deadline = time.monotonic() + LISTEN_SECONDS
+    deadline = time.monotonic() + SERVER_SECONDS
     while True:
         process = await _start(words, stdout=asyncio.subprocess.PIPE)
         try:
