@@ -34,7 +34,7 @@ from launch.network.links import Link
 PROGRESS_SECONDS = 10.0  # between two reports; a change of code alone has arrived before the first one
 HOST_SECONDS = 90.0  # without a word, after which a host has failed: its Podman may take a minute to say what is there
 SIGN_OF_LIFE_SECONDS = 10.0  # between two words to a host; without any it ends (ABSENT_SECONDS of muster_relay)
-LISTEN_SECONDS = 20.0  # for a host to say whether it listens
+LISTENING_SECONDS = 20.0  # for a host to say whether it listens
 CALLS = 3  # of a host whose SSH connection breaks again and again
 STEP_SECONDS = 1.0  # between two looks at how far all hosts are
 
@@ -201,7 +201,7 @@ class Host:
         now = time.monotonic()
         pace = (self._lacked - self.state.lacks) / max(self._moved - self._begun, 0.1) if self._lacked else None
         self.state = replace(self.state, quiet_seconds=now - self._moved, pace=pace)
-        if self.state.listens is None and now - self._begun > LISTEN_SECONDS:
+        if self.state.listens is None and now - self._begun > LISTENING_SECONDS:
             self.state = replace(self.state, listens=False)
 
     def fail(self, error: BaseException) -> None:
@@ -307,7 +307,8 @@ class Host:
                 else:
                     call.send(words)
         except Exception as error:
-            if call is self._call:
+            broke = isinstance(error, LINK_ERRORS) and not isinstance(error, TimeoutError)
+            if call is self._call and not broke:  # that is what `_hear` finds
                 self._end(error)
 
     def _serve(self, call: Call, digest: str, offset: int) -> None:
@@ -375,7 +376,7 @@ class _Distribution:
         if states[former].gone:
             why = "has failed"
         elif states[former].listens is False:
-            why = f"does not listen: {self.hosts[former].why or f'no answer within {LISTEN_SECONDS:.0f} s'}"
+            why = f"does not listen: {self.hosts[former].why or f'no answer within {LISTENING_SECONDS:.0f} s'}"
         else:
             why = f"cannot be used: {host.why}" if former in states[name].failed else "is slow"
         self.say(f"{name} takes layers from {'the ' if source == relay.CONTROL else ''}{source}, as {former} {why}")

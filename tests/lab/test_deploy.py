@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,18 @@ def from_another_machine(lab: Lab, host: str) -> int:
     return int(lab.on(host, f"cat /sys/class/net/{nic}/statistics/rx_bytes"))
 
 
+def remove_image(lab: Lab, host: str, reference: str) -> None:
+    """Remove an image from a host, if it is there."""
+    engine = lab.engine(host)
+    images = engine.read_images(lab.on(host, shlex.join(engine.image_words)))
+    if identity := images.names.get(reference):
+        lab.on(host, shlex.join([engine.name, "rmi", "--force", *engine.all_names(identity, images)]))
+
+
 def test_the_image_is_sent_once_to_three_hosts(lab: Lab) -> None:
     for host in HOSTS:
-        lab.on(host, "podman rmi --force localhost/muster/train:latest; rm /var/lib/muster/images/oci/blobs/sha256/*")
+        remove_image(lab, host, "localhost/muster/train:latest")
+        lab.on(host, "rm /var/lib/muster/images/oci/blobs/sha256/*")
     before = {host: from_another_machine(lab, host) for host in HOSTS}
     done = lab.fab("deploy", 1200)
     assert done.returncode == 0, done.stdout
@@ -60,7 +70,7 @@ def test_the_image_is_sent_once_to_three_hosts(lab: Lab) -> None:
 def test_a_host_whose_port_is_blocked_is_passed_by(lab: Lab) -> None:
     """What h1's process of the SSH user answers is dropped; the test of the links is root's. h2 gets its image."""
     for host in HOSTS[:2]:
-        lab.on(host, "podman rmi --force localhost/muster/workload-test-jobs", check=False)
+        remove_image(lab, host, "localhost/muster/workload-test-jobs:latest")
     lab.on(
         "h1",
         "nft add table inet test; nft add chain inet test out '{ type filter hook output priority 0; }'; "

@@ -45,6 +45,7 @@ begin, end = code.split("from ansible.module_utils.muster_distribution import ru
 exec(begin)
 from ansible.module_utils import muster_distribution, muster_image, muster_relay
 muster_image.POOL, muster_image.LEDGER = pool, pool.with_name("ledger.json")
+muster_distribution.noted = lambda: None
 muster_relay.REPORT_SECONDS = 0.05
 def check(engine, ref, identity, sizes):
     if (pool / "full").exists():
