@@ -212,7 +212,14 @@ class Docker(Engine):
     storage = "/var/lib/docker"
     configuration = "/etc/docker/daemon.json"
     temporary = ""
-    folders = ("/var/lib/docker", "/var/lib/containerd", "/run/docker", "/run/containerd", "/etc/docker")
+    folders = (
+        "/var/lib/docker",
+        "/var/lib/containerd",
+        "/opt/containerd",
+        "/run/docker",
+        "/run/containerd",
+        "/etc/docker",
+    )
     about_words = ("docker", "info", "--format", "{{json .}}")
     version_words = ("docker", "version", "--format", "{{.Server.Version}}")
     image_words = ("docker", "images", "--no-trunc", "--format", "{{.Repository}}:{{.Tag}}\t{{.ID}}")

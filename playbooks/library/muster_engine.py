@@ -75,8 +75,10 @@ def forget(check_mode: bool) -> list[str]:
     for folder in (DROP_IN.parent, DROP_IN.parent.parent, CNI, CNI.parent):  # others may have put something there
         if not check_mode and folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
-    if not check_mode and ROOT.is_dir():  # a disk is mounted there
-        os.chown(ROOT, 0, 0)
+    for folder in [] if check_mode else [ROOT, *left]:
+        if folder.is_dir():  # a disk is mounted there
+            os.chown(folder, 0, 0)
+            folder.chmod(0o755)
     return removed
 
 

@@ -151,7 +151,8 @@ class Lab:
         """
         left_out = ("/var/cache", "/var/log", "/var/lib/apt/lists", "/var/lib/dpkg", "/tmp", "/var/tmp", "/root")
         pruned = " -o ".join(
-            f"-path {path}" for path in (*left_out, "/home/muster/.ansible", "/run/sudo", "/run/motd.dynamic")
+            f"-path {path}"
+            for path in (*left_out, "/home/muster/.ansible", "/run/sudo", "/run/mount", "/run/motd.dynamic")
         )
         places = "/ /run /var/lib/containers /var/lib/docker /var/lib/muster"
         listed = f"find {places} -xdev \\( {pruned} \\) -prune -o -printf '%p %y %m %u %g %l\\n' | sort -u"
