@@ -28,7 +28,7 @@ from launch.cli.make_variables import naming
 from launch.cli.output import Phases, detail
 from launch.cli.refusal import Refusal, refuse
 from launch.cli.units import size
-from launch.deploy import control, detect, distribution, playbook
+from launch.deploy import control, detect, distribution, package_proxy, playbook
 from launch.deploy.alone import alone
 from launch.files import stored, write_json
 from launch.health import gpu_checks
@@ -120,7 +120,9 @@ def _work(
             answers = detect.ask(inv, machines, console)
         if bare := detect.not_ready(answers):
             with phases.phase("provision", f"Provisioning {', '.join(bare)} (Ansible)"):
-                playbook.run("provision", inv, bare)
+                fenced = {host.name for host in inv.hosts if host.settings.get("airgap")} & set(bare)
+                with package_proxy.for_hosts([machine for machine in machines if machine.name in fenced]) as more:
+                    playbook.run("provision", inv, bare, more)
                 revive(machines)
                 answers |= detect.ask(inv, [machine for machine in machines if machine.name in bare], console)
         with phases.phase("detect", "Asking the hosts whom they reach"):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from launch.cli import exits
 from launch.cli.refusal import refuse
@@ -21,12 +19,10 @@ from launch.hosts.inventory import Inventory, ansible_environment, known_hosts_p
 PLAYBOOK_SECONDS = 3600  # for one playbook on all hosts
 
 
-def run(name: str, inv: Inventory, hosts: Sequence[str], variables: Mapping[str, Any] | None = None) -> None:
-    """Run playbooks/<name>.yml on these hosts. Raises Refusal when it fails."""
-    words = ["ansible-playbook", str(path(name)), "-i", str(inv.path)]
-    words += ["--extra-vars", json.dumps(variables)] if variables else []
-    words += ["--limit", ",".join([*hosts, "localhost"])]
-    status = run_bounded(words, environment(inv))
+def run(name: str, inv: Inventory, hosts: Sequence[str], more: Mapping[str, str] | None = None) -> None:
+    """Run playbooks/<name>.yml on these hosts. more: of the environment. Raises Refusal when it fails."""
+    words = ["ansible-playbook", str(path(name)), "-i", str(inv.path), "--limit", ",".join([*hosts, "localhost"])]
+    status = run_bounded(words, environment(inv) | dict(more or {}))
     if status != 0:
         unreachable = status == 4
         raise refuse(

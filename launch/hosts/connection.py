@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,22 @@ class Machine:
         """A new channel of the connection. Raises paramiko.SSHException, EOFError or OSError where it cannot be had."""
         channel: paramiko.Channel = self._connection.transport.open_session(timeout=openssh.CONNECT_SECONDS)
         return channel
+
+    @contextmanager
+    def listening_there(self, answer: Callable[[paramiko.Channel], None]) -> Iterator[int]:
+        """Have the host's sshd listen on a free port of its loopback address, which is yielded; each connection to it
+        is answered here, in a thread of its own. Raises paramiko.SSHException where it may not."""
+        transport: paramiko.Transport = self._connection.transport
+
+        def begin(channel: paramiko.Channel, _origin: object, _server: object) -> None:
+            threading.Thread(target=answer, args=(channel,), daemon=True).start()
+
+        port = transport.request_port_forward("127.0.0.1", 0, begin)
+        try:
+            yield port
+        finally:
+            with suppress(*LINK_ERRORS):
+                transport.cancel_port_forward("127.0.0.1", port)
 
     def reconnect(self) -> None:
         """Take a new connection in the place of one that broke. Raises ssh.Unreachable; the old one stays then."""

@@ -31,6 +31,8 @@ VARIABLES = {
     "train_network": "a network in CIDR form, such as 10.78.0.0/24",
     "train_interface": "the name of a network interface of this host",
     "data_dir": "an absolute path on the host",
+    "airgap": "true or false, without quotation marks",
+    "package_proxy": "the URL of an HTTP proxy, such as http://proxy.example.org:3128",
     "firewall": "true or false, without quotation marks",
     "container_engine": "auto, podman or docker",
     "base_image": "the reference of an image, or the absolute path of an archive of one on this machine",
@@ -319,7 +321,9 @@ def _good_value(key: str, value: Any) -> bool:
         return "/" in str(value)
     if key == "train_interface":
         return isinstance(value, str) and bool(re.fullmatch(r"[^\s/]{1,15}", value))
-    if key == "firewall":
+    if key == "package_proxy":
+        return isinstance(value, str) and bool(re.fullmatch(r"https?://[^\s/]+/?", value))
+    if key in ("firewall", "airgap"):
         return isinstance(value, bool)
     if key == "container_engine":
         return value in ("auto", *engines.ENGINES)

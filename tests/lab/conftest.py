@@ -1,6 +1,6 @@
 """A deployed lab of three real container hosts, shared by the tests of this room, and removed at the end.
 
-h2 has two ranks, and another container engine than the others, so that hosts differ. A test leaves the lab as it found
+h2 has two ranks, and another container engine than the others; h3 has no way out: so hosts differ. A test leaves the lab as it found
 it: deployed, with no run in progress. MUSTER_TEST_ENGINES=docker,docker,docker: with other engines.
 """
 
@@ -224,9 +224,10 @@ def lab(container_engine: None) -> Iterator[Lab]:
         text = hosts.read_text()
         assert "    h2:\n" in text
         for host, engine in ENGINES.items():
-            more = "      nproc_per_node: 2\n" if host == "h2" else ""
+            more = {"h2": "      nproc_per_node: 2\n", "h3": "      airgap: true\n"}.get(host, "")
             text = text.replace(f"    {host}:\n", f"    {host}:\n      container_engine: {engine}\n{more}")
         hosts.write_text(text)
+        made.nsenter("h3", "ip", "route", "del", "default")
         must(made.fab("trust", YES=1))
         made.bare = {host: made.everything(host) for host in HOSTS[1:]}
         made.shape("1gbit")
