@@ -1,6 +1,6 @@
 """A deployed lab of three real container hosts, shared by the tests of this room, and removed at the end.
 
-h2 has two ranks, and another container engine than the others, and h3 has no way out: so hosts differ. A test leaves the
+h2 has two ranks, and another container engine than the others, and h3 has no way out: hosts differ. A test leaves the
 lab as it found it: deployed, with no run in progress. MUSTER_TEST_ENGINES=docker,docker,docker: with other engines.
 """
 
