@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from ansible.module_utils import muster_image, muster_podman, muster_ready
-from ansible.module_utils.muster_engines import ENGINES
+from ansible.module_utils.muster_engines import ENGINES, Docker, Podman
 from ansible.module_utils.muster_podman import Settings
 
 ROLE = Path(__file__).parents[2] / "playbooks" / "roles" / "engine"
@@ -166,3 +166,54 @@ def test_each_family_has_packages_of_all_engines_for_the_same_commands() -> None
 def test_a_toolkit_with_a_known_escape_is_refused(printed: str, refused: bool) -> None:
     problem = muster_ready.toolkit_problem(printed)
     assert ("CVE-2025-23266" in problem and "Fix: install 1.17.8" in problem) if refused else problem == ""
+
+
+@pytest.fixture
+def engines_of_a_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Podman and Docker as scripts that note their calls, and a note that stands elsewhere."""
+    for name, listed in (("podman", "echo []"), ("docker", "cat here/$1 2>/dev/null")):
+        listed = listed.replace("here", str(tmp_path))
+        answers = f'case $1 in ps|images) {listed};; *) echo "{name} $*" >> {tmp_path}/calls;; esac'
+        (tmp_path / name).write_text(f"#!/bin/sh\n[ -e {tmp_path}/no-{name} ] && exit 1\n{answers}\nexit 0\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "dockerd").symlink_to("docker")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(muster_ready, "NOTE", str(tmp_path / "note"))
+    (tmp_path / "ps").write_text("muster-r1-0\texited\tr1\tann\t2026-11-28 03:32:37 +0000 UTC\n")
+    train, by_id = "localhost/muster/train:latest", f"localhost/muster/by-id:{'a' * 64}"
+    images = {train: "b" * 64, by_id: "b" * 64, "somebodys:1": "c" * 64}
+    (tmp_path / "images").write_text("".join(f"{name}\tsha256:{own}\n" for name, own in images.items()))
+    return tmp_path
+
+
+def test_what_an_engine_has_of_muster_goes_and_nothing_else(engines_of_a_host: Path) -> None:
+    found = muster_ready.remove_all(Docker(), check_mode=True)
+    assert found == ["container muster-r1-0", f"image {'a' * 64}"] and not (engines_of_a_host / "calls").exists()
+    assert muster_ready.remove_all(Docker(), check_mode=False) == found
+    named = f"localhost/muster/train:latest localhost/muster/by-id:{'a' * 64}"
+    assert (engines_of_a_host / "calls").read_text().splitlines() == [
+        "docker rm --force muster-r1-0",
+        f"docker rmi --force {named}",
+    ]
+
+
+def test_an_engine_that_does_not_answer_matters_where_it_is_the_host_s(engines_of_a_host: Path) -> None:
+    (engines_of_a_host / "no-docker").touch()
+    assert muster_ready.remove_all(Docker(), check_mode=False) == []  # somebody's, stopped
+    (engines_of_a_host / "note").write_text("docker\n")
+    with pytest.raises(RuntimeError, match="docker does not answer"):
+        muster_ready.remove_all(Docker(), check_mode=False)
+
+
+def test_another_engine_takes_over_when_no_run_is_in_progress(engines_of_a_host: Path) -> None:
+    note = engines_of_a_host / "note"
+    note.write_text("docker\n")
+    (engines_of_a_host / "ps").write_text("muster-r1-0\tpaused\tr1\tann\t?\n")
+    with pytest.raises(RuntimeError, match="run r1 of ann is in progress in docker"):
+        muster_ready.take(Podman(), check_mode=False)
+    assert note.read_text() == "docker\n" and not (engines_of_a_host / "calls").exists()
+    (engines_of_a_host / "ps").write_text("")
+    assert muster_ready.take(Podman(), check_mode=True) and note.read_text() == "docker\n"
+    assert muster_ready.take(Podman(), check_mode=False) and note.read_text() == "podman\n"
+    assert "docker rmi" in (engines_of_a_host / "calls").read_text()
+    assert not muster_ready.take(Podman(), check_mode=False)
