@@ -65,6 +65,7 @@ class Engine:
     storage: str  # the usual folder of its images
     configuration: str  # the file that may name another one
     temporary: str  # the folder in which a layer lies while it is unpacked; empty: in that of the images
+    group: str  # that its packages make, and leave; empty: none
     folders: Tuple[str, ...]  # of what is left when its packages are purged
     about_words: Tuple[str, ...]
     version_words: Tuple[str, ...]
@@ -145,6 +146,7 @@ class Podman(Engine):
     storage = "/var/lib/containers/storage"
     configuration = "/etc/containers/storage.conf"
     temporary = "/var/tmp"
+    group = ""
     folders = ("/var/lib/containers", "/run/containers", "/run/libpod", "/run/runc", "/run/crun")
     about_words = ("podman", "info", "--format", "json")
     version_words = ("podman", "--version")
@@ -212,6 +214,7 @@ class Docker(Engine):
     storage = "/var/lib/docker"
     configuration = "/etc/docker/daemon.json"
     temporary = ""
+    group = "docker"
     folders = (
         "/var/lib/docker",
         "/var/lib/containerd",

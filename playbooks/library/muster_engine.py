@@ -70,7 +70,10 @@ def forget(check_mode: bool) -> list[str]:
     left = [Path(folder) for kind in gone for folder in kind.folders]
     for folder in [] if check_mode else left:
         unmount_below(folder)
-    removed = remove_paths([*left, *LOCKS, ROOT], check_mode)
+    groups = [kind.group for kind in gone if kind.group and run(["getent", "group", kind.group]).out.endswith(":\n")]
+    for group in [] if check_mode else groups:  # without members
+        run(["groupdel", group])
+    removed = [f"group {group}" for group in groups] + remove_paths([*left, *LOCKS, ROOT], check_mode)
     remove_paths([PRIVATE], check_mode)  # there again at each deploy and teardown
     for folder in (DROP_IN.parent, DROP_IN.parent.parent, CNI, CNI.parent):  # others may have put something there
         if not check_mode and folder.is_dir() and not any(folder.iterdir()):

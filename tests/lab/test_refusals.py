@@ -144,7 +144,7 @@ def test_no_sudo(lab: Lab, copy: Path) -> None:
         spoil(copy, "h2", ansible_user="plain")
         said = refused(lab, copy, 2, "host h2", "cannot become root by sudo", "NOPASSWD")
     finally:
-        lab.on("h2", "userdel -r plain 2>/dev/null")
+        lab.remove_user("h2", "plain")
     assert "PLAY" not in said
 
 
@@ -164,7 +164,7 @@ def test_a_sudo_password_is_used_and_a_wrong_one_is_refused(lab: Lab, copy: Path
         done = lab.train("reduce.py", INVENTORY=copy, NODES=2)
         assert done.returncode == 0, done.stdout
     finally:
-        lab.on("h2", "rm /etc/sudoers.d/asks; pkill -KILL -u asks; userdel -r asks 2>/dev/null", check=False)
+        lab.remove_user("h2", "asks")
         lab.on("h2", "chown -R muster: /var/lib/muster/images /var/lib/muster/runs")
 
 

@@ -56,7 +56,7 @@ def copy(lab: Lab, tmp_path: Path) -> Iterator[Path]:
     subprocess.run(vault, check=True, capture_output=True, timeout=60)
     assert SUDO not in own.read_text()
     yield folder
-    lab.on("h2", "rm /etc/sudoers.d/asks; pkill -KILL -u asks; userdel -r asks 2>/dev/null", check=False)
+    lab.remove_user("h2", "asks")
     lab.on("h2", "chown -R muster: /var/lib/muster/images /var/lib/muster/runs")
     for made in Path("build").glob("copy-with-vault-*"):
         shutil.rmtree(made, ignore_errors=True)
