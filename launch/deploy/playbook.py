@@ -25,10 +25,11 @@ def run(name: str, inv: Inventory, hosts: Sequence[str], more: Mapping[str, str]
     status = run_bounded(words, environment(inv) | dict(more or {}))
     if status != 0:
         unreachable = status == 4
+        mirror = "; a host that reaches no package mirror needs `airgap: true` or `package_proxy` in the inventory"
         raise refuse(
             f"playbooks/{name}.yml",
             "a host became unreachable" if unreachable else "failed; the task and the host stand above",
-            "fix what it names and run the same command again: it goes on where it stopped",
+            "fix what it names and run the same command again: it goes on where it stopped" + mirror,
             exits.UNREACHABLE if unreachable else exits.DEPLOY_FAILED,
         )
 
