@@ -114,6 +114,12 @@ def apt_proxies() -> dict[str, str]:
     return {**found, **given}
 
 
+def opener_proxies() -> dict[str, str]:
+    """The same by scheme, as urllib.request.ProxyHandler takes them."""
+    schemes = {name.lower().removesuffix("_proxy"): url for name, url in apt_proxies().items()}
+    return {scheme: url for scheme, url in schemes.items() if url and scheme != "no"}
+
+
 def apt_settings() -> str:
     """What `apt-config dump` prints; empty on a machine without apt."""
     try:

@@ -115,8 +115,7 @@ def fetch_keys(archive: str, folder: Path) -> Path:
 
 def fetch(url: str) -> bytes:
     """A small file of the archive, by the proxies that apt has; raises ContainersError."""
-    proxies = {name.removesuffix("_proxy").lower(): value for name, value in base.apt_proxies().items() if value}
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler(base.opener_proxies()))
     try:
         with opener.open(url, timeout=FETCH_SECONDS) as answer:
             content: bytes = answer.read()

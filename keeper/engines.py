@@ -12,6 +12,7 @@ Standard library alone, Python 3.8 and later.
 
 from __future__ import annotations
 
+import abc
 import json
 import re
 from datetime import datetime
@@ -54,7 +55,7 @@ class About(NamedTuple):
     copies: int  # how often it keeps a layer
 
 
-class Engine:
+class Engine(abc.ABC):
     """What both have in common; `name` is also that of the program."""
 
     name: str
@@ -71,41 +72,42 @@ class Engine:
     version_words: Tuple[str, ...]
     image_words: Tuple[str, ...]
 
+    @abc.abstractmethod
     def containers(self, label: str = RUN_LABEL) -> List[str]:
         """Asks for all containers with a label, such as muster.run or muster.run=<id>, ended ones too."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def read_containers(self, printed: str) -> List[Container]:
-        raise NotImplementedError
+        """What the command of `containers` printed."""
 
+    @abc.abstractmethod
     def read_images(self, printed: str) -> Images:
         """What `image_words` printed. Raises ValueError."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def read_about(self, printed: str) -> About:
         """What `about_words` printed. Raises ValueError, KeyError."""
-        raise NotImplementedError
 
     def read_version(self, printed: str) -> str:
         """What `version_words` printed; empty where there is none in it."""
         found = re.search(r"\d+\.\d+\S*", printed)
         return found.group(0) if found else ""
 
+    @abc.abstractmethod
     def read_storage(self, configuration: str) -> str:
         """The folder of images, if the configuration names one."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def image(self, identity: str) -> str:
         """The name under which an image with this id is started and inspected."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def all_names(self, identity: str, images: Images) -> List[str]:
         """The names without which an image is gone, so that `rmi` with them removes it."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def find_image(self, identity: str) -> str:
         """A shell's command: prints image=yes where the image is there, and exits with 1 if the engine fails."""
-        raise NotImplementedError
 
     def state(self, container: str) -> List[str]:
         """Prints a container's State as JSON; both engines have Status, Running, OOMKilled, ExitCode, Error in it."""
@@ -129,13 +131,13 @@ class Engine:
         """Running ones are killed."""
         return [self.name, "rm", "--force", "--", *names]
 
+    @abc.abstractmethod
     def run_words(self, gpus: Sequence[int]) -> List[str]:
         """The options of `run` that are not the same with both: the log, and the NVIDIA GPUs, by their index."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def has_gpus(self, command: Sequence[str]) -> bool:
         """Whether a command that starts a container gives it NVIDIA GPUs."""
-        raise NotImplementedError
 
 
 class Podman(Engine):

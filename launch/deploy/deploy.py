@@ -140,10 +140,8 @@ def _work(
     kept = {"bytes_sent": 0, "control_bytes": 0, "changed": False, "seconds": 0.0}
     placed: dict[str, Any] = {name: {**kept, "id": image.id} for name in facts.hosts if name not in lacking}
     if lacking:
-        whole, addresses = (
-            size(sum(export.blobs.values())),
-            {name: end.address for name, end in choice.endpoints.items()},
-        )
+        whole = size(sum(export.blobs.values()))
+        addresses = {name: end.address for name, end in choice.endpoints.items()}
         with phases.phase(
             "distribute", f"Distributing the image ({whole}, sent compressed; a host gets what it lacks)"
         ):

@@ -22,7 +22,7 @@ from http.client import HTTPMessage
 from http.server import BaseHTTPRequestHandler
 from typing import IO, Any
 
-from containers.base import apt_proxies
+from containers.base import opener_proxies
 from launch.cli import exits
 from launch.cli.refusal import Problem, Refusal
 from launch.hosts import ssh
@@ -130,7 +130,7 @@ class _Proxy(BaseHTTPRequestHandler):
             self.send_error(400, "only http:// here; https:// is asked for with CONNECT")
             return
         try:
-            opener = urllib.request.build_opener(urllib.request.ProxyHandler(_own_proxies()), _SameAnswer)
+            opener = urllib.request.build_opener(urllib.request.ProxyHandler(opener_proxies()), _SameAnswer)
             request = urllib.request.Request(self.path, headers=headers, method=self.command)
             answer = opener.open(request, timeout=ORIGIN_SECONDS)
         except (OSError, ValueError) as error:
@@ -150,11 +150,6 @@ class _Proxy(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Says nothing."""
-
-
-def _own_proxies() -> dict[str, str]:
-    """The proxies of this machine, as urllib takes them."""
-    return {name.lower().removesuffix("_proxy"): url for name, url in apt_proxies().items() if url}
 
 
 def _relay(first: Any, second: socket.socket) -> None:

@@ -176,7 +176,7 @@ SETTLE: Dict[str, Callable[[bool], bool]] = {
 
 
 def ensure(wanted: Wanted, check_mode: bool, strict: bool = False) -> Dict[str, Any]:
-    """Makes the engine ready: {"changed", "engine": its name, "family", "missing": packages to be installed first,
+    """Makes the engine ready: {"changed", "family", "missing": packages to be installed first,
     "service": the one to be started after that, or empty}; nothing was done where one of the last two is not empty.
 
     strict: nothing may be missing any more. Raises RuntimeError with a message for the user.
@@ -184,7 +184,7 @@ def ensure(wanted: Wanted, check_mode: bool, strict: bool = False) -> Dict[str, 
     chosen, kind = _chosen(wanted), family(read("/etc/os-release") or "")
     missing = _missing(wanted, chosen, kind)
     stopped = chosen.service if chosen.service and not missing and run(chosen.version_words).rc != 0 else ""
-    found = {"changed": False, "engine": chosen.name, "family": kind, "missing": missing, "service": stopped}
+    found = {"changed": False, "family": kind, "missing": missing, "service": stopped}
     if missing:
         _refuse_missing(missing, kind, strict)
         if not check_mode:

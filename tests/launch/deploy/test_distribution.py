@@ -150,16 +150,21 @@ def test_hosts_that_cannot_be_connected_to_are_passed_by_with_a_word(hosts: Host
     )
 
 
-def test_a_host_that_dies_is_named_and_those_behind_it_go_on(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It dies when the first piece has been sent."""
+def once_begun(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
+    """Something happens when the first pieces have been sent."""
     sent = distribution.Frames.get
 
     def get(frames: distribution.Frames, digest: str, offset: int) -> bytes:
         if offset == 3 * MIB:
-            hosts.signal("h2", signal.SIGKILL)
+            act()
         return sent(frames, digest, offset)
 
     monkeypatch.setattr(distribution.Frames, "get", get)
+
+
+def test_a_host_that_dies_is_named_and_those_behind_it_go_on(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It dies when the first piece has been sent."""
+    once_begun(monkeypatch, lambda: hosts.signal("h2", signal.SIGKILL))
     with pytest.raises(Refusal) as refused:
         hosts.bring("h1", "h2", "h3", "h4")
     assert [problem.where for problem in refused.value.problems] == ["host h2"]
@@ -170,14 +175,7 @@ def test_a_host_that_dies_is_named_and_those_behind_it_go_on(hosts: Hosts, monke
 def test_a_host_that_stands_still_is_left_and_given_up(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "STANDSTILL_SECONDS", 2.0)
     monkeypatch.setattr(distribution, "HOST_SECONDS", 8.0)
-    sent = distribution.Frames.get
-
-    def get(frames: distribution.Frames, digest: str, offset: int) -> bytes:
-        if offset == 3 * MIB:
-            hosts.signal("h1", signal.SIGSTOP)
-        return sent(frames, digest, offset)
-
-    monkeypatch.setattr(distribution.Frames, "get", get)
+    once_begun(monkeypatch, lambda: hosts.signal("h1", signal.SIGSTOP))
     with pytest.raises(Refusal) as refused:
         hosts.bring("h1", "h2", "h3")
     assert [problem.where for problem in refused.value.problems] == ["host h1"]

@@ -49,7 +49,7 @@ class Mirror(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """127.0.0.1:port"""
-    monkeypatch.setattr(package_proxy, "_own_proxies", dict)
+    monkeypatch.setattr(package_proxy, "opener_proxies", dict)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Mirror) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
