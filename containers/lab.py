@@ -92,6 +92,7 @@ def up(
     progress: Progress = lambda line: None,
     cpus: float | None = None,
     systems: Sequence[str] = (),
+    disk: Path | None = None,
 ) -> list[Host]:
     """Bring up a lab of `hosts` hosts; return when sshd answers on each.
 
@@ -103,6 +104,7 @@ def up(
         cpus: computing time of each host, in cores; None: all that its cores give. Where the quotas of hosts that share
             a core add up to one core at most, each has the same speed whatever the others do.
         systems: what the hosts run, in turn (lab_plan.SYSTEMS); none: existing hosts keep theirs, others get Debian.
+        disk: an absolute folder for what new hosts store; it is left there when they are removed. None: Podman's own.
 
     Raises ContainersError if the lab could not be brought up.
     """
@@ -129,7 +131,7 @@ def up(
             if stray := [volume for volume in _labelled("volume", name) if volume.rpartition("-")[0] not in kept]:
                 podman("volume", "rm", *stray)
             key = _ensure_key(folder, created)
-            _each(plan, lambda host: _ensure_host(host, there.get(host.name), images, created, progress))
+            _each(plan, lambda host: _ensure_host(host, there.get(host.name), images, created, progress, disk))
             _each(plan, lambda host: lab_host.furnish(host, key, rate, cpus))
             progress("waiting for sshd")
             _each(plan, lab_host.wait_for_ssh)
@@ -265,13 +267,18 @@ def _ensure_key(folder: Path, created: Created) -> str:
 
 
 def _ensure_host(
-    host: Host, there: dict[str, Any] | None, images: Mapping[str, str], created: Created, progress: Progress
+    host: Host,
+    there: dict[str, Any] | None,
+    images: Mapping[str, str],
+    created: Created,
+    progress: Progress,
+    disk: Path | None,
 ) -> None:
     if there is None:
         progress(f"{host.name}: creating")
         created.volumes += host.volumes
         created.containers.append(host.container)
-        lab_host.create(host, images[host.system])
+        lab_host.create(host, images[host.system], disk)
     elif there["State"] != "running":
         progress(f"{host.name}: starting")
         podman("start", host.container)
@@ -444,6 +451,7 @@ def main(arguments: list[str]) -> int:
             sub.add_argument("--link", type=_link, default=None, help="rate of the data NICs, e.g. 1gbit (LINK=)")
             sub.add_argument("--cpus", type=_cpus, default=None, help="each host's computing time in cores (CPUS=)")
             sub.add_argument("--os", type=_os, default=(), help="systems of the hosts, in turn (OS=debian,ubuntu)")
+            sub.add_argument("--disk", type=Path, default=None, help="folder for what new hosts store; it stays there")
     options = parser.parse_args(arguments)
     console = Console(highlight=False)
     say = Console(stderr=True, highlight=False)
@@ -452,7 +460,7 @@ def main(arguments: list[str]) -> int:
         if options.command == "up":
             with say.status(f"lab {options.name}") as status:
                 progress = _progress(say, status.update)
-                hosts = up(options.name, options.hosts, options.link, progress, options.cpus, options.os)
+                hosts = up(options.name, options.hosts, options.link, progress, options.cpus, options.os, options.disk)
             _show(console, options.name, hosts, options.cpus)
             seconds = time.monotonic() - started
             console.print(f"{len(hosts)} hosts are up after {seconds:.1f} s: INVENTORY=inventory/{options.name}")
