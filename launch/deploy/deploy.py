@@ -28,7 +28,7 @@ from launch.cli.make_variables import naming
 from launch.cli.output import Phases, detail
 from launch.cli.refusal import Refusal, refuse
 from launch.cli.units import size
-from launch.deploy import control, detect, distribution, package_proxy, playbook
+from launch.deploy import control, detect, distribution, firewalls, package_proxy, playbook
 from launch.deploy.alone import alone
 from launch.files import stored, write_json
 from launch.health import gpu_checks
@@ -103,7 +103,7 @@ def deploy(path: Path, console: Console, horovod: bool = False, remeasure: bool 
     console.print(f"Network [bold]{cluster.network.name}[/bold]: {cluster.network.reason}", highlight=False)
     for entry in cluster.network.refused:
         phases.say(f"not {entry['network']}: {entry['reason']}")
-    if "provision" not in phases.seconds and "distribute" not in phases.seconds:
+    if not {"provision", "firewalls", "distribute"} & phases.seconds.keys():
         console.print("Nothing had to be changed on the hosts.")
     nodes = sum(not host.spare for host in inv.hosts)
     console.print(
@@ -136,8 +136,12 @@ def _work(
                     playbook.run("provision", inv, bare, more)
                 revive(machines)
                 answers |= detect.ask(inv, [machine for machine in machines if machine.name in bare], console)
+        known = detect.facts_of(inv, answers, console)
+        if shut := firewalls.unsettled(inv.hosts, known):
+            with phases.phase("firewalls", f"Changing the firewalls of {', '.join(shut)}"):
+                firewalls.open_to_peers(machines, shut, list(known), phases)
         with phases.phase("detect", "Asking the hosts whom they reach"):
-            facts = detect.facts_of(inv, machines, answers, console)
+            facts = detect.networks_of(inv, machines, known, console)
         with phases.phase("image", "Waiting for the training image"):
             try:
                 image, export = built.result()
@@ -173,6 +177,7 @@ def teardown(path: Path, console: Console, also_running: bool = False, packages:
     with preflight.checked(targets, known_hosts) as machines, alone(machines, "teardown"):
         if not also_running:
             refuse_running(ssh.in_parallel(lambda machine: door.ask(machine, "runs", {}), machines))
+        firewalls.close(machines)
         words = ["ansible-playbook", str(playbook.path("teardown")), "-i", str(path)]
         words += ["--extra-vars", json.dumps({"muster_packages": True})] if packages else []
         if playbook.run_bounded(words, playbook.environment(inv)) != 0:

@@ -17,6 +17,7 @@ from keeper import engines
 from launch.cli import exits
 from launch.cli.output import detail
 from launch.cli.refusal import Problem, Refusal, refuse
+from launch.deploy import firewalls
 from launch.files import ROOT, read_json
 from launch.health import gpu_checks
 from launch.health.host_checks import RUNNING
@@ -58,7 +59,7 @@ def ask(inv: Inventory, machines: Sequence[Machine], console: Console) -> Answer
         own = settings[name]
         chosen = {key: own.get(key) for key in ("train_interface", "train_network")}
         wanted = {"packages": packages, "engine": own.get("container_engine", "auto"), "gpus": own.get("gpus") != []}
-        return {"survey": {"full": True, "wanted": wanted, **chosen}}
+        return {"survey": {"full": True, "wanted": wanted, "ports": firewalls.PORTS, **chosen}}
 
     options = {machine.name: asked(machine.name) for machine in machines}
     return hostcall.call_hosts(machines, options, SURVEY_SECONDS, detail(console))
@@ -77,14 +78,21 @@ def changes_of_engine(answers: Answers) -> list[str]:
     return [f"{name}: from {old} to {new}; what Muster had in {old} is removed" for name, (old, new) in changes.items()]
 
 
-def facts_of(inv: Inventory, machines: Sequence[Machine], answers: Answers, console: Console) -> Facts:
-    """What all hosts have said, and which addresses of each other they reach, which all try at once.
-
-    Raises Refusal when a host did not answer, when the facts forbid to train, or when no network connects all hosts.
-    """
-    settings = {host.name: host.settings for host in inv.hosts}
+def facts_of(inv: Inventory, answers: Answers, console: Console) -> dict[str, dict[str, Any]]:
+    """What all hosts have said. Raises Refusal when a host did not answer, or when the facts forbid to train."""
     facts = _facts(answers, console)
     check_facts(inv.hosts, facts)
+    return facts
+
+
+def networks_of(
+    inv: Inventory, machines: Sequence[Machine], facts: dict[str, dict[str, Any]], console: Console
+) -> Facts:
+    """The facts, and which addresses of each other the hosts reach, which all try at once.
+
+    Raises Refusal when no network connects all hosts.
+    """
+    settings = {host.name: host.settings for host in inv.hosts}
     reach = _reach(machines, facts, settings, console)
     return Facts(facts, choose.working(facts, settings, reach))
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.muster_engines import IMAGE_PREFIX, Engine, noted
+from ansible.module_utils.muster_firewalls import opened
 from ansible.module_utils.muster_gpu_health import gpu_health, read_processes, read_xid
 from ansible.module_utils.muster_gpus import find_gpus, in_words
 from ansible.module_utils.muster_host import (
@@ -224,8 +225,9 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
     options, all of them optional: train_interface and train_network (what the user chose for this host: NICs that it
     names are not refused for their kind), data_dir (absolute path), full (bool: also how busy the processors are,
     watched for 0.3 s before all else, the engine's storage driver, and the fingerprint of data_dir, for at most 8 s
-    more), wanted (of the engine, as muster_ready.Wanted), engine (bool, true by default: else engine, images and runs
-    are null, which saves its three commands). The commands run side by side.
+    more), wanted (of the engine, as muster_ready.Wanted), ports (that the other hosts call: muster_firewalls.Ports),
+    engine (bool, true by default: else engine, images and runs are null, which saves its three commands). The commands
+    run side by side.
 
     Raises RuntimeError if `ip` does not answer, ValueError if the engine's answer cannot be read. Returns:
     ended (unix seconds), kernel, arch, os {id, version}, python, cpus (usable), machine_cpus, cpu_model,
@@ -241,7 +243,8 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
     images {ref: id} or null, runs (see parse_runs) or null (the engine fails),
     data {path, present} or null (no data_dir); if full, see fingerprint
     ready (whether make deploy has nothing to do for the engine; null: not asked),
-    engine_change ([from, to], or empty; it and `ready` are all that a host says which lacks packages)
+    engine_change ([from, to], or empty; it and `ready` are all that a host says which lacks packages),
+    firewalls (see muster_firewalls.opened; null: not asked)
     """
     wanted = Wanted(**options["wanted"]) if options.get("wanted") else None
     if wanted and lacking(wanted):
@@ -257,6 +260,7 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
         images, containers = pool.submit(ask, of.image_words), pool.submit(ask, of.containers())
         found, processes, log = pool.submit(find_gpus), pool.submit(read_processes), pool.submit(read_xid)
         ready = pool.submit(is_ready, wanted) if wanted else None
+        firewalls = pool.submit(opened, options["ports"]) if options.get("ports") else None
         data = pool.submit(_data, options.get("data_dir"), full)
         nics, rdma = read_nics(options.get("train_interface"), options.get("train_network")), read_rdma()
         fill_speeds(nics, rdma)
@@ -294,6 +298,7 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
             "data": data.result(),
             "ready": ready.result() if ready else None,
             "engine_change": change_of_engine(wanted) if wanted else [],
+            "firewalls": firewalls.result() if firewalls else None,
         }
     facts["ended"] = time.time()
     return facts

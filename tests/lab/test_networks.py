@@ -97,7 +97,8 @@ def write_inventory(folder: Path, lab: Lab, names: Names, scenario: Scenario) ->
 def detected(inv: inventory.Inventory) -> Choice:
     console = Console(stderr=True)
     with connected([host.target for host in inv.hosts], inventory.known_hosts_path(inv.path)) as machines:
-        facts = detect.facts_of(inv, machines, detect.ask(inv, machines, console), console)
+        known = detect.facts_of(inv, detect.ask(inv, machines, console), console)
+        facts = detect.networks_of(inv, machines, known, console)
         return detect.choose_network(inv, machines, facts, None, console)[0]
 
 
