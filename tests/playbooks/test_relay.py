@@ -42,7 +42,8 @@ import muster_relay
 given = json.loads(sys.argv[2])
 vars(muster_relay).update(given["values"])
 say = lambda words: print(json.dumps(words), flush=True)
-muster_relay.run(pathlib.Path(given["pool"]), given["sizes"], given["options"], say, lambda: say({"whole": True}))
+store = muster_relay.Store(pathlib.Path(given["pool"]), given["sizes"], bytes.fromhex(given["options"]["secret"]))
+muster_relay.run(store, given["options"], say, lambda: say({"whole": True}))
 """
 
 
@@ -219,10 +220,10 @@ def test_a_cut_transfer_goes_on_where_it_stopped(make: Make, net: str, tmp_path:
 @pytest.mark.parametrize(
     ("frame", "why"),
     [
-        (pack(bytes(32), DIGEST, 0, DATA[:CHUNK_BYTES], 1), "it sent something else than the layer"),
-        (pack(SECRET, DIGEST, CHUNK_BYTES, DATA[:CHUNK_BYTES], 1), "it sent something else than the layer"),
+        (pack(bytes(32), DIGEST, 0, DATA[:CHUNK_BYTES], 1), "it sent something else than what it was asked for"),
+        (pack(SECRET, DIGEST, CHUNK_BYTES, DATA[:CHUNK_BYTES], 1), "it sent something else than what it was asked for"),
         (pack(SECRET, DIGEST, 0, DATA[:CHUNK_BYTES] + b"x", 1), "it sent a piece of another length"),
-        (HEADER.pack(0, 1 << 31, bytes(32)), "it sent something else than the layer"),
+        (HEADER.pack(0, 1 << 31, bytes(32)), "it sent something else than what it was asked for"),
     ],
     ids=["by a stranger", "another piece", "too long", "endless"],
 )
