@@ -86,16 +86,22 @@ def _bring(request: Request, cluster: clustermap.ClusterMap, console: Console) -
             found = dataset.read(folder, kept / f"{request.name}.seen", request.verify, phases.say)
             phases.say(f"{found}, version {found.version}")
         with phases.phase("compare", "Asking the hosts what they lack"):
-            lacking = _compare(request, found, opened, phases.say)
+            told = ask(opened, {"do": "tell"}, phases.say)
+            lacking = _compare(request, found, told, opened, phases.say)
         placed: Mapping[str, Any] = {}
         if lacking:
             numbers = sorted(set().union(*lacking.values()))
             parts = found.parts(numbers)
             whole = size(sum(found.files[number].size for number in numbers))
-            with phases.phase("distribute", f"Distributing {len(numbers)} files, {whole}"):
+            with phases.phase("distribute", f"Distributing {len(numbers)} files, {whole}; a host gets what it lacks"):
                 placed = _distribute(request, found, parts, lacking, cluster, opened, phases.say)
-        told = ask(opened, {"do": "tell"}, phases.say)
-        _refuse_different(request, found, told)
+        had = {name: _of(words, request.name, found.version) for name, words in told.items() if name not in lacking}
+        _refuse_different(
+            {
+                **{name: one["fingerprint"] for name, one in had.items()},
+                **{name: host["id"] for name, host in placed.items()},
+            }
+        )
         _have_used(request, found.version, cluster, opened, phases.say)
     write_whole(kept / f"{request.name}.manifest", found.manifest.decode("latin-1"))
     if placed:
@@ -108,21 +114,26 @@ def _bring(request: Request, cluster: clustermap.ClusterMap, console: Console) -
 
 
 def _compare(
-    request: Request, found: dataset.Dataset, opened: Sequence[Machine], say: Callable[[str], None]
+    request: Request,
+    found: dataset.Dataset,
+    told: Answers,
+    opened: Sequence[Machine],
+    say: Callable[[str], None],
 ) -> dict[str, set[int]]:
     """The line numbers that each host without this version lacks; nothing is sent before every host has room."""
-    told = ask(opened, {"do": "tell"}, say)
-    without = [machine for machine in opened if request.verify or not _has(told[machine.name], request.name, found)]
+    having = {name for name, words in told.items() if _of(words, request.name, found.version)}
+    without = [machine for machine in opened if request.verify or machine.name not in having]
     if not without:
         return {}
     manifest = base64.b64encode(found.packed_manifest).decode()
     question = {"do": "compare", "name": request.name, "version": found.version, "manifest": manifest}
     answers = ask(without, {**question, "check": request.verify}, say)
-    return {name: set(dataset.numbers_of(words["lacking"])) for name, words in answers.items()}
+    return {name: set(dataset.numbers_of(words["lacking"])) for name, words in answers.items() if not words["whole"]}
 
 
-def _has(told: Mapping[str, Any], name: str, found: dataset.Dataset) -> bool:
-    return any((one["name"], one["version"]) == (name, found.version) for one in told["datasets"])
+def _of(told: Mapping[str, Any], name: str, version: str) -> dict[str, Any]:
+    """What a host says of a version; {}: it has none."""
+    return next((one for one in told["datasets"] if (one["name"], one["version"]) == (name, version)), {})
 
 
 def _distribute(
@@ -145,16 +156,10 @@ def _distribute(
     return distribution.pass_on(to, addresses, "muster_data", options, blobs, say, links, "files")
 
 
-def _refuse_different(request: Request, found: dataset.Dataset, told: Mapping[str, Any]) -> None:
-    """Raises Refusal unless all hosts have read back the same from their disks."""
-    prints = {
-        name: one["fingerprint"]
-        for name, words in told.items()
-        for one in words["datasets"]
-        if (one["name"], one["version"]) == (request.name, found.version)
-    }
-    if len(prints) < len(told) or len(set(prints.values())) > 1:
-        what = f"hosts hold different files of {request.name}: {prints}"
+def _refuse_different(prints: Mapping[str, str]) -> None:
+    """Raises Refusal unless all hosts have read back the same from their disks. prints: fingerprints by host."""
+    if len(set(prints.values())) > 1:
+        what = f"hosts hold different files: {', '.join(f'{host} {found[:12]}' for host, found in prints.items())}"
         raise refuse("the hosts", what, "`make data VERIFY=1` with the same SRC and NAME", exits.DEPLOY_FAILED)
 
 

@@ -33,6 +33,7 @@ from ansible.module_utils.muster_survey import DATASETS as ROOT
 from ansible.module_utils.muster_survey import fingerprint, used_dataset
 
 VERSION_DIGITS = 16
+GONE = ".gone-"  # begins the names of what is to be removed
 BLOCK_BYTES = 4096  # of a file system: what a file takes is a multiple of it
 SPARE_FILES = 1000  # left free on a file system that has a limit
 BLOCKS_READ = 1 << 20  # bytes
@@ -238,7 +239,8 @@ def tell(options: dict[str, Any], say: Say, after: contextlib.ExitStack) -> None
 def compare(options: dict[str, Any], say: Say, after: contextlib.ExitStack) -> None:
     """Begin a version: take from others what they have.
 
-    {name, version, manifest: compressed, base64; check: read also what is there} -> {"lacking": ranges of line numbers}
+    {name, version, manifest: compressed, base64; check: read also what is there}
+    -> {"lacking": ranges of line numbers, "whole": whether the version is there and nothing is to be done}
 
     Raises RuntimeError where what is lacking does not fit.
     """
@@ -270,7 +272,20 @@ def compare(options: dict[str, Any], say: Say, after: contextlib.ExitStack) -> N
         elif had and size_of(version.draft / path) == size and sha256_of(version.draft / path, sign) == digest:
             lacking.discard(number)
     refuse_too_little(sum(-(-manifest.line(number)[0] // BLOCK_BYTES) for number in lacking), len(lacking))
-    say({"lacking": ranges(sorted(lacking))})
+    whole = not lacking and version.is_whole() and is_as_brought(version)
+    for folder in (version.draft, version.parts) if whole else ():
+        remove_tree(folder, sign)
+    say({"lacking": ranges(sorted(lacking)), "whole": whole})
+
+
+def is_as_brought(version: Version) -> bool:
+    """Whether there is no file more than were brought, either."""
+    return bool(fingerprint(version.tree, float("inf"))["sha256"] == noted(version)["fingerprint"])
+
+
+def noted(version: Version) -> dict[str, Any]:
+    """Of a whole version, as `brought`."""
+    return dict(json.loads(version.note.read_text()))
 
 
 def refuse_too_little(blocks: int, files: int) -> None:
@@ -286,17 +301,16 @@ def refuse_too_little(blocks: int, files: int) -> None:
 def bring(options: dict[str, Any], say: Say, after: contextlib.ExitStack) -> None:
     """Get what `compare` found lacking, and make the version whole.
 
-    {name, version, parts: digest -> [bytes, Places], relay: as of muster_distribution.run}; what is said is said there.
+    {name, version, parts: digest -> [bytes, Places], relay: as of muster_distribution.run}; what is said is said there,
+    at last {"holds": the fingerprint of all files as they lie on the disk, "seconds"}.
     A part that is one file has its digest, another one the SHA-256 of those of its files, one after another.
     """
     version, begun = Version(options["name"], options["version"]), time.monotonic()
     sizes = {digest: size for digest, (size, _) in options["parts"].items()}
     places: Dict[str, Places] = {digest: found for digest, (_, found) in options["parts"].items()}
-    lacks = 0
-    if not version.is_whole():
-        tree = Tree(version, places, sizes, b"")
-        lacks = tree.lacks()
-    needed = "nothing" if version.is_whole() and not version.draft.is_dir() else "pull" if lacks else "name"
+    is_begun = version.draft.is_dir()  # else it has become whole in a call before, whose connection broke
+    lacks = Tree(version, places, sizes, b"").lacks() if is_begun else 0
+    needed = "nothing" if not is_begun else "pull" if lacks else "name"
     say({"needed": needed, "lacks": lacks, "bz2": muster_relay.bz2 is not None})
     if not muster_distribution.may_begin():
         return
@@ -307,9 +321,9 @@ def bring(options: dict[str, Any], say: Say, after: contextlib.ExitStack) -> Non
 
         serving = muster_distribution.relay(version.parts, make, sizes, options["relay"], say)
         after.callback(os.waitpid, serving, 0)
-    if needed != "nothing":
+    if is_begun:
         finish(options["name"], version, Sign(say))
-    say({"holds": version.version, "seconds": round(time.monotonic() - begun, 2)})
+    say({"holds": noted(version)["fingerprint"], "seconds": round(time.monotonic() - begun, 2)})
 
 
 def finish(name: str, version: Version, sign: Sign) -> None:
@@ -327,7 +341,7 @@ def finish(name: str, version: Version, sign: Sign) -> None:
         raise RuntimeError(f"{version.draft} cannot be read by all. Fix: remove it and run make data again")
     os.sync()
     if version.tree.is_dir():  # with files that had to be fetched again
-        version.tree.rename(version.folder / f".{version.version}.gone")
+        version.tree.rename(version.folder / f"{GONE}{time.time_ns()}")
     version.draft.rename(version.tree)
     note = {"name": name, "version": version.version, "files": count, "bytes": total, "fingerprint": found["sha256"]}
     write_atomically(version.note, json.dumps({**note, "at": time.time()}) + "\n")
@@ -336,7 +350,7 @@ def finish(name: str, version: Version, sign: Sign) -> None:
 def use(options: dict[str, Any], say: Say, after: contextlib.ExitStack) -> None:
     """Have runs see a version, and remove what is not whole and, unless `keep`, other versions of the same name.
 
-    {name, version, keep: bool} -> {"used", "left": versions that were kept}
+    {name, version, keep: bool, as a run may read them} -> {"used", "left": versions that were kept}
     """
     name, version = options["name"], options["version"]
     write_atomically(ROOT / "used.json", json.dumps({"name": name, "version": version, "at": time.time()}) + "\n")
@@ -345,7 +359,8 @@ def use(options: dict[str, Any], say: Say, after: contextlib.ExitStack) -> None:
         if entry.is_dir() and not entry.name.startswith(".") and options["keep"] and entry.name != version:
             left.append(entry.name)
     for entry in sorted((ROOT / name).iterdir()):
-        if entry.name.partition(".")[0] not in (version, *left):
+        is_read = options["keep"] and entry.name.startswith(GONE)
+        if not is_read and entry.name.partition(".")[0] not in (version, *left):
             remove_tree(entry, sign)
     say({"used": used_dataset(), "left": left})
 
@@ -357,8 +372,8 @@ def remove(options: dict[str, Any], say: Say, after: contextlib.ExitStack) -> No
     if known and known["name"] == options["name"]:
         (ROOT / "used.json").unlink()
     if was_there:
-        folder.replace(gone := ROOT / f".{options['name']}.gone-{time.time_ns()}")
-    for gone in ROOT.glob(".*.gone-*"):
+        folder.replace(ROOT / f"{GONE}{time.time_ns()}")
+    for gone in ROOT.glob(f"{GONE}*"):
         remove_tree(gone, Sign(say))
     say({"removed": was_there})
 
