@@ -56,7 +56,7 @@ def data(request: Request, console: Console) -> int:
     with machines(cluster, cluster.hosts) as opened:
         if not request.name:
             return _list(ask(opened, {"do": "tell"}), cluster, console)
-        with alone(opened, "data"):
+        with alone(opened, "data transfer"):
             return (_remove if request.remove else _use)(request, cluster, opened, console)
 
 
@@ -81,7 +81,7 @@ def _bring(request: Request, cluster: clustermap.ClusterMap, console: Console) -
     begun, phases = time.monotonic(), Phases(console)
     kept = clustermap.path_of(request.inventory).with_name("data")
     folder = Path(request.src).expanduser().resolve()
-    with machines(cluster, cluster.hosts) as opened, alone(opened, "data"):
+    with machines(cluster, cluster.hosts) as opened, alone(opened, "data transfer"):
         with phases.phase("read", f"Reading {request.src}"):
             found = dataset.read(folder, kept / f"{request.name}.seen", request.verify, phases.say)
             phases.say(f"{found}, version {found.version}")

@@ -53,7 +53,7 @@ exec(end)
 
 
 class Hosts:
-    """h1, h2, h3 with nothing on them, their cluster map, and a folder of files to bring there."""
+    """h1 and h2 with nothing on them, their cluster map, and a folder of files to bring there."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, server: Sshd) -> None:
         self.folder, self.src, self.runs = folder, folder / "src", list[str]()
@@ -61,7 +61,7 @@ class Hosts:
         net, key, known = f"127.51.{next(THIRD_BYTE)}", str(user_key(folder)), folder / "known_hosts"
         known.write_text(server.known_hosts_line)
         (folder / "host.py").write_text(HOST)
-        names = ("h1", "h2", "h3")
+        names = ("h1", "h2")
         self.machines = []
         for name in names:
             (folder / name).mkdir()
@@ -71,7 +71,7 @@ class Hosts:
             target = Target(name, "127.0.0.1", server.port, user="root", key_file=key, python=str(python))
             self.machines.append(Machine(target, known, ssh.connect(target, known)))
 
-        made = cluster(1, 1, 1)
+        made = cluster(1, 1)
         hosts = [
             dataclasses.replace(host, name=name, address=f"{net}.{number}", data_dir=None)
             for number, (host, name) in enumerate(zip(made.hosts, names, strict=True), 1)
@@ -114,7 +114,7 @@ class Hosts:
         return self.folder / host / "data" / used["name"] / used["version"]
 
     def have_all(self) -> bool:
-        return all(contents(self.tree(host)) == contents(self.src) for host in ("h1", "h2", "h3"))
+        return all(contents(self.tree(host)) == contents(self.src) for host in ("h1", "h2"))
 
 
 def contents(folder: Path) -> dict[str, bytes | None]:
@@ -142,7 +142,7 @@ def test_all_hosts_get_all_once_then_only_what_differs_and_runs_see_the_new_vers
     assert hosts.have_all()
     sizes = {host["bytes_sent"] for host in hosts.placed.values()}
     assert len(sizes) == 1 and 5 * MIB < sizes.pop() < 7 * MIB
-    assert [host["control_bytes"] > 0 for host in hosts.placed.values()] == [True, False, False]
+    assert [host["control_bytes"] > 0 for host in hosts.placed.values()] == [True, False]
     first = hosts.map.hosts[0].data_dir
     assert first and clustermap.dataset_in(first) == "pics" and {host.data_dir for host in hosts.map.hosts} == {first}
     assert "Nothing had to be sent" in hosts.bring() and hosts.map.hosts[0].data_dir == first
@@ -153,23 +153,23 @@ def test_all_hosts_get_all_once_then_only_what_differs_and_runs_see_the_new_vers
     hosts.bring()
     assert hosts.have_all() and (hosts.tree("h1") / "big").stat().st_ino == inode
     assert all(0 < host["bytes_sent"] < 200 for host in hosts.placed.values())
-    assert hosts.map.hosts[2].data_dir != first
+    assert hosts.map.hosts[1].data_dir != first
     assert len(list((hosts.folder / "h2" / "data" / "pics").iterdir())) == 3  # the tree, its manifest and its note
 
 
 def test_the_inventorys_data_dir_stays_and_is_named(hosts: Hosts) -> None:
 
     own = dataclasses.replace(hosts.map.hosts[1], data_dir="/srv/data")
-    hosts.map = dataclasses.replace(hosts.map, hosts=[hosts.map.hosts[0], own, hosts.map.hosts[2]])
+    hosts.map = dataclasses.replace(hosts.map, hosts=[hosts.map.hosts[0], own])
     assert "h2 keeps /srv/data" in hosts.bring()
     assert hosts.map.hosts[1].data_dir == "/srv/data" and hosts.map.hosts[0].data_dir
 
 
 def test_a_host_without_room_is_named_before_anything_is_sent(hosts: Hosts) -> None:
-    (hosts.folder / "h3" / "full").touch()
+    (hosts.folder / "h2" / "full").touch()
     with pytest.raises(Refusal, match="too little disk") as refused:
         hosts.bring()
-    assert [problem.where for problem in refused.value.problems] == ["host h3"]
+    assert [problem.where for problem in refused.value.problems] == ["host h2"]
     assert not hosts.placed and not (hosts.folder / "h1" / "data" / "used.json").exists()
 
 
@@ -191,7 +191,7 @@ def test_what_a_killed_host_has_is_not_sent_again_and_the_old_version_stays_unti
     monkeypatch.setattr(distribution.Frames, "get", get)
     with pytest.raises(Refusal):
         hosts.bring()
-    assert all(contents(hosts.tree(host)) == before for host in ("h1", "h2", "h3"))
+    assert all(contents(hosts.tree(host)) == before for host in ("h1", "h2"))
     monkeypatch.setattr(distribution.Frames, "get", sent)
     hosts.bring()
     assert hosts.have_all()
@@ -200,12 +200,12 @@ def test_what_a_killed_host_has_is_not_sent_again_and_the_old_version_stays_unti
 
 def test_a_damaged_file_and_a_strange_one_are_found_on_demand_and_mended(hosts: Hosts) -> None:
     hosts.bring()
-    damaged, strange = hosts.tree("h2") / "big", hosts.tree("h3") / "strange"
+    damaged, strange = hosts.tree("h1") / "big", hosts.tree("h2") / "strange"
     damaged.write_bytes(bytes(damaged.stat().st_size))
     strange.touch()
     assert "Nothing had to be sent" in hosts.bring() and not hosts.have_all()
     hosts.bring(verify=True)
-    assert hosts.have_all() and sorted(hosts.placed) == ["h2", "h3"]
+    assert hosts.have_all() and sorted(hosts.placed) == ["h1", "h2"]
 
 
 def test_a_version_that_a_run_may_read_stays_until_the_next_time(hosts: Hosts) -> None:
