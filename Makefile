@@ -15,7 +15,7 @@ $(foreach name,$(.VARIABLES),$(if $(findstring command line,$(origin $(name))),$
 .PHONY: help local horovod demo lab lab-down lab-status trust deploy data check train reproduce attach status logs stop gather report \
 	tensorboard teardown \
 	lock test test-fast test-gpu test-torch lint drill bench-deploy bench-launch bench-check bench-checkpoint bench-train bench-gpu bench-forecast \
-	bench-scale bench-stream bench-away bench-faults bench-links
+	bench-scale bench-stream bench-away bench-faults bench-links bench-data
 
 # Installed, and pyproject.toml has not changed since: make sees that by itself, without starting Python.
 .venv/.control .venv/.train .venv/.report: pyproject.toml
@@ -111,6 +111,9 @@ lint:  ## ruff, mypy, ansible-lint
 
 bench-deploy: .venv/.control  ## bytes and seconds of deploys to lab hosts, against `ansible -m ping`; deploys that are killed  [HOSTS=8 KILLED=20]
 	@$(BIN)/python -m benchmarks.deploy
+
+bench-data: .venv/.control  ## seconds of a dataset to lab hosts, then changed, then unchanged, against rsync to each in turn (root)  [HOSTS=3]
+	@$(BIN)/python -m benchmarks.data
 
 bench-launch: .venv/.control  ## from `make train` to the first optimizer step, against ssh and torchrun by hand
 	@$(BIN)/python -m benchmarks.launch

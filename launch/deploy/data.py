@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import hashlib
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,27 +82,23 @@ def _bring(request: Request, cluster: clustermap.ClusterMap, console: Console) -
     begun, phases = time.monotonic(), Phases(console)
     kept = clustermap.path_of(request.inventory).with_name("data")
     folder = Path(request.src).expanduser().resolve()
+    seen = kept / f"{hashlib.sha256(bytes(folder)).hexdigest()[:16]}.seen"
+    with phases.phase("read", f"Reading {request.src}"):
+        found = dataset.read(folder, seen, request.verify, phases.say)
+        phases.say(f"{found}, version {found.version}")
     with machines(cluster, cluster.hosts) as opened, alone(opened, "data transfer"):
-        with phases.phase("read", f"Reading {request.src}"):
-            found = dataset.read(folder, kept / f"{request.name}.seen", request.verify, phases.say)
-            phases.say(f"{found}, version {found.version}")
         with phases.phase("compare", "Asking the hosts what they lack"):
             told = ask(opened, {"do": "tell"}, phases.say)
             lacking = _compare(request, found, told, opened, phases.say)
         placed: Mapping[str, Any] = {}
         if lacking:
-            numbers = sorted(set().union(*lacking.values()))
+            numbers = sorted({number for some in lacking.values() for number in dataset.numbers_of(some)})
             parts = found.parts(numbers)
             whole = size(sum(found.files[number].size for number in numbers))
             with phases.phase("distribute", f"Distributing {len(numbers)} files, {whole}; a host gets what it lacks"):
                 placed = _distribute(request, found, parts, lacking, cluster, opened, phases.say)
-        had = {name: _of(words, request.name, found.version) for name, words in told.items() if name not in lacking}
-        _refuse_different(
-            {
-                **{name: one["fingerprint"] for name, one in had.items()},
-                **{name: host["id"] for name, host in placed.items()},
-            }
-        )
+        prints = {name: _of(words, request.name, found.version).get("fingerprint") for name, words in told.items()}
+        _refuse_different(prints | {name: host["id"] for name, host in placed.items()})
         _have_used(request, found.version, cluster, opened, phases.say)
     write_whole(kept / f"{request.name}.manifest", found.manifest.decode("latin-1"))
     if placed:
@@ -119,7 +116,7 @@ def _compare(
     told: Answers,
     opened: Sequence[Machine],
     say: Callable[[str], None],
-) -> dict[str, set[int]]:
+) -> dict[str, dataset.Ranges]:
     """The line numbers that each host without this version lacks; nothing is sent before every host has room."""
     having = {name for name, words in told.items() if _of(words, request.name, found.version)}
     without = [machine for machine in opened if request.verify or machine.name not in having]
@@ -128,7 +125,7 @@ def _compare(
     manifest = base64.b64encode(found.packed_manifest).decode()
     question = {"do": "compare", "name": request.name, "version": found.version, "manifest": manifest}
     answers = ask(without, {**question, "check": request.verify}, say)
-    return {name: set(dataset.numbers_of(words["lacking"])) for name, words in answers.items() if not words["whole"]}
+    return {name: words["lacking"] for name, words in answers.items() if not words["whole"]}
 
 
 def _of(told: Mapping[str, Any], name: str, version: str) -> dict[str, Any]:
@@ -140,7 +137,7 @@ def _distribute(
     request: Request,
     found: dataset.Dataset,
     parts: dict[str, dataset.Part],
-    lacking: Mapping[str, set[int]],
+    lacking: Iterable[str],
     cluster: clustermap.ClusterMap,
     opened: Sequence[Machine],
     say: Callable[[str], None],
@@ -150,13 +147,14 @@ def _distribute(
         "parts": {digest: [part.size, part.places] for digest, part in parts.items()},
     }
     blobs = distribution.Blobs({digest: part.size for digest, part in parts.items()}, found.reader(parts))
-    to = [machine for machine in opened if machine.name in lacking]
+    wanted = set(lacking)
+    to = [machine for machine in opened if machine.name in wanted]
     addresses = {host.name: host.address for host in cluster.hosts}
     links = of_deploy(cluster.measured, cluster.network.name)
     return distribution.pass_on(to, addresses, "muster_data", options, blobs, say, links, "files")
 
 
-def _refuse_different(prints: Mapping[str, str]) -> None:
+def _refuse_different(prints: Mapping[str, Any]) -> None:
     """Raises Refusal unless all hosts have read back the same from their disks. prints: fingerprints by host."""
     if len(set(prints.values())) > 1:
         what = f"hosts hold different files: {', '.join(f'{host} {found[:12]}' for host, found in prints.items())}"

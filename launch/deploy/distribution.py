@@ -43,7 +43,7 @@ CHUNK_BYTES = 1 << 20  # of a layer in one frame; as muster_relay has it, like t
 HEADER = struct.Struct(">QI32s")
 SMALL_BYTES = 16 << 20  # of a layer that may be compressed slowly: one of code alone
 LEVEL, SMALL_LEVEL = 4, 9  # of zlib
-SAMPLE_BYTES, WORTHWHILE = 1 << 14, 0.95  # as muster_relay has them
+SAMPLE_BYTES, WORTHWHILE = 1 << 13, 0.95  # as muster_relay has them
 FRAMES_KEPT, FRAMES_AHEAD = 64, 4
 
 
@@ -190,8 +190,8 @@ class Frames:
 
 
 def shrinks(data: bytes) -> bool:
-    """Whether compressing is worth its while, by a sample: JPEG files do not shrink. As in muster_relay."""
-    sample = data[:SAMPLE_BYTES]
+    """Whether compressing is worth its while, by samples: JPEG files do not shrink. As in muster_relay."""
+    sample = b"".join(data[at : at + SAMPLE_BYTES] for at in range(0, len(data), CHUNK_BYTES // 4))
     return len(zlib.compress(sample, 1)) < WORTHWHILE * len(sample)
 
 

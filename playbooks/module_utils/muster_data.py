@@ -211,6 +211,8 @@ def run(options: dict[str, Any], say: Say) -> None:
     {"error": why}, with exit status 1.
     """
     try:
+        if options["do"] == "tell" and not ROOT.is_dir():  # to ask changes nothing
+            return say({"datasets": [], "used": None, "free": disk(ROOT)[0]})
         if not ROOT.parent.is_dir():
             raise RuntimeError(f"{ROOT.parent} is missing on this host. Fix: run make deploy")
         owner = ROOT.parent.stat()
