@@ -347,6 +347,17 @@ def test_a_host_ends_when_the_control_machine_says_nothing_any_more(make: Make) 
 
 
 def test_control_machine_and_hosts_mean_the_same_frame() -> None:
-    piece = zlib.compress(b"abc", 1)
-    assert distribution.frame(SECRET, DIGEST, CHUNK_BYTES, piece) == pack(SECRET, DIGEST, CHUNK_BYTES, b"abc", 1)
+    data = b"abc" * 100
+    piece = zlib.compress(data, 1)
+    assert distribution.frame(SECRET, DIGEST, CHUNK_BYTES, piece) == pack(SECRET, DIGEST, CHUNK_BYTES, data, 1)
     assert (distribution.CHUNK_BYTES, relay.CONTROL) == (CHUNK_BYTES, CONTROL)
+
+
+@pytest.mark.parametrize(
+    ("data", "worthwhile"),
+    [(bytes(CHUNK_BYTES), True), (DATA[:CHUNK_BYTES], False), (DATA[: 1 << 19] + bytes(1 << 19), True)],
+)
+def test_what_does_not_shrink_is_passed_on_as_it_is(data: bytes, worthwhile: bool) -> None:
+    """JPEG files, say: compressing them costs a processor more than the line gives."""
+    assert muster_relay.shrinks(data) == distribution.shrinks(data) == worthwhile
+    assert (len(pack(SECRET, DIGEST, 0, data, 1)) < len(data)) == worthwhile
