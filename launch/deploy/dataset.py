@@ -23,14 +23,14 @@ from launch.cli.units import size
 from launch.files import write_whole
 
 VERSION_DIGITS = 16  # as muster_data has it
-BLOCK_BYTES = 1 << 20  # read at once
+READ_BYTES = 1 << 20  # read at once
 SMALL_BYTES = 1 << 20  # a larger file travels alone
 PART_BYTES = 8 << 20  # of small files together, at most
 PART_FILES = 4096
 BATCH = 1000  # files whose reading is under way at once
 PROGRESS_SECONDS = 10.0  # between two reports
 FRESH_NS = 2_000_000_000  # a file that changed so shortly before it was read may change again without a trace
-NAMED = 5  # files that a message names
+PROBLEMS_NAMED = 5  # files that a message names
 CHANGED_FIX = "let nobody write to the folder meanwhile, and run the same command again"
 
 Ranges = list[list[int]]
@@ -203,7 +203,7 @@ def _read_file(folder: Path, path: bytes, expected: os.stat_result) -> File:
     full, state = folder / os.fsdecode(path), hashlib.sha256()
     try:
         with full.open("rb", buffering=0) as file:
-            while block := file.read(BLOCK_BYTES):
+            while block := file.read(READ_BYTES):
                 state.update(block)
             now = os.fstat(file.fileno())
     except OSError as error:
@@ -240,9 +240,9 @@ def _walk(folder: Path) -> dict[bytes, os.stat_result | None]:
             elif entry.is_dir():
                 waiting.append((at, (*above, (here.st_dev, here.st_ino))))
     if problems:
-        more = len(problems) - NAMED
+        more = len(problems) - PROBLEMS_NAMED
         last = [Problem(str(folder), f"{more} more like these", "as above")] if more > 0 else []
-        raise Refusal([*problems[:NAMED], *last])
+        raise Refusal([*problems[:PROBLEMS_NAMED], *last])
     if not found:
         raise refuse(str(folder), "there is no file in this folder", "name the folder of a dataset: SRC=...")
     return found

@@ -34,9 +34,9 @@ from ansible.module_utils.muster_survey import fingerprint, used_dataset
 
 VERSION_DIGITS = 16
 GONE = ".gone-"  # begins the names of what is to be removed
-BLOCK_BYTES = 4096  # of a file system: what a file takes is a multiple of it
+DISK_BLOCK_BYTES = 4096  # of a file system: what a file takes is a multiple of it
 SPARE_FILES = 1000  # left free on a file system that has a limit
-BLOCKS_READ = 1 << 20  # bytes
+READ_BYTES = 1 << 20  # bytes
 STILL_AT_WORK_SECONDS = 2.0  # between two signs of a host that reads or removes
 
 Say = Callable[[Any], None]
@@ -273,7 +273,7 @@ def compare(options: dict[str, Any], say: Say, after: contextlib.ExitStack) -> N
                 write_bytes(version.draft / path, b"")
         elif had and size_of(version.draft / path) == size and sha256_of(version.draft / path, sign) == digest:
             lacking.discard(number)
-    refuse_too_little(sum(-(-manifest.line(number)[0] // BLOCK_BYTES) for number in lacking), len(lacking))
+    refuse_too_little(sum(-(-manifest.line(number)[0] // DISK_BLOCK_BYTES) for number in lacking), len(lacking))
     whole = not lacking and version.is_whole() and is_as_brought(version)
     for folder in (version.draft, version.parts) if whole else ():
         remove_tree(folder, sign)
@@ -292,7 +292,7 @@ def noted(version: Version) -> dict[str, Any]:
 
 def refuse_too_little(blocks: int, files: int) -> None:
     """Raises RuntimeError where so much does not fit."""
-    state, needed = os.statvfs(existing(ROOT)), blocks * BLOCK_BYTES + SLACK_BYTES
+    state, needed = os.statvfs(existing(ROOT)), blocks * DISK_BLOCK_BYTES + SLACK_BYTES
     fix = f"Fix: free space there, or mount a larger disk at {ROOT}"
     if blocks and disk(ROOT)[0] < needed:
         raise RuntimeError(f"too little disk under {ROOT}: {gib(needed)} needed, {gib(disk(ROOT)[0])} free. {fix}")
@@ -415,7 +415,7 @@ def sha256_of(path: Path, sign: Sign) -> str:
     """Hexadecimal."""
     state = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
-        for block in iter(lambda: file.read(BLOCKS_READ), b""):
+        for block in iter(lambda: file.read(READ_BYTES), b""):
             state.update(block)
             sign(f"reading {path}")
     return state.hexdigest()
