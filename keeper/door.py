@@ -292,7 +292,7 @@ def queue(options: Words, caller: Caller) -> None:
 def deploy(options: Words, caller: Caller) -> None:
     """Let nobody else deploy to this host, for as long as the caller is there and says so now and then.
 
-    {by, what: "deploy" or "teardown"} -> {"held": true}
+    {by, what: "deploy", "data transfer" or "teardown"} -> {"held": true}
     """
     from keeper import lease
 

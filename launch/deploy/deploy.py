@@ -28,7 +28,7 @@ from launch.cli.make_variables import naming
 from launch.cli.output import Phases, detail
 from launch.cli.refusal import Refusal, refuse
 from launch.cli.units import size
-from launch.deploy import control, detect, distribution, firewalls, package_proxy, playbook
+from launch.deploy import control, data, detect, distribution, firewalls, package_proxy, playbook
 from launch.deploy.alone import alone
 from launch.files import stored, write_json
 from launch.health import gpu_checks
@@ -170,13 +170,15 @@ def _work(
 def teardown(path: Path, console: Console, also_running: bool = False, packages: bool = False) -> int:
     """Remove what Muster left on the hosts, and workloads' images here; on demand also the packages that it installed.
 
-    Raises Refusal if that fails, and when a run is in progress, unless it is to be ended (`also_running`).
+    Raises Refusal if that fails, and when a run is in progress or there are datasets, unless these shall go, too
+    (`also_running`).
     """
     inv, known_hosts = inventory.read(path), inventory.known_hosts_path(path)
     targets = [host.target for host in inv.hosts]
     with preflight.checked(targets, known_hosts) as machines, alone(machines, "teardown"):
         if not also_running:
             refuse_running(ssh.in_parallel(lambda machine: door.ask(machine, "runs", {}), machines))
+            refuse_datasets(data.held(machines))
         firewalls.close(machines)
         words = ["ansible-playbook", str(playbook.path("teardown")), "-i", str(path)]
         words += ["--extra-vars", json.dumps({"muster_packages": True})] if packages else []
@@ -202,10 +204,24 @@ def refuse_running(answers: Sequence[Any]) -> None:
         raise refuse("the hosts", what, fix)
 
 
+def refuse_datasets(held: Sequence[str]) -> None:
+    """Raises Refusal for datasets on the hosts. `held`: in words."""
+    if held:
+        fix = "`make data NAME=<name> REMOVE=1` removes one, `make teardown YES=1` all of them with Muster"
+        raise refuse("the hosts", f"they hold datasets that `make data` has brought: {', '.join(held)}", fix)
+
+
 def ranks_and_gpus(host: inventory.Host, facts: Mapping[str, Any]) -> tuple[int, list[int]]:
     """Ranks on a host, and the GPUs they use: one rank per usable GPU, or nproc_per_node on the CPU. Pure."""
     gpus = gpu_checks.usable_gpus(facts, host.settings.get("gpus"))
     return host.settings.get("nproc_per_node", len(gpus) or 1), gpus
+
+
+def dataset_dir(facts: detect.Facts) -> str | None:
+    """The folder of the dataset that `make data` has brought last, on any host; None: none was brought. Pure."""
+    known = [found for host in facts.hosts.values() if (found := host.get("dataset"))]
+    latest = max(known, key=lambda found: float(found["at"]), default=None)
+    return clustermap.dataset_dir(latest["name"], latest["version"]) if latest else None
 
 
 def _cluster_map(
@@ -216,7 +232,7 @@ def _cluster_map(
     export: images.OciExport,
     measured: detect.Measured,
 ) -> clustermap.ClusterMap:
-    hosts = []
+    hosts, brought = [], dataset_dir(facts)
     for host in inv.hosts:
         nproc, gpus = ranks_and_gpus(host, facts.hosts[host.name])
         end = choice.endpoints[host.name]
@@ -229,7 +245,7 @@ def _cluster_map(
                 nproc_per_node=nproc,
                 gpus=gpus,
                 cpus=facts.hosts[host.name]["cpus"],
-                data_dir=host.settings.get("data_dir"),
+                data_dir=host.settings.get("data_dir", brought),
                 firewall=host.settings.get("firewall", True),
                 facts=facts.hosts[host.name],
                 spare=host.spare,

@@ -22,6 +22,19 @@ SCHEMA = "muster.cluster/6"
 #: What must be open between the hosts on the training network, with MASTER_PORTS; the README states it.
 REACH_PORTS = (29400, 29415)  # every pair of hosts is tested and measured here, below the ephemeral range
 
+#: Where `make data` puts datasets on the hosts: <name>/<version>/ (playbooks/module_utils/muster_data.py).
+DATASETS = "/var/lib/muster/data"
+
+
+def dataset_dir(name: str, version: str) -> str:
+    """The folder of a version of a dataset on the hosts, which ranks see as /data."""
+    return f"{DATASETS}/{name}/{version}"
+
+
+def dataset_in(data_dir: str | None) -> str | None:
+    """The name of the dataset that `make data` has brought to this folder; None: the inventory names the folder."""
+    return data_dir.split("/")[-2] if data_dir and data_dir.startswith(f"{DATASETS}/") else None
+
 
 @dataclass(frozen=True)
 class MapHost:
@@ -34,7 +47,7 @@ class MapHost:
     nproc_per_node: int
     gpus: list[int]  # indices to use; empty: train on CPU
     cpus: int
-    data_dir: str | None
+    data_dir: str | None  # the inventory's, else that of the dataset that `make data` has brought last
     facts: dict[str, Any]  # all that playbooks/module_utils/muster_survey.py says
     firewall: bool = True  # a run answers its own hosts alone
     spare: bool = False  # as in inventory.Host

@@ -13,7 +13,7 @@ import select
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Dict, Iterator
 
 from ansible.module_utils import muster_image, muster_relay
 from ansible.module_utils.muster_engines import noted
@@ -25,11 +25,12 @@ def run(options: dict[str, Any], say: Callable[[Any], None]) -> None:
     """Bring an image to this host.
 
     options: ref (the image's name), id (64 hexadecimal digits), index (text of an OCI index.json that names this image
-    alone), blobs (digest, hexadecimal -> bytes of manifest, config and layers), relay (those of muster_relay.run).
+    alone), blobs (digest, hexadecimal -> bytes of manifest, config and layers), relay (those of muster_relay.run, and
+    secret, the key of this distribution in hexadecimal digits).
 
     Says {"needed": nothing, name or pull (see muster_image), "lacks": bytes to come, "bz2": whether this Python
     can read it}, and waits for {"begin": true} on standard input: nothing is sent before every host was found to have
-    room. What follows for pull: see muster_relay. At last {"image": the id that has the name now, "seconds"}; then it
+    room. What follows for pull: see muster_relay. At last {"holds": the id that has the name now, "seconds"}; then it
     serves other hosts until standard input ends. A failure is {"error": why}, with exit status 1.
     """
     try:
@@ -44,26 +45,26 @@ def _run(options: dict[str, Any], say: Callable[[Any], None]) -> None:
         raise RuntimeError(f"{muster_image.POOL} is missing on this host. Fix: run make deploy")
     engine = noted()
     ref, identity, sizes, begun = options["ref"], options["id"], options["blobs"], time.monotonic()
-    with _alone(say):
+    with alone(muster_image.LEDGER.with_name("lock"), say):
         plan = muster_image.check(engine, ref, identity, sizes)
         lacks = sum(sizes[digest] for digest in plan["missing"])
         say({"needed": plan["needed"], "lacks": lacks, "bz2": muster_relay.bz2 is not None})
-        if not _may_begin():
+        if not may_begin():
             return
-        relay = None
+        serving = None
         if plan["needed"] == "pull":
-            relay = _relay(sizes, options["relay"], say)
+            serving = relay(muster_image.POOL, muster_relay.Store, sizes, options["relay"], say)
         if plan["needed"] != "nothing":
             muster_image.bring(engine, ref, identity, options["index"], sizes)
-        say({"image": identity, "seconds": round(time.monotonic() - begun, 2)})
-    if relay:
-        os.waitpid(relay, 0)
+        say({"holds": identity, "seconds": round(time.monotonic() - begun, 2)})
+    if serving:
+        os.waitpid(serving, 0)
 
 
 @contextlib.contextmanager
-def _alone(say: Callable[[Any], None]) -> Iterator[None]:
+def alone(path: Path, say: Callable[[Any], None]) -> Iterator[None]:
     """One distribution at a time changes what is on this host; one whose control machine has gone ends soon."""
-    with open(muster_image.LEDGER.with_name("lock"), "w", encoding="utf-8") as lock:
+    with open(path, "w", encoding="utf-8") as lock:
         said = time.monotonic()
         while True:
             try:
@@ -77,7 +78,7 @@ def _alone(say: Callable[[Any], None]) -> Iterator[None]:
         yield
 
 
-def _may_begin() -> bool:
+def may_begin() -> bool:
     """Wait for the control machine's word; false where it has gone, or another host has no room."""
     line = b""
     while select.select([0], [], [], muster_relay.ABSENT_SECONDS)[0]:
@@ -92,7 +93,13 @@ def _may_begin() -> bool:
     return False
 
 
-def _relay(sizes: dict[str, int], options: dict[str, Any], say: Callable[[Any], None]) -> int:
+def relay(
+    pool: Path,
+    make: Callable[[Path, Dict[str, int], bytes], muster_relay.Store],
+    sizes: dict[str, int],
+    options: dict[str, Any],
+    say: Callable[[Any], None],
+) -> int:
     """Get what is missing, in a process of the pool's owner, as it listens on the network. It serves other hosts until
     standard input ends. Returns its id when everything is there; where it fails, it has said why, and this ends."""
     arrived, arriving = os.pipe()
@@ -100,8 +107,9 @@ def _relay(sizes: dict[str, int], options: dict[str, Any], say: Callable[[Any], 
     if not process:
         try:
             os.close(arrived)
-            _give_up_root(muster_image.POOL)
-            muster_relay.run(muster_image.POOL, sizes, options, say, lambda: os.write(arriving, b"."))
+            give_up_root(pool)
+            store = make(pool, sizes, bytes.fromhex(options["secret"]))
+            muster_relay.run(store, options, say, lambda: os.write(arriving, b"."))
         except Exception as error:
             say({"error": f"{type(error).__name__}: {error}"})
         finally:
@@ -112,7 +120,7 @@ def _relay(sizes: dict[str, int], options: dict[str, Any], say: Callable[[Any], 
     return process
 
 
-def _give_up_root(pool: Path) -> None:
+def give_up_root(pool: Path) -> None:
     """Become the owner of the pool: the SSH user."""
     owner = pool.stat()
     if os.getuid() != owner.st_uid:

@@ -8,6 +8,7 @@ Runs on bare hosts: standard library alone, Python 3.8 and later.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import platform
 import resource
@@ -38,6 +39,7 @@ from ansible.module_utils.muster_nics import fill_speeds, read_nics, read_rdma
 from ansible.module_utils.muster_ready import Wanted, change_of_engine, is_ready, lacking
 
 ROOT = "/var/lib/muster"
+DATASETS = Path(ROOT, "data")  # what `make data` has brought: muster_data
 ANSWERED_SECONDS = 20.0
 #: With these, kernels of torch and oneDNN compute in another order, so that their results are rounded differently.
 NUMERIC_FLAGS = {
@@ -211,12 +213,24 @@ def _manifest(folder: Path, sizes: dict[str, int], deadline: float) -> str | Non
     return total.hexdigest()
 
 
+def used_dataset() -> dict[str, Any] | None:
+    """Which dataset `make data` has brought last: {"name", "version", "at"}; None: there is none."""
+    return _document(DATASETS / "used.json")
+
+
+def _document(path: Path) -> dict[str, Any] | None:
+    try:
+        return dict(json.loads(read(path) or "null") or {}) or None
+    except (ValueError, TypeError):
+        return None
+
+
 def _data(data_dir: str | None, full: bool) -> dict[str, Any] | None:
     if not data_dir:
         return None
-    if full:
-        return fingerprint(Path(data_dir))
-    return {"path": data_dir, "present": Path(data_dir).is_dir()}
+    found = fingerprint(Path(data_dir)) if full else {"path": data_dir, "present": Path(data_dir).is_dir()}
+    noted = _document(Path(f"{data_dir.rstrip('/')}.json")) if Path(data_dir).parent.parent == DATASETS else None
+    return {**found, "brought": noted} if noted else found
 
 
 def survey(options: dict[str, Any]) -> dict[str, Any]:
@@ -241,7 +255,9 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
     rdma (see read_rdma), gpus and gpu_problems (see find_gpus), gpu_problem (the fatal ones in words, or null),
     gpu_health (see gpu_health), xid (see parse_xid) or null with xid_problem (why the kernel's log cannot be read),
     images {ref: id} or null, runs (see parse_runs) or null (the engine fails),
-    data {path, present} or null (no data_dir); if full, see fingerprint
+    data {path, present} or null (no data_dir); if full, see fingerprint; of a dataset that `make data` has brought also
+    brought {name, version, files, bytes, fingerprint, at}: what it was then
+    dataset {name, version, at} or null: the one that `make data` has brought last
     ready (whether make deploy has nothing to do for the engine; null: not asked),
     engine_change ([from, to], or empty; it and `ready` are all that a host says which lacks packages),
     firewalls (see muster_firewalls.opened; null: not asked)
@@ -296,6 +312,7 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
             "images": parse_images(of, images.result()),
             "runs": parse_runs(of, containers.result(), time.time()),
             "data": data.result(),
+            "dataset": used_dataset(),
             "ready": ready.result() if ready else None,
             "engine_change": change_of_engine(wanted) if wanted else [],
             "firewalls": firewalls.result() if firewalls else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,6 +39,21 @@ def test_an_archive_that_is_not_there_is_refused_before_any_login(tmp_path: Path
     with pytest.raises(Refusal, match=r"base_image .*absent\.tar: the archive cannot be read: No such file") as refused:
         deploy.refuse_missing_archive(with_base(str(tmp_path / "absent.tar")))
     assert refused.value.status == exits.REFUSED
+
+
+def test_datasets_are_not_torn_down_unasked() -> None:
+    deploy.refuse_datasets([])
+    with pytest.raises(Refusal, match=r"stl10 \(2\.0 GiB\)\n.*REMOVE=1.*YES=1"):
+        deploy.refuse_datasets(["stl10 (2.0 GiB)"])
+
+
+def test_the_dataset_brought_last_is_that_of_the_map() -> None:
+    def known(**hosts: Any) -> Any:
+        return SimpleNamespace(hosts={host: {"dataset": dataset} for host, dataset in hosts.items()})
+
+    old, new = {"name": "a", "version": "1", "at": 1.0}, {"name": "b", "version": "2", "at": 2.0}
+    assert deploy.dataset_dir(known(h1=None, h2=None)) is None
+    assert deploy.dataset_dir(known(h1=old, h2=new, h3=None)) == "/var/lib/muster/data/b/2"
 
 
 def test_a_build_ends_with_the_deploy_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
