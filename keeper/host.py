@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from keeper import HOST_LEASE_DIR, HOST_PRIVATE_DIR, HOST_RUNS_DIR, engines
+from keeper import engines
 from keeper.output import read_file
 
 POLL_SECONDS = 0.1  # between two looks
@@ -42,10 +42,10 @@ class Host:
     """The folders of this host."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        root = options.get("root", "")
-        self.runs = Path(root + HOST_RUNS_DIR)
-        self.lease = Path(root + HOST_LEASE_DIR)
-        self.private = Path(root + HOST_PRIVATE_DIR)
+        root, place = options.get("root", ""), engines.place()
+        self.runs = Path(root + place.runs)
+        self.lease = Path(root + place.lease)
+        self.private = Path(root + place.private)
 
     def run(self, name: str) -> Run:
         """A run that has a folder here. Raises Refused."""

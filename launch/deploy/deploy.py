@@ -26,13 +26,13 @@ from containers import image as images
 from launch.cli import exits
 from launch.cli.make_variables import naming
 from launch.cli.output import Phases, detail
-from launch.cli.refusal import Refusal, refuse
+from launch.cli.refusal import Problem, Refusal, refuse
 from launch.cli.units import size
 from launch.deploy import control, detect, distribution, package_proxy, playbook
 from launch.deploy.alone import alone
 from launch.files import stored, write_json
 from launch.health import gpu_checks
-from launch.hosts import clustermap, door, inventory, preflight, ssh
+from launch.hosts import clustermap, door, inventory, preflight, rootless, ssh
 from launch.hosts.connection import Machine, revive
 from launch.network import choose
 
@@ -92,6 +92,9 @@ def deploy(path: Path, console: Console, horovod: bool = False, remeasure: bool 
     write_json(clustermap.path_of(path).with_name("deploy.json"), {"seconds": phases.seconds, "hosts": placed})
     console.print(_table(cluster, placed))
     console.print(f"Network [bold]{cluster.network.name}[/bold]: {cluster.network.reason}", highlight=False)
+    if without := [host.name for host in inv.hosts if host.target.rootless and "firewall" not in host.settings]:
+        what = "without root the ports of runs stay open to other machines (`firewall: false` says that they may)"
+        console.print(f"    {', '.join(without)}: {what}", style="yellow", highlight=False)
     for entry in cluster.network.refused:
         phases.say(f"not {entry['network']}: {entry['reason']}")
     if "provision" not in phases.seconds and "distribute" not in phases.seconds:
@@ -119,10 +122,8 @@ def _work(
         with phases.phase("ask", "Asking the hosts what they are, and what they lack"):
             answers = detect.ask(inv, machines, console)
         if bare := detect.not_ready(answers):
-            with phases.phase("provision", f"Provisioning {', '.join(bare)} (Ansible)"):
-                fenced = {host.name for host in inv.hosts if host.settings.get("airgap")} & set(bare)
-                with package_proxy.for_hosts([machine for machine in machines if machine.name in fenced]) as more:
-                    playbook.run("provision", inv, bare, more)
+            with phases.phase("provision", f"Provisioning {', '.join(bare)}"):
+                _provision(inv, [machine for machine in machines if machine.name in bare])
                 revive(machines)
                 answers |= detect.ask(inv, [machine for machine in machines if machine.name in bare], console)
         with phases.phase("detect", "Asking the hosts whom they reach"):
@@ -152,6 +153,22 @@ def _work(
     return cluster, placed
 
 
+def _provision(inv: inventory.Inventory, machines: Sequence[Machine]) -> None:
+    """Make hosts ready for runs: with Ansible, but those on which nothing is done as root. Raises Refusal."""
+    for machine, host in [(one, host) for one in machines for host in inv.hosts if host.name == one.name]:
+        if machine.target.rootless:
+            try:
+                rootless.ask(machine, "ready", rootless.READY_SECONDS, packages={}, wanted=detect.wanted(host))
+            except RuntimeError as error:
+                fix = "fix what it names and run the same command again"
+                raise refuse(f"host {machine.name}", str(error), fix, exits.DEPLOY_FAILED) from None
+    if by_ansible := [machine for machine in machines if not machine.target.rootless]:
+        names = [machine.name for machine in by_ansible]
+        fenced = {host.name for host in inv.hosts if host.settings.get("airgap")} & set(names)
+        with package_proxy.for_hosts([machine for machine in by_ansible if machine.name in fenced]) as more:
+            playbook.run("provision", inv, names, more)
+
+
 def teardown(path: Path, console: Console, also_running: bool = False, packages: bool = False) -> int:
     """Remove what Muster left on the hosts, and workloads' images here; on demand also the packages that it installed.
 
@@ -162,9 +179,12 @@ def teardown(path: Path, console: Console, also_running: bool = False, packages:
     with preflight.checked(targets, known_hosts) as machines, alone(machines, "teardown"):
         if not also_running:
             refuse_running(ssh.in_parallel(lambda machine: door.ask(machine, "runs", {}), machines))
+        _remove_without_root([machine for machine in machines if machine.target.rootless])
+        names = [machine.name for machine in machines if not machine.target.rootless]
         words = ["ansible-playbook", str(playbook.path("teardown")), "-i", str(path)]
+        words += ["--limit", ",".join([*names, "localhost"])]
         words += ["--extra-vars", json.dumps({"muster_packages": True})] if packages else []
-        if playbook.run_bounded(words, playbook.environment(inv)) != 0:
+        if names and playbook.run_bounded(words, playbook.environment(inv)) != 0:
             what, fix = "failed; the task and the host stand above", "fix what it names and run `make teardown` again"
             raise refuse("playbooks/teardown.yml", what, fix, exits.DEPLOY_FAILED)
     with contextlib.suppress(engine.ContainersError):  # without Podman here there are none
@@ -174,6 +194,19 @@ def teardown(path: Path, console: Console, also_running: bool = False, packages:
     again = f"`make deploy {naming(path)}` brings it back."
     console.print(f"Removed Muster from {len(inv.hosts)} hosts; {again}{rest}", highlight=False)
     return exits.SUCCEEDED
+
+
+def _remove_without_root(machines: Sequence[Machine]) -> None:
+    """Raises Refusal, naming the hosts where it failed."""
+    results = ssh.in_parallel(lambda one: rootless.ask(one, "remove", rootless.REMOVE_SECONDS, packages={}), machines)
+    fix = "fix what it names and run `make teardown` again"
+    problems = [
+        Problem(f"host {machine.name}", str(result), fix)
+        for machine, result in zip(machines, results, strict=True)
+        if isinstance(result, BaseException)
+    ]
+    if problems:
+        raise Refusal(problems, exits.DEPLOY_FAILED)
 
 
 def refuse_running(answers: Sequence[Any]) -> None:
@@ -214,7 +247,7 @@ def _cluster_map(
                 gpus=gpus,
                 cpus=facts.hosts[host.name]["cpus"],
                 data_dir=host.settings.get("data_dir"),
-                firewall=host.settings.get("firewall", True),
+                firewall=host.settings.get("firewall", not host.target.rootless),
                 facts=facts.hosts[host.name],
                 spare=host.spare,
             )

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from keeper import engines
 from launch.cli.make_variables import naming
 from launch.cli.refusal import refuse
 from launch.files import ROOT, build_dir, read_json, write_json
 from launch.hosts import inventory
 
-SCHEMA = "muster.cluster/6"
+SCHEMA = "muster.cluster/7"
 
 #: What must be open between the hosts on the training network, with MASTER_PORTS; the README states it.
 REACH_PORTS = (29400, 29415)  # every pair of hosts is tested and measured here, below the ephemeral range
@@ -38,6 +39,11 @@ class MapHost:
     facts: dict[str, Any]  # all that playbooks/module_utils/muster_survey.py says
     firewall: bool = True  # a run answers its own hosts alone
     spare: bool = False  # as in inventory.Host
+
+    @property
+    def place(self) -> engines.Place:
+        """Where Muster keeps what it has there."""
+        return engines.Place(**self.facts["place"])
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ VARIABLES = {
     "airgap": "true or false, without quotation marks",
     "package_proxy": "the URL of an HTTP proxy, such as http://proxy.example.org:3128",
     "firewall": "true or false, without quotation marks",
+    "rootless": "true or false, without quotation marks",
     "container_engine": "auto, podman or docker",
     "base_image": "the reference of an image, or the absolute path of an archive of one on this machine",
 }
@@ -75,6 +76,7 @@ class Target:
     proxy_command: str | None = None
     python: str = "python3"
     sudo_password: str | None = field(default=None, repr=False)
+    rootless: bool = False  # nothing there is done as root: the user's own Podman
 
 
 @dataclass(frozen=True)
@@ -302,6 +304,20 @@ def check_variables(path: str, host: str, variables: dict[str, Any]) -> list[Pro
         elif not _good_value(key, value):
             what = f"`{key}: {value}` is not {VARIABLES[key]}"
             problems.append(Problem(where, what, f"give {VARIABLES[key]}"))
+    return problems + (_not_without_root(where, variables) if variables.get("rootless") is True else [])
+
+
+def _not_without_root(where: str, variables: dict[str, Any]) -> list[Problem]:
+    """What does not go with `rootless: true`. Pure."""
+    problems = []
+    for setting, why, fix in (
+        ("container_engine: docker", "with Docker, Muster needs root", "write `container_engine: podman` there"),
+        ("firewall: true", "only root can close ports", "leave `firewall` out: a run's ports stay open there"),
+        ("ansible_user: root", "root is nobody else there", "log in as a user, or leave `rootless` out"),
+    ):
+        key, value = setting.split(": ")
+        if str(variables.get(key)).lower() == value:
+            problems.append(Problem(where, f"`{setting}` and `rootless: true`: {why}", fix))
     return problems
 
 
@@ -323,7 +339,7 @@ def _good_value(key: str, value: Any) -> bool:
         return isinstance(value, str) and bool(re.fullmatch(r"[^\s/]{1,15}", value))
     if key == "package_proxy":
         return isinstance(value, str) and bool(re.fullmatch(r"https?://[^\s/]+/?", value))
-    if key in ("firewall", "airgap"):
+    if key in ("firewall", "airgap", "rootless"):
         return isinstance(value, bool)
     if key == "container_engine":
         return value in ("auto", *engines.ENGINES)
@@ -369,6 +385,7 @@ def _host(path: Path, name: str, variables: dict[str, Any]) -> Host:
     address = get("ansible_host", "ansible_ssh_host") or name
     arguments = f"{get('ansible_ssh_common_args') or ''} {get('ansible_ssh_extra_args') or ''}"
     ssh = openssh_settings(address, port, get("ansible_user", "ansible_ssh_user"), arguments)
+    rootless = variables.get("rootless") is True
     target = Target(
         name=name,
         address=address,
@@ -378,7 +395,8 @@ def _host(path: Path, name: str, variables: dict[str, Any]) -> Host:
         jump=ssh.get("proxyjump"),
         proxy_command=ssh.get("proxycommand"),
         python=get("ansible_python_interpreter") or "python3",
-        sudo_password=get("ansible_become_password", "ansible_become_pass", "ansible_sudo_pass"),
+        sudo_password=None if rootless else get("ansible_become_password", "ansible_become_pass", "ansible_sudo_pass"),
+        rootless=rootless,
     )
     if target.key_file and not Path(target.key_file).is_file():
         raise ValueError(f"the key file {target.key_file} does not exist")

@@ -66,10 +66,10 @@ def test_an_image_that_lost_its_name_is_still_known_by_its_id() -> None:
 
 def test_engines_say_what_they_are() -> None:
     podman = {"version": {"Version": "4.3.1"}, "store": {"graphDriverName": "overlay", "graphRoot": "/data"}}
-    assert Podman().read_about(json.dumps(podman)) == ("4.3.1", "overlay", "/data", 1)
+    assert Podman().read_about(json.dumps(podman)) == ("4.3.1", "overlay", "/data", 1, None)
     docker = {"ServerVersion": "20.10.24+dfsg1", "Driver": "overlay2", "DockerRootDir": "/var/lib/docker"}
     older = {**docker, "DriverStatus": [["Backing Filesystem", "extfs"], ["Supports d_type", "true"]]}
-    assert Docker().read_about(json.dumps(older)) == ("20.10.24+dfsg1", "overlay2", "/var/lib/docker", 1)
+    assert Docker().read_about(json.dumps(older)) == ("20.10.24+dfsg1", "overlay2", "/var/lib/docker", 1, None)
     newer = {**docker, "DriverStatus": [["driver-type", "io.containerd.snapshotter.v1"]]}
     assert Docker().read_about(json.dumps(newer)).copies == 2
     silent = {"ServerErrors": ["Cannot connect to the Docker daemon"], "ClientInfo": {}}  # with exit status 0

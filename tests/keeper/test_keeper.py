@@ -306,8 +306,8 @@ def running_here(folder: Path, status: int = 0) -> Running:
     """Rank 0 of an attempt on h1, without a process. status: with which torchrun has ended; 0: it runs."""
     place = Place("h1", [0], [], {})
     made = Running(
-        "some-run", place, folder / "run", folder / "hold", lambda name, words: None, lambda words: None,
-        lambda error: None, cast(Any, lambda *_: Ends(status)),
+        "/var/lib/muster/runs/some-run", place, folder / "run", folder / "hold", lambda name, words: None,
+        lambda words: None, lambda error: None, cast(Any, lambda *_: Ends(status)),
     )  # fmt: skip
     made.memory = Full()  # type: ignore[assignment]
     return made
