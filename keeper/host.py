@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from keeper import engines
+from keeper import USER_ID, engines
 from keeper.output import read_file
 
 POLL_SECONDS = 0.1  # between two looks
@@ -241,6 +241,21 @@ def remove_containers(names: Sequence[str], seconds: Optional[int] = KILL_SECOND
         except Refused as error:
             if not engine.is_absent(str(error)):
                 raise
+
+
+def keepers_of_others() -> List[int]:
+    """Processes that are keepers of runs which this door knows nothing of: of another user's Podman, or, for one
+    without root, of root's. Their user is none of ours here; where /proc hides them, none is found."""
+    found, here = [], os.readlink("/proc/self/ns/net")
+    for folder in (Path("/proc", name) for name in os.listdir("/proc") if name.isdigit()):
+        with contextlib.suppress(OSError):  # it has ended
+            if b"\0-m\0keeper\0" in (folder / "cmdline").read_bytes() and folder.stat().st_uid != USER_ID:
+                there = here
+                with contextlib.suppress(PermissionError):
+                    there = os.readlink(folder / "ns" / "net")
+                if there == here:  # else a neighbour's: this host is a container itself, or it runs in one
+                    found.append(int(folder.name))
+    return found
 
 
 # Files

@@ -61,7 +61,7 @@ def wanted(host: Host) -> dict[str, Any]:
     """What a host is to have, as playbooks/module_utils/muster_ready.py takes it."""
     own = host.settings
     engine = own.get("container_engine", "auto")
-    return {"packages": rootless.packages(), "engine": engine, "gpus": own.get("gpus") != []}
+    return {"packages": rootless.defaults()["engine_packages"], "engine": engine, "gpus": own.get("gpus") != []}
 
 
 def not_ready(answers: Answers) -> list[str]:

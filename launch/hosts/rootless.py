@@ -14,14 +14,14 @@ from launch.hosts.connection import Machine, last_words
 
 #: The packages that each host needs.
 ENGINE_DEFAULTS = ROOT / "playbooks" / "roles" / "engine" / "defaults" / "main.yml"
-LOOK_SECONDS = 30
-READY_SECONDS = 300  # Podman is tried with several settings
-REMOVE_SECONDS = 600
+ROOTLESS_LOOK_SECONDS = 30
+ROOTLESS_READY_SECONDS = 300  # Podman is tried with several settings
+ROOTLESS_REMOVE_SECONDS = 600
 
 
-def packages() -> dict[str, Any]:
-    """Of each family of systems and engine, as playbooks/module_utils/muster_ready.py takes them."""
-    found: dict[str, Any] = yaml.safe_load(ENGINE_DEFAULTS.read_text())["engine_packages"]
+def defaults() -> dict[str, Any]:
+    """Of the role that installs engines."""
+    found: dict[str, Any] = yaml.safe_load(ENGINE_DEFAULTS.read_text())
     return found
 
 
@@ -29,7 +29,8 @@ def problems_of(machine: Machine) -> list[Problem]:
     """What an administrator of a host has to do before its user can run Muster there; nothing where it does not say,
     as it has no Python. Raises as Machine.user."""
     try:
-        lacks = ask(machine, "look", LOOK_SECONDS, packages=packages())["lacks"]
+        named = {"packages": defaults()["engine_packages"], "more": defaults()["rootless_packages"]}
+        lacks = ask(machine, "look", ROOTLESS_LOOK_SECONDS, **named)["lacks"]
     except RuntimeError as error:
         lacks = [] if "not found" in str(error) else [(str(error), "true")]
     where = f"host {machine.name}"

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Tuple
 
-from ansible.module_utils.muster_engines import NOTE, RootlessPodman, noted, place
+from ansible.module_utils.muster_engines import NOTE, ROOTS, RootlessPodman, noted, place
 from ansible.module_utils.muster_host import existing, find_command, read
 from ansible.module_utils.muster_host import run as call
 from ansible.module_utils.muster_podman import DROP_IN, STORAGE_HEADER, USERS_STORAGE, prefer_overlay, text_of
@@ -37,16 +37,18 @@ Lack = Tuple[str, str]  # what lacks, and the command that an administrator type
 
 
 def run(options: Dict[str, Any], say: Callable[[Any], None]) -> None:
-    """options: do, one of look, ready, remove; packages, as in muster_ready; for ready also wanted, as its Wanted.
+    """options: do, one of look, ready, remove. For look: packages, as in muster_ready, and more: by family what this
+    needs besides; for ready: wanted, as Wanted there.
 
-    Says {"lacks": [[what, fix]], "root_has": whether Muster of root's is on this host}, {"changed"}, or {"removed":
-    [in words]}; or {"error": why}, with exit status 1.
+    Says {"lacks": [[what, fix]]}, {"root_had": whether this user's Muster was here as root}, or {"removed": [in
+    words]}; or {"error": why}, with exit status 1.
     """
     try:
         if options["do"] == "look":
-            say({"lacks": look(options["packages"]), "root_has": os.path.exists(NOTE)})
+            say({"lacks": look(options["packages"], options["more"])})
         elif options["do"] == "ready":
-            say({"changed": ensure(Wanted(**options["wanted"]), check_mode=False)["changed"]})
+            ensure(Wanted(**options["wanted"]), check_mode=False)
+            say({"root_had": os.path.exists(NOTE) and os.stat(ROOTS.folder).st_uid == os.getuid()})
         else:
             say({"removed": remove()})
     except (RuntimeError, OSError) as error:
@@ -54,21 +56,21 @@ def run(options: Dict[str, Any], say: Callable[[Any], None]) -> None:
         sys.exit(1)
 
 
-def look(packages: Packages) -> List[Lack]:
+def look(packages: Packages, more: Dict[str, Dict[str, str]]) -> List[Lack]:
     """What lacks on this host. Where the user's Podman has no storage yet, it gets one that does not copy layers."""
     user = pwd.getpwuid(os.getuid())
     if user.pw_uid == 0:
         return [("the SSH user is root", "log in as a user (ansible_user), or leave `rootless` out")]
-    lacks = [*_programs(packages), *_ids(user), *_after_logout(user), *_on_network(user.pw_dir)]
+    lacks = [*_programs(packages, more), *_ids(user), *_after_logout(user), *_on_network(user.pw_dir)]
     if not lacks:
         prefer_overlay()
     return lacks
 
 
-def _programs(packages: Packages) -> Iterable[Lack]:
+def _programs(packages: Packages, more: Dict[str, Dict[str, str]]) -> Iterable[Lack]:
     kind = family(read("/etc/os-release") or "")
-    own = packages.get(kind or FAMILIES[0], {})
-    wanted = {**own.get("all", {}), **own.get("podman", {}), **own.get("rootless", {})}
+    own = packages[kind or FAMILIES[0]]
+    wanted = {**own["all"], **own["podman"], **more[kind or FAMILIES[0]]}
     names = missing_packages({name: command for name, command in wanted.items() if command not in NEEDLESS})
     if names:
         install = INSTALL.get(kind, "install there: ")

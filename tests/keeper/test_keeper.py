@@ -74,6 +74,7 @@ class Run:
                 "ranks": list(range(node * ranks, node * ranks + ranks)) if node < count - spares else [],
                 "address": f"127.0.0.{node + 1}",
                 "interface": interface,
+                "run_dir": "/var/lib/muster/runs/20260101-000000-abcd",
                 "keeper_port": ports[node],
                 "nproc_per_node": ranks,
                 "rdma": {"infiniband": [], "roce": [], "any": []},
@@ -266,7 +267,7 @@ def test_nothing_starts_on_a_host_whose_training_network_is_down(run: Run) -> No
 
 def keeper_here(folder: Path, port: int, *others: str) -> Keeper:
     """A keeper in this process, with folders of its own."""
-    host = {"host": "h1", "ranks": [0], "address": "127.0.0.1", "keeper_port": port, "interface": "lo"}
+    host = {"host": "h1", "ranks": [0], "address": "127.0.0.1", "keeper_port": port, "interface": "lo", "run_dir": ""}
     for name in ("run", "lease", "private"):
         (folder / name).mkdir()
     (folder / "private" / "key").write_text("the run's own key")
