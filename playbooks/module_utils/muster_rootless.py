@@ -108,7 +108,8 @@ def has_ids(text: str, user: pwd.struct_passwd) -> bool:
 def free_id(texts: Iterable[str]) -> int:
     """The first id after all ranges that are given away. Pure."""
     lines = (line.split(":") for text in texts for line in text.splitlines())
-    return max((int(start) + int(count) for _, start, count in lines), default=FIRST_ID)
+    ranges = (line for line in lines if len(line) == 3 and line[1].isdigit() and line[2].isdigit())
+    return max((int(start) + int(count) for _, start, count in ranges), default=FIRST_ID)
 
 
 def _after_logout(user: pwd.struct_passwd) -> Iterable[Lack]:
