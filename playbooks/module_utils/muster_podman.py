@@ -138,7 +138,8 @@ def prefer_overlay() -> None:
     """Lets the storage of this user's Podman be on overlay, where there is none yet: without fuse-overlayfs Debian's
     Podman takes vfs, and holds to what it has begun with."""
     home = Path(os.path.expanduser("~"))
-    begun = USERS_STORAGE.exists() or (home / ".local/share/containers/storage").exists()
+    storage = home / ".local/share/containers/storage"
+    begun = USERS_STORAGE.exists() or (storage / "libpod").exists() or (storage / "db.sql").exists()  # of Podman 5
     if not begun and not find_command("fuse-overlayfs") and not Path("/etc/containers/storage.conf").exists():
         USERS_STORAGE.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(USERS_STORAGE, f'{STORAGE_HEADER}[storage]\ndriver = "overlay"\n')

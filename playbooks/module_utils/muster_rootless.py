@@ -142,22 +142,27 @@ def file_system(folder: str, mounts: List[str]) -> str:
     return max(above, key=lambda one: len(one[0]), default=("", ""))[1]
 
 
+def _remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
 def remove() -> List[str]:
     """Removes containers, images, folders and settings; Podman's storage, too, if Muster has made it and nobody uses
     it. Returns what it removed, in words."""
     removed, here = remove_images(noted(), check_mode=False), place()
     for entry in Path(here.private).glob("*"):
         if not entry.name.startswith("."):  # not the word of this teardown
-            shutil.rmtree(entry)
+            _remove(entry)
     if os.path.isdir(here.folder):
         removed.append(here.folder)
         for path in Path(here.folder).iterdir():
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            _remove(path)
         if not os.path.ismount(here.folder):
             os.rmdir(here.folder)
     if (text_of(USERS_STORAGE) or "").startswith(STORAGE_HEADER) and not any(call(one).out.strip() for one in USES):
         call(["podman", "system", "reset", "--force"], RESET_SECONDS)
         USERS_STORAGE.unlink(missing_ok=True)
+        shutil.rmtree(noted().storage, ignore_errors=True)  # a reset leaves empty folders
         removed.append("Podman's storage, which was empty")
     if DROP_IN.exists():
         DROP_IN.unlink()

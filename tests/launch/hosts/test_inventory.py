@@ -167,7 +167,9 @@ def test_bad_values(tmp_path: Path, setting: str) -> None:
 def test_what_does_not_go_without_root_is_refused(tmp_path: Path) -> None:
     settings = "{rootless: true, container_engine: docker, firewall: true, ansible_user: root}"
     said = refusal(tmp_path, f"all:\n  vars: {settings}\n  hosts:\n    a: {{ansible_host: 192.0.2.1}}\n")
-    assert all(one in said for one in ("`container_engine: docker` and", "`firewall: true` and", "`ansible_user: root`"))
+    assert all(
+        one in said for one in ("`container_engine: docker` and", "`firewall: true` and", "`ansible_user: root`")
+    )
 
 
 @pytest.mark.parametrize(
