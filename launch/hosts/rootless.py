@@ -32,9 +32,9 @@ def problems_of(machine: Machine) -> list[Problem]:
         named = {"packages": defaults()["engine_packages"], "more": defaults()["rootless_packages"]}
         lacks = ask(machine, "look", ROOTLESS_LOOK_SECONDS, **named)["lacks"]
     except RuntimeError as error:
-        lacks = [] if "not found" in str(error) else [(str(error), "true")]
+        lacks = [] if "not found" in str(error) else [(str(error), "see what its python3 says there")]
     where = f"host {machine.name}"
-    return [Problem(where, f"`rootless: true`: {what}", f"as root there: `{fix}`") for what, fix in lacks]
+    return [Problem(where, f"`rootless: true`: {what}", fix) for what, fix in lacks]
 
 
 def ask(machine: Machine, do: str, seconds: float, **options: Any) -> dict[str, Any]:

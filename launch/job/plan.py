@@ -30,6 +30,7 @@ from keeper import (
     WORKLOAD_DIR,
     lease,
 )
+from keeper.engines import ROOTS
 from keeper.placement import placed
 from launch.cli.refusal import refuse
 from launch.hosts.clustermap import ClusterMap, MapHost
@@ -459,5 +460,6 @@ def describe(plan: Plan) -> str:
         starts = f", starts {shlex.join(place.agent)}" if place else ""
         lines.append(f"  keeper: {host_plan.address}:{host_plan.keeper_port}{starts}")
         lines.append(f"  answers: {'the addresses of these hosts alone' if host_plan.firewall else 'whoever calls'}")
-        lines.append(f"  $ sudo {shlex.join(host_plan.command)}")
+        sudo = "sudo " if host_plan.run_dir.startswith(f"{ROOTS.runs}/") else ""
+        lines.append(f"  $ {sudo}{shlex.join(host_plan.command)}")
     return "\n".join(lines)

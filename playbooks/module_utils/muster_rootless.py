@@ -33,7 +33,12 @@ NEEDLESS = ("nft",)
 USES = (["podman", "ps", "-aq"], ["podman", "images", "-q"], ["podman", "volume", "ls", "-q"])
 RESET_SECONDS = 120.0
 
-Lack = Tuple[str, str]  # what lacks, and the command that an administrator types for it
+Lack = Tuple[str, str]  # what lacks, and what to do about it
+
+
+def typed(command: str) -> str:
+    """What an administrator has to type, in words."""
+    return f"as root there: `{command}`"
 
 
 def run(options: Dict[str, Any], say: Callable[[Any], None]) -> None:
@@ -73,8 +78,8 @@ def _programs(packages: Packages, more: Dict[str, Dict[str, str]]) -> Iterable[L
     wanted = {**own["all"], **own["podman"], **more[kind or FAMILIES[0]]}
     names = missing_packages({name: command for name, command in wanted.items() if command not in NEEDLESS})
     if names:
-        install = INSTALL.get(kind, "install there: ")
-        yield f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} not installed", f"{install} {' '.join(names)}"
+        said = f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} not installed"
+        yield said, typed(f"{INSTALL[kind]} {' '.join(names)}") if kind else "install there what its system calls these"
     if find_command("podman"):
         said = call(["podman", "--version"]).out
         found = re.search(r"(\d+)\.(\d+)", said)
@@ -95,7 +100,7 @@ def _ids(user: pwd.struct_passwd) -> Iterable[Lack]:
         ids = f"{first}-{first + IDS - 1}"
         options = " ".join(f"--add-{name}s {ids}" for name in lacking)
         files = " and ".join(f"/etc/{name}" for name in lacking)
-        yield f"{user.pw_name} has no {IDS} subordinate ids in {files}", f"usermod {options} {user.pw_name}"
+        yield f"{user.pw_name} has no {IDS} subordinate ids in {files}", typed(f"usermod {options} {user.pw_name}")
 
 
 def has_ids(text: str, user: pwd.struct_passwd) -> bool:
@@ -117,9 +122,10 @@ def _after_logout(user: pwd.struct_passwd) -> Iterable[Lack]:
     folder = Path(f"/run/user/{user.pw_uid}")
     if Path("/run/systemd/system").is_dir():
         if not Path("/var/lib/systemd/linger", user.pw_name).exists():
-            yield f"containers of {user.pw_name} end with the login", f"loginctl enable-linger {user.pw_name}"
+            yield f"containers of {user.pw_name} end with the login", typed(f"loginctl enable-linger {user.pw_name}")
     elif not folder.is_dir() or folder.stat().st_uid != user.pw_uid:
-        yield f"there is no {folder}", f"install -d -m 0700 -o {user.pw_name} -g {user.pw_gid} {folder}"
+        made = f"install -d -m 0700 -o {user.pw_name} -g {user.pw_gid} {folder}"
+        yield f"{user.pw_name} has no {folder}", typed(made)
 
 
 def _on_network(home: str) -> Iterable[Lack]:

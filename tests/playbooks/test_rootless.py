@@ -35,7 +35,7 @@ def test_new_ids_are_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(muster_rootless, "read", files.get)
     [(what, fix)] = muster_rootless._ids(ANN)
     assert "/etc/subgid" in what and "/etc/subuid" not in what
-    assert fix == "usermod --add-subgids 231072-296607 ann"
+    assert fix == "as root there: `usermod --add-subgids 231072-296607 ann`"
 
 
 def test_the_file_system_of_a_folder_is_that_of_the_nearest_mount() -> None:
