@@ -123,8 +123,10 @@ def _work(
         with phases.phase("ask", "Asking the hosts what they are, and what they lack"):
             answers = detect.ask(inv, machines, console)
         if bare := detect.not_ready(answers):
-            with phases.phase("provision", f"Provisioning {', '.join(bare)}"):
-                _provision(inv, [machine for machine in machines if machine.name in bare])
+            those = [machine for machine in machines if machine.name in bare]
+            how = "" if all(machine.target.rootless for machine in those) else " (Ansible)"
+            with phases.phase("provision", f"Provisioning {', '.join(bare)}{how}"):
+                _provision(inv, those)
                 revive(machines)
                 answers |= detect.ask(inv, [machine for machine in machines if machine.name in bare], console)
         with phases.phase("detect", "Asking the hosts whom they reach"):
