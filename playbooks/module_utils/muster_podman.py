@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import resource
+import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,10 +140,15 @@ def prefer_overlay() -> None:
     Podman takes vfs, and holds to what it has begun with."""
     home = Path(os.path.expanduser("~"))
     storage = home / ".local/share/containers/storage"
-    begun = USERS_STORAGE.exists() or (storage / "libpod").exists() or (storage / "db.sql").exists()  # of Podman 5
+    words = (storage / "libpod", storage / "db.sql")  # in which Podman, and that from release 5 on, has its driver
+    begun = any(path.exists() for path in (USERS_STORAGE, *words)) or any(storage.glob("*-images"))
     if not begun and not find_command("fuse-overlayfs") and not Path("/etc/containers/storage.conf").exists():
         USERS_STORAGE.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(USERS_STORAGE, f'{STORAGE_HEADER}[storage]\ndriver = "overlay"\n')
+        if run(["podman", "info"], timeout=TRIAL_SECONDS).rc != 0:  # not upon this file system, or by this kernel
+            USERS_STORAGE.unlink()
+            for path in words:
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def text_of(path: Path) -> str | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from ansible.module_utils import muster_podman, muster_rootless
+from ansible.module_utils.muster_host import Result
 
 ANN = pwd.struct_passwd(("ann", "x", 1001, 1001, "", "/home/ann", "/bin/sh"))
 
@@ -55,5 +56,9 @@ def test_overlay_is_chosen_only_where_podman_has_no_storage_yet(
     muster_podman.prefer_overlay()
     assert not muster_podman.USERS_STORAGE.exists()
     (tmp_path / ".local/share/containers/storage/libpod").rmdir()
+    monkeypatch.setattr(muster_podman, "run", lambda words, timeout: Result(125, "", "'overlay' is not supported"))
+    muster_podman.prefer_overlay()
+    assert not muster_podman.USERS_STORAGE.exists()
+    monkeypatch.setattr(muster_podman, "run", lambda words, timeout: Result(0, "", ""))
     muster_podman.prefer_overlay()
     assert 'driver = "overlay"' in muster_podman.USERS_STORAGE.read_text()
