@@ -29,7 +29,7 @@ def problems_of(machine: Machine) -> list[Problem]:
     """What an administrator of a host has to do before its user can run Muster there; nothing where it does not say,
     as it has no Python. Raises as Machine.user."""
     try:
-        named = {"packages": defaults()["engine_packages"], "more": defaults()["rootless_packages"]}
+        named = {"packages": defaults()["engine_packages"], "more": defaults()["engine_rootless_packages"]}
         lacks = ask(machine, "look", ROOTLESS_LOOK_SECONDS, **named)["lacks"]
     except RuntimeError as error:
         lacks = [] if "not found" in str(error) else [(str(error), "see what its python3 says there")]

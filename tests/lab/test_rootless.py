@@ -49,7 +49,7 @@ def test_a_user_without_root_takes_part(lab: Lab, copy: Path) -> None:
     assert "h1: without root the ports of runs stay open" in deployed
     assert "Nothing had to be changed" in must(lab.fab("deploy", INVENTORY=copy))
 
-    started = must(lab.train("ticks.py", INVENTORY=copy, NODES=2, DETACH=1))
+    started = must(lab.train("ticks.py", "3000", INVENTORY=copy, NODES=2, DETACH=1))
     [run] = set(re.findall(r"\d{8}-\d{6}-[0-9a-f]{4}", started))
     folder = f"{HOME}/.local/share/muster/runs/{run}"
     uid = int(lab.on("h1", f"stat --format %u {folder}"))
@@ -86,7 +86,7 @@ def test_two_users_of_a_host_see_each_others_runs(lab: Lab, tmp_path: Path) -> N
     )
     lab.on("h1", f"{user} && echo 'second ALL=(ALL) NOPASSWD: ALL' > /etc/sudoers.d/second")
     try:
-        started = must(lab.train("ticks.py", NODES=1, DETACH=1))
+        started = must(lab.train("ticks.py", "3000", NODES=1, DETACH=1))
         [run] = set(re.findall(r"\d{8}-\d{6}-[0-9a-f]{4}", started))
         seconds = inventory.build_name(folder)
         (built / seconds).mkdir()
