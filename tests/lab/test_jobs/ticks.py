@@ -1,4 +1,5 @@
-"""A job that prints a numbered line now and then, to see whether any is lost or repeated: 50, or as many as it is told."""
+"""A job that prints a numbered line now and then, to see whether any is lost or repeated: 50, or as many as it is
+told."""
 
 import sys
 import time
