@@ -174,9 +174,8 @@ def _have_used(
     left = {one for words in ask(opened, question, say).values() for one in words["left"]}
     if left:
         say(f"run {', '.join(runs)} is in progress: the versions before stay until `make data` is run after it")
-    folder = clustermap.dataset_dir(request.name, version)
     hosts = [
-        dataclasses.replace(host, data_dir=folder)
+        dataclasses.replace(host, data_dir=clustermap.dataset_dir(host.place, request.name, version))
         if host.data_dir is None or clustermap.dataset_in(host.data_dir)
         else host
         for host in cluster.hosts
@@ -236,7 +235,9 @@ def _list(told: Answers, cluster: clustermap.ClusterMap, console: Console) -> in
             if one is None:
                 table.add_row(host.name, *[""] * 6, size(words["free"]))
                 continue
-            mark = " (/data)" if host.data_dir == clustermap.dataset_dir(one["name"], one["version"]) else ""
+            mark = (
+                " (/data)" if host.data_dir == clustermap.dataset_dir(host.place, one["name"], one["version"]) else ""
+            )
             about = (one["version"], str(one["files"]), size(one["bytes"]), one["fingerprint"][:12])
             since = f"{age(max(0.0, time.time() - one['at']))} ago"
             table.add_row(host.name, f"{one['name']}{mark}", *about, since, size(words["free"]))

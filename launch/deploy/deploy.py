@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +24,18 @@ from rich.table import Table
 
 from containers import engine, own_base
 from containers import image as images
+from keeper import engines
 from launch.cli import exits
 from launch.cli.make_variables import naming
-from launch.cli.output import Phases, detail
-from launch.cli.refusal import Refusal, refuse
+from launch.cli.output import Phases, detail, say
+from launch.cli.refusal import Problem, Refusal, refuse
 from launch.cli.units import size
 from launch.deploy import control, data, detect, distribution, firewalls, package_proxy, playbook
 from launch.deploy.alone import alone
 from launch.files import stored, write_json
 from launch.health import gpu_checks
-from launch.hosts import clustermap, door, inventory, preflight, ssh
-from launch.hosts.connection import Machine, revive
+from launch.hosts import clustermap, door, inventory, preflight, rootless, ssh
+from launch.hosts.connection import ANSWER_SECONDS, Machine, connected, revive
 from launch.network import choose
 
 ABORT_SECONDS = 30  # for Podman to clear away a build that is ended before its time
@@ -101,6 +103,9 @@ def deploy(path: Path, console: Console, horovod: bool = False, remeasure: bool 
     write_json(clustermap.path_of(path).with_name("deploy.json"), {"seconds": phases.seconds, "hosts": placed})
     console.print(_table(cluster, placed))
     console.print(f"Network [bold]{cluster.network.name}[/bold]: {cluster.network.reason}", highlight=False)
+    if without := [host.name for host in inv.hosts if host.target.rootless and "firewall" not in host.settings]:
+        what = "without root the ports of runs stay open to other machines (`firewall: false` says that they may)"
+        console.print(f"    {', '.join(without)}: {what}", style="yellow", highlight=False)
     for entry in cluster.network.refused:
         phases.say(f"not {entry['network']}: {entry['reason']}")
     if not {"provision", "firewalls", "distribute"} & phases.seconds.keys():
@@ -130,10 +135,10 @@ def _work(
         for change in detect.changes_of_engine(answers):
             phases.say(change)
         if bare := detect.not_ready(answers):
-            with phases.phase("provision", f"Provisioning {', '.join(bare)} (Ansible)"):
-                fenced = {host.name for host in inv.hosts if host.settings.get("airgap")} & set(bare)
-                with package_proxy.for_hosts([machine for machine in machines if machine.name in fenced]) as more:
-                    playbook.run("provision", inv, bare, more)
+            those = [machine for machine in machines if machine.name in bare]
+            how = "" if all(machine.target.rootless for machine in those) else " (Ansible)"
+            with phases.phase("provision", f"Provisioning {', '.join(bare)}{how}"):
+                _provision(inv, those)
                 revive(machines)
                 answers |= detect.ask(inv, [machine for machine in machines if machine.name in bare], console)
         known = detect.facts_of(inv, answers, console)
@@ -167,6 +172,24 @@ def _work(
     return cluster, placed
 
 
+def _provision(inv: inventory.Inventory, machines: Sequence[Machine]) -> None:
+    """Make hosts ready for runs: with Ansible, but those on which nothing is done as root. Raises Refusal."""
+    for machine, host in [(one, host) for one in machines for host in inv.hosts if host.name == one.name]:
+        if machine.target.rootless:
+            try:
+                said = rootless.ask(machine, "ready", rootless.ROOTLESS_READY_SECONDS, wanted=detect.wanted(host))
+            except RuntimeError as error:
+                fix = "fix what it names and run the same command again"
+                raise refuse(f"host {machine.name}", str(error), fix, exits.DEPLOY_FAILED) from None
+            if said["root_had"]:
+                _remove_roots(inv, machine)
+    if by_ansible := [machine for machine in machines if not machine.target.rootless]:
+        names = [machine.name for machine in by_ansible]
+        fenced = {host.name for host in inv.hosts if host.settings.get("airgap")} & set(names)
+        with package_proxy.for_hosts([machine for machine in by_ansible if machine.name in fenced]) as more:
+            playbook.run("provision", inv, names, more)
+
+
 def teardown(path: Path, console: Console, also_running: bool = False, packages: bool = False) -> int:
     """Remove what Muster left on the hosts, and workloads' images here; on demand also the packages that it installed.
 
@@ -180,9 +203,12 @@ def teardown(path: Path, console: Console, also_running: bool = False, packages:
             refuse_running(ssh.in_parallel(lambda machine: door.ask(machine, "runs", {}), machines))
             refuse_datasets(data.held(machines))
         firewalls.close(machines)
+        _remove_without_root([machine for machine in machines if machine.target.rootless])
+        names = [machine.name for machine in machines if not machine.target.rootless]
         words = ["ansible-playbook", str(playbook.path("teardown")), "-i", str(path)]
+        words += ["--limit", ",".join([*names, "localhost"])]
         words += ["--extra-vars", json.dumps({"muster_packages": True})] if packages else []
-        if playbook.run_bounded(words, playbook.environment(inv)) != 0:
+        if names and playbook.run_bounded(words, playbook.environment(inv)) != 0:
             what, fix = "failed; the task and the host stand above", "fix what it names and run `make teardown` again"
             raise refuse("playbooks/teardown.yml", what, fix, exits.DEPLOY_FAILED)
     with contextlib.suppress(engine.ContainersError):  # without Podman here there are none
@@ -192,6 +218,33 @@ def teardown(path: Path, console: Console, also_running: bool = False, packages:
     again = f"`make deploy {naming(path)}` brings it back."
     console.print(f"Removed Muster from {len(inv.hosts)} hosts; {again}{rest}", highlight=False)
     return exits.SUCCEEDED
+
+
+def _remove_roots(inv: inventory.Inventory, machine: Machine) -> None:
+    """Remove what Muster had as root on a host that has become `rootless`; without sudo there, say that it stays.
+
+    Raises Refusal where a run is in progress there, or it fails.
+    """
+    if machine.user("sudo -n true", ANSWER_SECONDS).exited != 0:
+        fix = "`make teardown` without `rootless`, by a user with sudo, removes it"
+        say(f"{machine.name}: what Muster had there as root stays: {fix}")
+        return
+    with connected([replace(machine.target, rootless=False)], machine.known_hosts) as before:
+        refuse_running([door.ask(before[0], "runs", {})])
+    playbook.run("teardown", inv, [machine.name])
+
+
+def _remove_without_root(machines: Sequence[Machine]) -> None:
+    """Raises Refusal, naming the hosts where it failed."""
+    results = ssh.in_parallel(lambda one: rootless.ask(one, "remove", rootless.ROOTLESS_REMOVE_SECONDS), machines)
+    fix = "fix what it names and run `make teardown` again"
+    problems = [
+        Problem(f"host {machine.name}", str(result), fix)
+        for machine, result in zip(machines, results, strict=True)
+        if isinstance(result, BaseException)
+    ]
+    if problems:
+        raise Refusal(problems, exits.DEPLOY_FAILED)
 
 
 def refuse_running(answers: Sequence[Any]) -> None:
@@ -217,11 +270,16 @@ def ranks_and_gpus(host: inventory.Host, facts: Mapping[str, Any]) -> tuple[int,
     return host.settings.get("nproc_per_node", len(gpus) or 1), gpus
 
 
-def dataset_dir(facts: detect.Facts) -> str | None:
-    """The folder of the dataset that `make data` has brought last, on any host; None: none was brought. Pure."""
+def dataset_dirs(facts: detect.Facts) -> dict[str, str | None]:
+    """By host the folder of the dataset that `make data` has brought last to any of them; None: none was. Pure."""
     known = [found for host in facts.hosts.values() if (found := host.get("dataset"))]
     latest = max(known, key=lambda found: float(found["at"]), default=None)
-    return clustermap.dataset_dir(latest["name"], latest["version"]) if latest else None
+    return {
+        name: clustermap.dataset_dir(engines.Place(**host["place"]), latest["name"], latest["version"])
+        if latest
+        else None
+        for name, host in facts.hosts.items()
+    }
 
 
 def _cluster_map(
@@ -232,7 +290,7 @@ def _cluster_map(
     export: images.OciExport,
     measured: detect.Measured,
 ) -> clustermap.ClusterMap:
-    hosts, brought = [], dataset_dir(facts)
+    hosts, brought = [], dataset_dirs(facts)
     for host in inv.hosts:
         nproc, gpus = ranks_and_gpus(host, facts.hosts[host.name])
         end = choice.endpoints[host.name]
@@ -245,8 +303,8 @@ def _cluster_map(
                 nproc_per_node=nproc,
                 gpus=gpus,
                 cpus=facts.hosts[host.name]["cpus"],
-                data_dir=host.settings.get("data_dir", brought),
-                firewall=host.settings.get("firewall", True),
+                data_dir=host.settings.get("data_dir", brought[host.name]),
+                firewall=host.settings.get("firewall", not host.target.rootless),
                 facts=facts.hosts[host.name],
                 spare=host.spare,
             )

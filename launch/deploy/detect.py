@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 
 from keeper import engines
@@ -18,17 +17,15 @@ from launch.cli import exits
 from launch.cli.output import detail
 from launch.cli.refusal import Problem, Refusal, refuse
 from launch.deploy import firewalls
-from launch.files import ROOT, read_json
+from launch.files import read_json
 from launch.health import gpu_checks
 from launch.health.host_checks import RUNNING
-from launch.hosts import hostcall
+from launch.hosts import hostcall, rootless
 from launch.hosts.connection import Machine
 from launch.hosts.inventory import Host, Inventory, known_hosts_path
 from launch.network import choose, measure
 from launch.network.links import Link
 
-#: The packages that each host needs.
-ENGINE_DEFAULTS = ROOT / "playbooks" / "roles" / "engine" / "defaults" / "main.yml"
 SURVEY_SECONDS = 60  # the engine's answers are awaited for 20 s, nvidia-smi's for 30 s
 REACH_SECONDS = hostcall.MEET_SECONDS + 15
 REMEASURE_SECONDS = 12 * 3600  # after this time a deploy measures again, on the same networks too
@@ -52,17 +49,20 @@ Answers = dict[str, hostcall.Answer | BaseException]
 
 def ask(inv: Inventory, machines: Sequence[Machine], console: Console) -> Answers:
     """What hosts say of themselves."""
-    settings = {host.name: host.settings for host in inv.hosts}
-    packages = yaml.safe_load(ENGINE_DEFAULTS.read_text())["engine_packages"]
 
-    def asked(name: str) -> dict[str, Any]:
-        own = settings[name]
-        chosen = {key: own.get(key) for key in ("train_interface", "train_network")}
-        wanted = {"packages": packages, "engine": own.get("container_engine", "auto"), "gpus": own.get("gpus") != []}
-        return {"survey": {"full": True, "wanted": wanted, "ports": firewalls.PORTS, **chosen}}
+    def asked(host: Host) -> dict[str, Any]:
+        chosen = {key: host.settings.get(key) for key in ("train_interface", "train_network")}
+        return {"survey": {"full": True, "wanted": wanted(host), "ports": firewalls.PORTS, **chosen}}
 
-    options = {machine.name: asked(machine.name) for machine in machines}
+    options = {host.name: asked(host) for host in inv.hosts}
     return hostcall.call_hosts(machines, options, SURVEY_SECONDS, detail(console))
+
+
+def wanted(host: Host) -> dict[str, Any]:
+    """What a host is to have, as playbooks/module_utils/muster_ready.py takes it."""
+    own = host.settings
+    engine = own.get("container_engine", "auto")
+    return {"packages": rootless.defaults()["engine_packages"], "engine": engine, "gpus": own.get("gpus") != []}
 
 
 def not_ready(answers: Answers) -> list[str]:

@@ -91,7 +91,8 @@ def disk(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
     free, storage = fact(facts, "muster_disk_free_bytes"), fact(facts, "disk_free_bytes")
     need = None if asked.checkpoint_bytes is None else 2 * asked.checkpoint_bytes
     needed = "" if need is None else f"; two checkpoints need {size(need)}"
-    fix = "remove old runs in /var/lib/muster/runs, or put /var/lib/muster on a larger disk"
+    folder = (facts.get("place") or {}).get("folder", engines.ROOTS.folder)
+    fix = f"remove old runs in {folder}/runs, or put {folder} on a larger disk"
     short = need is not None and free < need
     level = ERROR if short or free < DISK_ERROR else WARNING if free < DISK_WARNING else HEALTHY
     verdicts = [of_host("disk", name, level, f"{size(free)} free for runs{needed}", fix)]

@@ -34,12 +34,13 @@ VARIABLES = {
     "airgap": "true or false",
     "package_proxy": "the URL of an HTTP proxy, such as http://proxy.example.org:3128",
     "firewall": "true or false",
+    "rootless": "true or false",
     "container_engine": "auto, podman or docker",
     "base_image": "the reference of an image, or the absolute path of an archive of one on this machine",
 }
 
 #: Those that are true or false. In an INI file a value such as `true` is a text; Ansible takes these words for it.
-SWITCHES = ("airgap", "firewall")
+SWITCHES = ("airgap", "firewall", "rootless")
 TRUTH = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
 
 #: Ansible's variables for a login and for becoming root (`ansible-doc -t connection ssh`, `-t become sudo`, and the
@@ -79,6 +80,7 @@ class Target:
     proxy_command: str | None = None
     python: str = "python3"
     sudo_password: str | None = field(default=None, repr=False)
+    rootless: bool = False  # nothing there is done as root: the user's own Podman
 
 
 @dataclass(frozen=True)
@@ -315,6 +317,24 @@ def check_variables(path: str, host: str, variables: dict[str, Any]) -> list[Pro
         elif not _good_value(key, value):
             what = f"`{key}: {value}` is not {VARIABLES[key]}"
             problems.append(Problem(where, what, f"give {VARIABLES[key]}"))
+    return problems + (_not_without_root(where, variables) if _is_rootless(variables) else [])
+
+
+def _is_rootless(variables: dict[str, Any]) -> bool:
+    return _setting("rootless", variables.get("rootless")) is True
+
+
+def _not_without_root(where: str, variables: dict[str, Any]) -> list[Problem]:
+    """What does not go with `rootless: true`. Pure."""
+    problems = []
+    for setting, why, fix in (
+        ("container_engine: docker", "with Docker, Muster needs root", "write `container_engine: podman` there"),
+        ("firewall: true", "only root can close ports", "leave `firewall` out: a run's ports stay open there"),
+        ("ansible_user: root", "root is nobody else there", "log in as a user, or leave `rootless` out"),
+    ):
+        key, value = setting.split(": ")
+        if str(_setting(key, variables.get(key))).lower() == value:
+            problems.append(Problem(where, f"`{setting}` and `rootless: true`: {why}", fix))
     return problems
 
 
@@ -382,6 +402,7 @@ def _host(path: Path, name: str, variables: dict[str, Any]) -> Host:
     address = get("ansible_host", "ansible_ssh_host") or name
     arguments = f"{get('ansible_ssh_common_args') or ''} {get('ansible_ssh_extra_args') or ''}"
     ssh = openssh_settings(address, port, get("ansible_user", "ansible_ssh_user"), arguments)
+    rootless = _is_rootless(variables)
     target = Target(
         name=name,
         address=address,
@@ -391,7 +412,8 @@ def _host(path: Path, name: str, variables: dict[str, Any]) -> Host:
         jump=ssh.get("proxyjump"),
         proxy_command=ssh.get("proxycommand"),
         python=get("ansible_python_interpreter") or "python3",
-        sudo_password=get("ansible_become_password", "ansible_become_pass", "ansible_sudo_pass"),
+        sudo_password=None if rootless else get("ansible_become_password", "ansible_become_pass", "ansible_sudo_pass"),
+        rootless=rootless,
     )
     if target.key_file and not Path(target.key_file).is_file():
         raise ValueError(f"the key file {target.key_file} does not exist")

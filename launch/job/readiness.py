@@ -61,10 +61,10 @@ def check(
     Raises Refusal, naming every host that is not ready, and why; with UNREACHABLE where one did not answer.
     ImageLacking where all answered, and not all have the image.
     """
-    resume = resuming.has_checkpoint_command(earlier) if earlier else None
 
     def ask_one(pair: tuple[Machine, MapHost]) -> Readiness:
         machine, host = pair
+        resume = resuming.has_checkpoint_command(earlier, host) if earlier else None
         return ask(machine, image, host.data_dir, host.address, 2 if host is hosts[0] else 0, resume)
 
     results = ssh.in_parallel(ask_one, zip(machines, hosts, strict=True))

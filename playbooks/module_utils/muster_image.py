@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils import muster_docker, muster_podman
-from ansible.module_utils.muster_engines import Engine, Images
+from ansible.module_utils.muster_engines import Engine, Images, place
 from ansible.module_utils.muster_host import disk, existing, read, run, write_atomically
 
-LAYOUT = Path("/var/lib/muster/images/oci")
+LAYOUT = Path(place().folder, "images", "oci")
 POOL = LAYOUT / "blobs" / "sha256"
 LEDGER = LAYOUT.with_name("ledger.json")
 SLACK_BYTES = 256 << 20  # left free on every file system that gets something

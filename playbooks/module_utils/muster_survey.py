@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ansible.module_utils.muster_engines import IMAGE_PREFIX, Engine, noted
+from ansible.module_utils.muster_engines import IMAGE_PREFIX, Engine, noted, place
 from ansible.module_utils.muster_firewalls import opened
 from ansible.module_utils.muster_gpu_health import gpu_health, read_processes, read_xid
 from ansible.module_utils.muster_gpus import find_gpus, in_words
@@ -38,8 +38,7 @@ from ansible.module_utils.muster_host import (
 from ansible.module_utils.muster_nics import fill_speeds, read_nics, read_rdma
 from ansible.module_utils.muster_ready import Wanted, change_of_engine, is_ready, lacking
 
-ROOT = "/var/lib/muster"
-DATASETS = Path(ROOT, "data")  # what `make data` has brought: muster_data
+DATASETS = Path(place().folder, "data")  # what `make data` has brought: muster_data
 ANSWERED_SECONDS = 20.0
 #: With these, kernels of torch and oneDNN compute in another order, so that their results are rounded differently.
 NUMERIC_FLAGS = {
@@ -67,6 +66,7 @@ def about_engine(of: Engine, full: bool) -> dict[str, Any]:
     except (ValueError, KeyError):
         return absent
     known = {"name": of.name, "version": about.version, "storage_driver": about.storage_driver}
+    known["controllers"] = about.controllers
     return {"engine": known, "storage": about.storage}
 
 
@@ -249,7 +249,8 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
     busy (share of the machine's processor time in use when the survey began, 0.0 to 1.0; null unless full),
     limits {nofile, nofile_hard} (-1 is none), threads_max (of all processes; null: not known), memory_bytes,
     memory_free_bytes, disk_free_bytes (of the engine's storage), muster_disk_free_bytes,
-    engine {name, version, storage_driver (null unless full)} or null,
+    place {folder, private} of Muster's own,
+    engine {name, version, storage_driver (null unless full), controllers (if full: see muster_engines.About)} or null,
     nics [{name, kind, up, carrier, mtu, mac, speed_mbits, master, parent (what a VLAN is on),
     addresses [{address, prefix, family, scope}], refused (why, or null)}],
     rdma (see read_rdma), gpus and gpu_problems (see find_gpus), gpu_problem (the fatal ones in words, or null),
@@ -299,7 +300,8 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
             "memory_bytes": usable_memory(),
             "memory_free_bytes": available_memory(),
             "disk_free_bytes": disk(known["storage"])[0],
-            "muster_disk_free_bytes": disk(ROOT)[0],
+            "muster_disk_free_bytes": disk(place().folder)[0],
+            "place": place()._asdict(),
             "engine": known["engine"],
             "nics": nics,
             "rdma": rdma,

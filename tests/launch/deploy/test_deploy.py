@@ -49,11 +49,13 @@ def test_datasets_are_not_torn_down_unasked() -> None:
 
 def test_the_dataset_brought_last_is_that_of_the_map() -> None:
     def known(**hosts: Any) -> Any:
-        return SimpleNamespace(hosts={host: {"dataset": dataset} for host, dataset in hosts.items()})
+        return SimpleNamespace(hosts={host: {"dataset": dataset, "place": place} for host, dataset in hosts.items()})
 
+    place = {"folder": "/home/ann/muster", "private": "/run/user/1000/muster"}
     old, new = {"name": "a", "version": "1", "at": 1.0}, {"name": "b", "version": "2", "at": 2.0}
-    assert deploy.dataset_dir(known(h1=None, h2=None)) is None
-    assert deploy.dataset_dir(known(h1=old, h2=new, h3=None)) == "/var/lib/muster/data/b/2"
+    assert deploy.dataset_dirs(known(h1=None)) == {"h1": None}
+    folder = "/home/ann/muster/data/b/2"
+    assert deploy.dataset_dirs(known(h1=old, h2=new, h3=None)) == {"h1": folder, "h2": folder, "h3": folder}
 
 
 def test_a_build_ends_with_the_deploy_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,6 +173,7 @@ def test_a_base_image_is_one_for_all_hosts(tmp_path: Path, base: str) -> None:
         "train_interface: 'a b'",
         "data_dir: relative/path",
         "firewall: sometimes",
+        "rootless: sometimes",
         "base_image: relative/Archive.tar",
         "base_image: 7",
         "ansible_port: 99999",
@@ -185,6 +186,14 @@ def test_a_base_image_is_one_for_all_hosts(tmp_path: Path, base: str) -> None:
 def test_bad_values(tmp_path: Path, setting: str) -> None:
     said = refusal(tmp_path, f"all:\n  hosts:\n    a:\n      ansible_host: 192.0.2.1\n      {setting}\n")
     assert "host a" in said
+
+
+def test_what_does_not_go_without_root_is_refused(tmp_path: Path) -> None:
+    settings = "{rootless: true, container_engine: docker, firewall: true, ansible_user: root}"
+    said = refusal(tmp_path, f"all:\n  vars: {settings}\n  hosts:\n    a: {{ansible_host: 192.0.2.1}}\n")
+    assert all(
+        one in said for one in ("`container_engine: docker` and", "`firewall: true` and", "`ansible_user: root`")
+    )
 
 
 @pytest.mark.parametrize(
