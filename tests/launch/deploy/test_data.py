@@ -14,6 +14,7 @@ import os
 import random
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -182,8 +183,16 @@ def test_what_a_killed_host_has_is_not_sent_again_and_the_old_version_stays_unti
     (hosts.src / "more").write_bytes(random.Random(5).randbytes(3 * MIB))
     sent: Callable[..., bytes] = distribution.Frames.get
 
+    def arrived() -> int:
+        with contextlib.suppress(FileNotFoundError):  # it got its name
+            return sum(part.stat().st_size for part in hosts.folder.glob("h1/**/.*.parts/*"))
+        return 0
+
     def get(frames: distribution.Frames, digest: str, offset: int) -> bytes:
         if offset == 6 * MIB:
+            deadline = time.monotonic() + 30
+            while time.monotonic() < deadline and arrived() < 5 * MIB:
+                time.sleep(0.02)
             os.killpg(os.getpgid(int((hosts.folder / "h1" / "pid").read_text())), signal.SIGKILL)
             raise RuntimeError("interrupted")
         return sent(frames, digest, offset)
