@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
+from containers.pip import HERE
 from keeper import engines
 from launch.cli import exits
 from launch.cli.output import detail
@@ -52,12 +53,22 @@ Answers = dict[str, hostcall.Answer | BaseException]
 def ask(inv: Inventory, machines: Sequence[Machine], console: Console) -> Answers:
     """What hosts say of themselves."""
     settings = {host.name: host.settings for host in inv.hosts}
-    packages = yaml.safe_load(ENGINE_DEFAULTS.read_text())["engine_packages"]
+    defaults = yaml.safe_load(ENGINE_DEFAULTS.read_text())
+    packages, builders = defaults["engine_packages"], defaults["engine_builder_packages"]
+    all_packages = {
+        family: {**own, "all": {**own["all"], **builders[family]["all"]}} for family, own in packages.items()
+    }
 
     def asked(name: str) -> dict[str, Any]:
         own = settings[name]
         chosen = {key: own.get(key) for key in ("train_interface", "train_network")}
-        wanted = {"packages": packages, "engine": own.get("container_engine", "auto"), "gpus": own.get("gpus") != []}
+        builds = name == inv.build_on
+        wanted = {
+            "packages": all_packages if builds else packages,
+            "engine": own.get("container_engine", "auto"),
+            "gpus": own.get("gpus") != [],
+            "builds": builds,
+        }
         return {"survey": {"full": True, "wanted": wanted, **chosen}}
 
     options = {machine.name: asked(machine.name) for machine in machines}
@@ -120,6 +131,17 @@ def _all_answers(answers: Mapping[str, hostcall.Answer | BaseException]) -> dict
     if problems:
         raise Refusal(problems, exits.DEPLOY_FAILED)
     return {name: answer for name, answer in answers.items() if isinstance(answer, hostcall.Answer)}
+
+
+def check_architecture(inv: Inventory, facts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raises Refusal where a host has another architecture than the machine that builds: the image would not run."""
+    where, builds = (f"host {inv.build_on}", facts[inv.build_on]["arch"]) if inv.build_on else ("this machine", HERE)
+    others = sorted(name for name, known in facts.items() if known["arch"] != builds)
+    if others:
+        found = ", ".join(sorted({facts[name]["arch"] for name in others}))
+        what = f"it builds images for {builds}, and {', '.join(others)} {'is' if len(others) == 1 else 'are'} {found}"
+        fix = "name a host of their architecture: `build_on: <host>` in the inventory; hosts of one make a cluster"
+        raise refuse(where, what, fix)
 
 
 def choose_network(

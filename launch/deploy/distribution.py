@@ -38,6 +38,7 @@ LISTENING_SECONDS = 20.0  # for a host to say whether it listens
 CALLS = 3  # of a host whose SSH connection breaks again and again
 STEP_SECONDS = 1.0  # between two looks at how far all hosts are
 
+BLOBS = "blobs/sha256"  # in an export's folder
 CHUNK_BYTES = 1 << 20  # of a layer in one frame; as muster_relay has it, like the frame itself
 HEADER = struct.Struct(">QI32s")
 SMALL_BYTES = 16 << 20  # of a layer that may be compressed slowly: one of code alone
@@ -52,15 +53,18 @@ def distribute(
     export: images.OciExport,
     say: Callable[[str], None],
     links: Sequence[Link] = (),
+    origin: Machine | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Bring an image to these hosts. Returns host -> {"id", "changed", "seconds", "bytes_sent" (that came to it, from
     whomever), "control_bytes" (of these, what this machine sent)}.
 
-    addresses: of all hosts, on the training network; links: what was measured there.
+    addresses: of all hosts, on the training network; links: what was measured there. origin: the host that has built
+    the image and has its layers in the export's folder; this machine then sends none. It gets the image, too.
 
     Raises Refusal when a host does not end up with this very image; before anything is sent, where one has no room.
     """
-    order = relay.chain([machine.name for machine in machines], links)
+    machines = [*([origin] if origin else []), *(one for one in machines if not origin or one.name != origin.name)]
+    order = relay.chain([machine.name for machine in machines if machine is not origin], links)
     options = {"ref": image.ref, "id": image.id, "index": export.index, "blobs": export.blobs}
     secret = secrets.token_bytes(32)
     changed = threading.Condition()
@@ -68,7 +72,8 @@ def distribute(
         hosts: dict[str, Host] = {}
         for machine in machines:
             own = {"secret": secret.hex(), "address": addresses[machine.name], "ports": clustermap.REACH_PORTS}
-            hosts[machine.name] = Host(machine, {**options, "relay": own}, frames, changed)
+            built = str(export.path / BLOBS) if machine is origin else None
+            hosts[machine.name] = Host(machine, {**options, "relay": own, "built": built}, frames, changed)
         try:
             _wait_for_needs(hosts, say, changed)
             _refuse_failed(hosts)  # nothing was sent yet
@@ -76,7 +81,8 @@ def distribute(
             for host in hosts.values():
                 host.begin()
             lacking = [name for name in order if hosts[name].needed == "pull"]
-            _Distribution(lacking, hosts, addresses, say, changed).run()
+            first = [origin.name] if origin else []
+            _Distribution([*first, *lacking], hosts, addresses, say, changed, *first).run()
             _refuse_failed(hosts)
         finally:
             for host in hosts.values():
@@ -118,7 +124,7 @@ class Frames:
     """The layers in frames, compressed a few ahead, on all processors; hosts that take the same get the same."""
 
     def __init__(self, export: images.OciExport, secret: bytes) -> None:
-        self.sizes, self._folder, self._secret = export.blobs, export.path / "blobs" / "sha256", secret
+        self.sizes, self._folder, self._secret = export.blobs, export.path / BLOBS, secret
         self.bz2 = False  # whether all hosts can read it
         self._kept: collections.OrderedDict[tuple[str, int], Future[bytes]] = collections.OrderedDict()
         self._lock = threading.Lock()
@@ -325,13 +331,17 @@ class Host:
 
 @dataclass
 class _Distribution:
-    """The way of an image from host to host, until each has it or has failed. `order`: the hosts that lack it."""
+    """The way of an image from host to host, until each has it or has failed.
+
+    order: the hosts that lack it, after the origin where that is a host.
+    """
 
     order: Sequence[str]
     hosts: Mapping[str, Host]
     addresses: Mapping[str, str]
     say: Callable[[str], None]
     changed: threading.Condition
+    origin: str = relay.CONTROL
 
     def run(self) -> None:
         said, before = time.monotonic(), dict[str, tuple[float, int]]()
@@ -359,17 +369,32 @@ class _Distribution:
         for name, source in relay.failed_with(self.order, states).items():
             self.hosts[name].why = f"nothing came for {relay.STANDSTILL_SECONDS:.0f} s"
             states[name] = self.hosts[name].state = replace(states[name], failed=states[name].failed | {source})
-        for name, source in relay.next_sources(self.order, states).items():
+        for name in relay.stranded(self.order, states, self.origin):
+            self.hosts[name].fail(RuntimeError(self._why_stranded(name)))
+        for name, source in relay.next_sources(self.order, states, self.origin).items():
             if not self.hosts[name].is_ready:
                 continue
             self._say_why(name, source, states)
             port = self.hosts[source].port if source in self.hosts else None
             self.hosts[name].name_source(source, port, self.addresses.get(source))
 
+    def _why_stranded(self, name: str) -> str:
+        origin, own = self.hosts[self.origin], self.hosts[name].why
+        if origin.state.gone:
+            why = "has failed itself"
+        elif origin.state.listens is False:
+            why = f"does not listen: {origin.why or 'no answer in time'}"
+        else:
+            why = f"could not be used: {own}"
+        first, last = clustermap.REACH_PORTS
+        return (
+            f"it has nobody to take layers from: {self.origin}, on which they were built, {why} (ports {first}-{last})"
+        )
+
     def _say_why(self, name: str, source: str, states: Mapping[str, relay.State]) -> None:
         """Where a host does not take from the one before it in the chain."""
         place, host = self.order.index(name), self.hosts[name]
-        usual = self.order[place - 1] if place else relay.CONTROL
+        usual = self.order[place - 1] if place else self.origin
         former = host.last_source or usual
         if source == usual or former == relay.CONTROL:
             return

@@ -17,7 +17,7 @@ from launch.cli.refusal import refuse
 from launch.files import ROOT, build_dir, read_json, write_json
 from launch.hosts import inventory
 
-SCHEMA = "muster.cluster/6"
+SCHEMA = "muster.cluster/7"
 
 #: What must be open between the hosts on the training network, with MASTER_PORTS; the README states it.
 REACH_PORTS = (29400, 29415)  # every pair of hosts is tested and measured here, below the ephemeral range
@@ -57,6 +57,7 @@ class MapImage:
     id: str
     bytes: int
     base_image: str = ""  # as in inventory.Inventory
+    build_on: str = ""  # likewise
 
 
 @dataclass(frozen=True)

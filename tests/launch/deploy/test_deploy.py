@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from containers import engine
-from containers import image as images
 from containers.engine import CommandFailed, ContainersError
 from launch.cli.refusal import Refusal
 from launch.deploy import deploy
@@ -25,17 +24,16 @@ def test_a_run_in_progress_is_not_torn_down() -> None:
         deploy.refuse_running([answer(new="starting"), answer(new="running", old="failed")])
 
 
-def test_a_build_ends_with_the_deploy_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_ends_with_the_deploy_that_failed() -> None:
     begun, ended = threading.Event(), threading.Event()
 
-    def build(progress: Any, horovod: bool, base_image: str) -> Any:
+    def build() -> Any:
         with pytest.raises(CommandFailed):
             engine.follow(["sh", "-c", "echo begun; exec sleep 600"], lambda line: begun.set())
         ended.set()
         raise ContainersError("ended", "here", "again")
 
-    monkeypatch.setattr(images, "build_training_image", build)
-    with pytest.raises(RuntimeError, match="a host failed"), deploy.image_build(print, False):
+    with pytest.raises(RuntimeError, match="a host failed"), deploy.image_build(build):
         assert begun.wait(60)
         raise RuntimeError("a host failed")
     assert ended.wait(60)
