@@ -25,7 +25,7 @@ from containers.engine import BUILD, ContainersError
 from containers.own_base import own_base
 
 MARK = "muster:"
-ALIVE_SECONDS = 10.0  # between two signs of life
+SIGN_OF_LIFE_SECONDS = 10.0  # between two signs of life
 ABSENT_SECONDS = 60.0  # without a word from the control machine, after which it has gone
 
 _said = threading.Lock()
@@ -85,7 +85,7 @@ def _look(heard: list[float]) -> None:
     said = time.monotonic()
     while time.monotonic() - heard[0] < ABSENT_SECONDS:
         time.sleep(0.5)
-        if time.monotonic() - said > ALIVE_SECONDS:
+        if time.monotonic() - said > SIGN_OF_LIFE_SECONDS:
             said = time.monotonic()
             with contextlib.suppress(OSError):  # nobody listens any more
                 _say({"alive": True})

@@ -25,6 +25,7 @@ from containers.pip import Target, pip_folder
 from containers.wheels import added_wheels, training_wheels, workload_wheels
 from containers.workload_image import IGNORED, wheels_on
 from launch.cli.refusal import refuse
+from launch.deploy.distribution import HOST_SECONDS, SIGN_OF_LIFE_SECONDS
 from launch.files import ROOT, write_whole
 from launch.hosts import openssh, ssh
 from launch.hosts.connection import LINK_ERRORS, Machine
@@ -35,8 +36,6 @@ FOLDER = PurePosixPath(
 )  # what all control machines' builds share: `cache`; the rest is one's own
 SOURCES = ("containers", "train", "keeper", "pyproject.toml")
 SILENCE_SECONDS = 60  # of rsync, after which it has failed
-QUIET_SECONDS = 90.0  # without a sign of life from the program there (ALIVE_SECONDS of containers/there.py)
-PING_SECONDS = 10.0  # between two of ours
 OLDEST_PYTHON = (3, 11)  # that containers/ runs on: requires-python of pyproject.toml
 LOOK = "import platform, sys; print(*sys.version_info[:2], platform.machine())"
 
@@ -167,7 +166,7 @@ class BuildHost:
                 self._call = call
                 threading.Thread(target=self._ping, args=(call,), daemon=True).start()
                 words: dict[str, Any] = {}
-                for frame in call.frames(QUIET_SECONDS):
+                for frame in call.frames(HOST_SECONDS):
                     words = frame.words
                     if "progress" in words:
                         self.progress(words["progress"])
@@ -181,7 +180,7 @@ class BuildHost:
 
     def _ping(self, call: Call) -> None:
         with suppress(*LINK_ERRORS):  # what ends the call says why
-            while call.is_open and not self._ended.wait(PING_SECONDS):
+            while call.is_open and not self._ended.wait(SIGN_OF_LIFE_SECONDS):
                 call.send({"ping": True})
 
     def _refuse_ended(self) -> None:

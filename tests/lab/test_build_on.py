@@ -1,0 +1,88 @@
+"""Promise: a user with neither root nor a container engine trusts, deploys, checks and trains, as a host builds images."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from containers import base, wheels
+from containers.engine import BUILD
+from tests.clone import copy_clone
+from tests.lab.conftest import ENGINES, WORKLOAD, Lab
+
+USER = "muster-laptop"
+#: All that a control machine needs beside .venv, and what make, git and Python's own modules call.
+PROGRAMS = ("ssh", "ssh-keyscan", "ssh-keygen", "rsync", "make", "git", "python3", "sh", "env", "id", "uname")
+
+pytestmark = pytest.mark.lab
+
+
+class Laptop:
+    """A user of this machine with a clone, and the lab's inventory with `build_on: h1` in it."""
+
+    def __init__(self, lab: Lab, home: Path) -> None:
+        self.clone, self._home = copy_clone(home), home
+        self._programs = home / "programs"
+        self._programs.mkdir()
+        for name in PROGRAMS:
+            (self._programs / name).symlink_to(str(shutil.which(name)))
+        own = self.clone / "inventory" / "laptop"
+        own.mkdir()
+        text = (lab.inventory / "hosts.yml").read_text()
+        (own / "hosts.yml").write_text(text.replace("  vars:\n", "  vars:\n    build_on: h1\n", 1))
+        shutil.copy(lab.inventory / "id_ed25519", own)
+        shutil.copytree(WORKLOAD, self.clone / "job")
+        fetched = wheels.training_wheels(lambda line: None)  # not once more from the index
+        shutil.copytree(fetched, self.clone / "build" / fetched.name, copy_function=os.link)
+        subprocess.run(["chown", "-R", "--no-dereference", f"{USER}:", home], check=True)
+
+    def make(self, *words: str, seconds: float = 600) -> str:
+        """What a command printed, which must have succeeded."""
+        env = {**os.environ, "HOME": str(self._home), "PATH": str(self._programs), "PYTHONUNBUFFERED": "1"}
+        done = subprocess.run(
+            ["make", "-s", "PYTHON=true", "INVENTORY=inventory/laptop", *words], cwd=self.clone, env=env, text=True,
+            user=USER, group=USER, extra_groups=[], timeout=seconds, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+
+@pytest.fixture
+def laptop(lab: Lab) -> Iterator[Laptop]:
+    """h1 has the Debian of this machine's base image already, which would take half a minute to be assembled there."""
+    home = Path("/home") / USER
+    subprocess.run(["userdel", "--remove", USER], capture_output=True, check=False)
+    subprocess.run(["useradd", "--create-home", USER], check=True, capture_output=True)
+    try:
+        base.ensure_base(lambda line: None)
+        hand_over = f"podman save {base.REFERENCE} | podman exec --interactive muster-{lab.name}-h1 podman load"
+        subprocess.run(["sh", "-c", hand_over], check=True, capture_output=True, timeout=300)
+        yield Laptop(lab, home)
+    finally:
+        for kind in ("base", "workload-job"):
+            lab.on("h1", f"podman rmi --force $(podman images --quiet localhost/muster/{kind})", check=False)
+        lab.on("h1", "rm -rf /var/lib/muster/build")
+        for host, engine in ENGINES.items():
+            lab.on(host, f"{engine} rmi --force localhost/muster/workload-job:latest", check=False)
+        subprocess.run(["userdel", "--remove", USER], capture_output=True, check=True)
+
+
+def test_without_root_and_engine_a_host_builds(lab: Lab, laptop: Laptop) -> None:
+    assert "3 new" in laptop.make("trust", "YES=1")
+    said = laptop.make("deploy", seconds=900)
+    assert "image: localhost/muster/train:latest: step" in said and "Deployed in" in said
+    assert (laptop.clone / "build" / "images" / "sbom-train.json").stat().st_size > 10000
+    built = lab.on("h1", "podman image inspect --format '{{.Id}}' localhost/muster/train:latest")
+    assert built == lab.cluster["image"]["id"]  # the same image, wherever it is built: the lab has it
+    assert "h2" in laptop.make("check", "FORECAST=0", "NODES=2")
+    ran = laptop.make("train", "NODES=2", "WORKLOAD=job", "SCRIPT=reduce.py")
+    assert "image: localhost/muster/workload-job:latest" in ran and "succeeded" in ran
+    again = laptop.make("train", "NODES=2", "WORKLOAD=job", "SCRIPT=reduce.py")
+    assert "image:" not in again  # it is known that nothing has changed
+    assert not (BUILD / "images" / "sbom-workload-job.json").exists()
