@@ -1,4 +1,4 @@
-"""Promise: a user with neither root nor a container engine trusts, deploys, checks and trains, as a host builds images."""
+"""Promise: who has neither root nor a container engine trusts, deploys, checks and trains, as a host builds images."""
 
 from __future__ import annotations
 

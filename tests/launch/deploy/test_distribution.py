@@ -155,7 +155,7 @@ def test_where_the_host_that_has_built_it_lacks_a_layer_or_cannot_be_reached_tha
     shutil.rmtree(hosts.pool("h1"))
     hosts.pool("h1").mkdir()
     next((hosts.export.path / "blobs" / "sha256").iterdir()).unlink()
-    with pytest.raises(Refusal, match="a layer cannot be taken from .* No such file") as refused:
+    with pytest.raises(Refusal, match=r"a layer cannot be taken from .* No such file") as refused:
         hosts.bring("h1", "h2", origin="h1")
     assert [problem.where for problem in refused.value.problems] == ["host h1"]
 
