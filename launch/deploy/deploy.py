@@ -30,7 +30,7 @@ from launch.cli.make_variables import naming
 from launch.cli.output import Phases, detail, say
 from launch.cli.refusal import Problem, Refusal, refuse
 from launch.cli.units import size
-from launch.deploy import control, data, detect, distribution, firewalls, package_proxy, playbook
+from launch.deploy import build_host, control, data, detect, distribution, firewalls, package_proxy, playbook
 from launch.deploy.alone import alone
 from launch.files import stored, write_json
 from launch.health import gpu_checks
@@ -44,14 +44,13 @@ Built = tuple[images.Image, images.OciExport]
 
 
 @contextmanager
-def image_build(progress: Callable[[str], None], horovod: bool, base_image: str = "") -> Iterator[Future[Built]]:
-    """The training image and its export, built in a thread while Ansible works on the hosts."""
+def image_build(build: Callable[[], Built], end: Callable[[], None] = engine.abort) -> Iterator[Future[Built]]:
+    """The training image and its export, built in a thread while the hosts are worked on. end: what ends `build`."""
     built: Future[Built] = Future()
 
     def work() -> None:
         try:
-            image = images.build_training_image(progress, horovod, base_image)
-            built.set_result((image, images.export_oci(image, progress)))
+            built.set_result(build())
         except BaseException as error:
             built.set_exception(error)
 
@@ -61,8 +60,14 @@ def image_build(progress: Callable[[str], None], horovod: bool, base_image: str 
         yield built
     finally:
         if thread.is_alive():  # nobody waits for it any more, as the deploy has failed or was interrupted
-            engine.abort()
+            end()
             thread.join(ABORT_SECONDS)
+
+
+def built_here(progress: Callable[[str], None], horovod: bool, base_image: str) -> Built:
+    """The training image and its export, of this machine's Podman. Raises ContainersError."""
+    image = images.build_training_image(progress, horovod, base_image)
+    return image, images.export_oci(image, progress)
 
 
 def image_refusal(error: engine.ContainersError) -> Refusal:
@@ -89,9 +94,10 @@ def deploy(path: Path, console: Console, horovod: bool = False, remeasure: bool 
     with phases.phase("inventory", f"Reading {path}"):
         inv = inventory.read(path)
         console.print(f"    {len(inv.hosts)} hosts: {', '.join(host.name for host in inv.hosts)}")
-        refuse_missing_archive(inv)
+        if not inv.build_on:
+            refuse_missing_archive(inv)
     with phases.phase("control", "This machine"):
-        control.ensure_ready(console)
+        control.ensure_reaching() if inv.build_on else control.ensure_ready(console)
     with ExitStack() as held:
         with phases.phase("login", "Logging in to every host"):
             targets = [host.target for host in inv.hosts]
@@ -129,7 +135,12 @@ def _work(
 ) -> tuple[clustermap.ClusterMap, dict[str, Any]]:
     """What changes the hosts; returns the cluster map, and of each host what it was sent."""
     last_map = None if remeasure else clustermap.path_of(inv.path)
-    with image_build(detail(console, "image: "), horovod, inv.base_image) as built:
+    progress = detail(console, "image: ")
+    builder = next((machine for machine in machines if machine.name == inv.build_on), None)
+    there = build_host.looked_at(builder, progress) if builder else None
+    with ExitStack() as held:
+        if not there:
+            built = held.enter_context(image_build(lambda: built_here(progress, horovod, inv.base_image)))
         with phases.phase("ask", "Asking the hosts what they are, and what they lack"):
             answers = detect.ask(inv, machines, console)
         for change in detect.changes_of_engine(answers):
@@ -142,6 +153,11 @@ def _work(
                 revive(machines)
                 answers |= detect.ask(inv, [machine for machine in machines if machine.name in bare], console)
         known = detect.facts_of(inv, answers, console)
+        detect.check_architecture(inv, known)
+        if there:  # it is provisioned now
+            settings = next(host.settings for host in inv.hosts if host.name == inv.build_on)
+            there.environment = held.enter_context(package_proxy.environment(there.machine, settings))
+            built = held.enter_context(image_build(lambda: there.build(horovod, inv.base_image), there.end))
         if shut := firewalls.unsettled(inv.hosts, known):
             with phases.phase("firewalls", f"Changing the firewalls of {', '.join(shut)}"):
                 firewalls.open_to_peers(machines, shut, list(known), phases)
@@ -166,7 +182,7 @@ def _work(
             "distribute", f"Distributing the image ({whole}, sent compressed; a host gets what it lacks)"
         ):
             to = [machine for machine in machines if machine.name in lacking]
-            placed |= distribution.distribute(to, addresses, image, export, phases.say, choice.links)
+            placed |= distribution.distribute(to, addresses, image, export, phases.say, choice.links, builder)
     cluster = _cluster_map(inv, facts, choice, image, export, measured)
     clustermap.write(clustermap.path_of(inv.path), cluster)
     return cluster, placed
@@ -317,7 +333,7 @@ def _cluster_map(
         known_hosts=stored(inventory.known_hosts_path(inv.path)),
         hosts=hosts,
         network=choice.network,
-        image=clustermap.MapImage(image.ref, image.id, sum(export.blobs.values()), inv.base_image),
+        image=clustermap.MapImage(image.ref, image.id, sum(export.blobs.values()), inv.base_image, inv.build_on),
         measured=dataclasses.asdict(measured.measurements),
         measured_at=measured.when,
         measured_key=measured.key,

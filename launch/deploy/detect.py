@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
+from containers.pip import HERE
 from keeper import engines
 from launch.cli import exits
 from launch.cli.output import detail
@@ -52,17 +53,21 @@ def ask(inv: Inventory, machines: Sequence[Machine], console: Console) -> Answer
 
     def asked(host: Host) -> dict[str, Any]:
         chosen = {key: host.settings.get(key) for key in ("train_interface", "train_network")}
-        return {"survey": {"full": True, "wanted": wanted(host), "ports": firewalls.PORTS, **chosen}}
+        needed = wanted(host, host.name == inv.build_on)
+        return {"survey": {"full": True, "wanted": needed, "ports": firewalls.PORTS, **chosen}}
 
     options = {host.name: asked(host) for host in inv.hosts}
     return hostcall.call_hosts(machines, options, SURVEY_SECONDS, detail(console))
 
 
-def wanted(host: Host) -> dict[str, Any]:
-    """What a host is to have, as playbooks/module_utils/muster_ready.py takes it."""
-    own = host.settings
+def wanted(host: Host, builds: bool = False) -> dict[str, Any]:
+    """What a host is to have, as playbooks/module_utils/muster_ready.py takes it. builds: it builds images, too."""
+    own, defaults = host.settings, rootless.defaults()
+    packages, builders = defaults["engine_packages"], defaults["engine_builder_packages"]
+    if builds:
+        packages = {kind: {**them, "all": them["all"] | builders[kind]["all"]} for kind, them in packages.items()}
     engine = own.get("container_engine", "auto")
-    return {"packages": rootless.defaults()["engine_packages"], "engine": engine, "gpus": own.get("gpus") != []}
+    return {"packages": packages, "engine": engine, "gpus": own.get("gpus") != [], "builds": builds}
 
 
 def not_ready(answers: Answers) -> list[str]:
@@ -135,6 +140,17 @@ def _all_answers(answers: Mapping[str, hostcall.Answer | BaseException]) -> dict
     if problems:
         raise Refusal(problems, exits.DEPLOY_FAILED)
     return {name: answer for name, answer in answers.items() if isinstance(answer, hostcall.Answer)}
+
+
+def check_architecture(inv: Inventory, facts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raises Refusal where a host has another architecture than the machine that builds: the image would not run."""
+    where, builds = (f"host {inv.build_on}", facts[inv.build_on]["arch"]) if inv.build_on else ("this machine", HERE)
+    others = sorted(name for name, known in facts.items() if known["arch"] != builds)
+    if others:
+        found = ", ".join(sorted({facts[name]["arch"] for name in others}))
+        what = f"it builds images for {builds}, and {', '.join(others)} {'is' if len(others) == 1 else 'are'} {found}"
+        fix = "name a host of their architecture: `build_on: <host>` in the inventory; hosts of one make a cluster"
+        raise refuse(where, what, fix)
 
 
 def choose_network(

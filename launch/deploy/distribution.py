@@ -39,6 +39,7 @@ LISTENING_SECONDS = 20.0  # for a host to say whether it listens
 CALLS = 3  # of a host whose SSH connection breaks again and again
 STEP_SECONDS = 1.0  # between two looks at how far all hosts are
 
+BLOBS = "blobs/sha256"  # in an export's folder
 CHUNK_BYTES = 1 << 20  # of a layer in one frame; as muster_relay has it, like the frame itself
 HEADER = struct.Struct(">QI32s")
 SMALL_BYTES = 16 << 20  # of a layer that may be compressed slowly: one of code alone
@@ -54,16 +55,19 @@ def distribute(
     export: images.OciExport,
     say: Callable[[str], None],
     links: Sequence[Link] = (),
+    origin: Machine | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Bring an image to these hosts. Returns host -> {"id", "changed", "seconds", "bytes_sent" (that came to it, from
     whomever), "control_bytes" (of these, what this machine sent)}.
 
-    addresses: of all hosts, on the training network; links: what was measured there.
+    addresses: of all hosts, on the training network; links: what was measured there. origin: the host that has built
+    the image and has its layers in the export's folder; this machine then sends none. It gets the image, too.
 
     Raises Refusal when a host does not end up with this very image; before anything is sent, where one has no room.
     """
+    machines = [*([origin] if origin else []), *(one for one in machines if not origin or one.name != origin.name)]
     options = {"ref": image.ref, "id": image.id, "index": export.index, "blobs": export.blobs}
-    folder = export.path / "blobs" / "sha256"
+    folder = export.path / BLOBS
 
     def read(digest: str, offset: int, length: int) -> bytes:
         with (folder / digest).open("rb") as file:
@@ -71,7 +75,8 @@ def distribute(
             return file.read(length)
 
     blobs = Blobs(export.blobs, read, SMALL_BYTES)
-    return pass_on(machines, addresses, "muster_distribution", options, blobs, say, links)
+    first, own = (origin.name, {origin.name: {"built": str(folder)}}) if origin else (relay.CONTROL, {})
+    return pass_on(machines, addresses, "muster_distribution", options, blobs, say, links, "layers", first, own)
 
 
 def pass_on(
@@ -81,21 +86,25 @@ def pass_on(
     options: Mapping[str, Any],
     blobs: Blobs,
     say: Callable[[str], None],
-    links: Sequence[Link] = (),
-    what: str = "layers",
+    links: Sequence[Link],
+    what: str,
+    origin: str = relay.CONTROL,
+    more: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Bring blobs to these hosts, which run `module` of playbooks/module_utils; the rest is as of `distribute`.
 
-    options: the module's, but `relay`. what: what the blobs are, for people.
+    options: the module's, but `relay`; more: further ones of some hosts. what: what the blobs are, for people. origin:
+    the one of the hosts that has them all, where that is not this machine.
     """
-    order = relay.chain([machine.name for machine in machines], links)
+    order = relay.chain([machine.name for machine in machines if machine.name != origin], links)
     secret = secrets.token_bytes(32)
     changed = threading.Condition()
     with Frames(blobs, secret) as frames:
         hosts: dict[str, Host] = {}
         for machine in machines:
             own = {"secret": secret.hex(), "address": addresses[machine.name], "ports": clustermap.REACH_PORTS}
-            hosts[machine.name] = Host(machine, module, {**options, "relay": own}, frames, changed)
+            asked = {**options, "relay": own, **(more or {}).get(machine.name, {})}
+            hosts[machine.name] = Host(machine, module, asked, frames, changed)
         try:
             _wait_for_needs(hosts, say, changed)
             _refuse_failed(hosts)  # nothing was sent yet
@@ -103,7 +112,8 @@ def pass_on(
             for host in hosts.values():
                 host.begin()
             lacking = [name for name in order if hosts[name].needed == "pull"]
-            _Distribution(lacking, hosts, addresses, say, changed, what).run()
+            first = [origin] if origin in hosts else []
+            _Distribution([*first, *lacking], hosts, addresses, say, changed, what, origin).run()
             _refuse_failed(hosts)
         finally:
             for host in hosts.values():
@@ -366,8 +376,10 @@ class Host:
 
 @dataclass
 class _Distribution:
-    """The way of blobs from host to host, until each has all or has failed. `order`: the hosts that lack some; `what`:
-    what the blobs are, for people."""
+    """The way of blobs from host to host, until each has all or has failed.
+
+    order: the hosts that lack some, after the origin where that is a host; what: what the blobs are, for people.
+    """
 
     order: Sequence[str]
     hosts: Mapping[str, Host]
@@ -375,6 +387,7 @@ class _Distribution:
     say: Callable[[str], None]
     changed: threading.Condition
     what: str
+    origin: str = relay.CONTROL
 
     def run(self) -> None:
         said, before = time.monotonic(), dict[str, tuple[float, int]]()
@@ -402,17 +415,32 @@ class _Distribution:
         for name, source in relay.failed_with(self.order, states).items():
             self.hosts[name].why = f"nothing came for {relay.STANDSTILL_SECONDS:.0f} s"
             states[name] = self.hosts[name].state = replace(states[name], failed=states[name].failed | {source})
-        for name, source in relay.next_sources(self.order, states).items():
+        for name in relay.stranded(self.order, states, self.origin):
+            self.hosts[name].fail(RuntimeError(self._why_stranded(name)))
+        for name, source in relay.next_sources(self.order, states, self.origin).items():
             if not self.hosts[name].is_ready:
                 continue
             self._say_why(name, source, states)
             port = self.hosts[source].port if source in self.hosts else None
             self.hosts[name].name_source(source, port, self.addresses.get(source))
 
+    def _why_stranded(self, name: str) -> str:
+        origin, own = self.hosts[self.origin], self.hosts[name].why
+        if origin.state.gone:
+            why = "has failed itself"
+        elif origin.state.listens is False:
+            why = f"does not listen: {origin.why or 'no answer in time'}"
+        else:
+            why = f"could not be used: {own}"
+        first, last = clustermap.REACH_PORTS
+        return (
+            f"it has nobody to take layers from: {self.origin}, on which they were built, {why} (ports {first}-{last})"
+        )
+
     def _say_why(self, name: str, source: str, states: Mapping[str, relay.State]) -> None:
         """Where a host does not take from the one before it in the chain."""
         place, host = self.order.index(name), self.hosts[name]
-        usual = self.order[place - 1] if place else relay.CONTROL
+        usual = self.order[place - 1] if place else self.origin
         former = host.last_source or usual
         if source == usual or former == relay.CONTROL:
             return

@@ -78,6 +78,7 @@ class MapImage:
     id: str
     bytes: int
     base_image: str = ""  # as in inventory.Inventory
+    build_on: str = ""  # likewise
 
 
 @dataclass(frozen=True)

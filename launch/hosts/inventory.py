@@ -36,7 +36,8 @@ VARIABLES = {
     "firewall": "true or false",
     "rootless": "true or false",
     "container_engine": "auto, podman or docker",
-    "base_image": "the reference of an image, or the absolute path of an archive of one on this machine",
+    "base_image": "the reference of an image, or the absolute path of an archive of one on the machine that builds",
+    "build_on": "control or the name of a host of this inventory",
 }
 
 #: Those that are true or false. In an INI file a value such as `true` is a text; Ansible takes these words for it.
@@ -60,6 +61,9 @@ CONNECTION_VARIABLES = frozenset(f"ansible_{name}" for name in _CONNECTION_VARIA
 
 #: An image's name with its registry, tag or digest; Podman itself looks closer.
 REFERENCE = re.compile(r"[a-z0-9][A-Za-z0-9.:-]*(?:/[a-z0-9._-]+)*(?::[\w.-]+)?(?:@sha256:[0-9a-f]{64})?")
+
+#: As build_on: the machine where make is typed.
+CONTROL = "control"
 
 #: The group of hosts that wait in each run, and take the place of one that is lost.
 SPARES = "spares"
@@ -104,6 +108,7 @@ class Inventory:
     hosts: tuple[Host, ...]
     sha256: str
     base_image: str = ""  # what the training image stands on; empty: Muster's own base
+    build_on: str = ""  # the host that builds images; empty: this machine
 
 
 def build_name(path: Path) -> str:
@@ -172,13 +177,26 @@ def read(path: Path) -> Inventory:
         except ValueError as error:
             problems.append(Problem(where, str(error), "correct this value"))
     problems += check_distinct(str(path), [host.target for host in hosts])
-    bases = {host.settings.get("base_image", "") for host in hosts}
-    if len(bases) > 1:
-        what = f"hosts differ in `base_image`: {', '.join(base or 'none' for base in sorted(bases))}"
-        problems.append(Problem(str(path), what, "set it once, under `vars:` of all hosts: they run one image"))
+    base_image, build_on = (_set_once(path, hosts, name, problems) for name in ("base_image", "build_on"))
+    builder = "" if build_on == CONTROL else build_on
+    if builder and builder not in names:
+        what = f"`build_on: {builder}` names no host of this inventory{_did_you_mean(builder, names)}"
+        problems.append(Problem(str(path), what, f"name one of {', '.join(names)}, or `{CONTROL}`: this machine"))
+    if any(host.name == builder and host.target.rootless for host in hosts):
+        what = f"`build_on: {builder}` and `rootless: true` there: building images needs root"
+        problems.append(Problem(str(path), what, "name another host"))
     if problems:
         raise Refusal(merge_problems(problems))
-    return Inventory(path, tuple(hosts), digest(path), bases.pop())
+    return Inventory(path, tuple(hosts), digest(path), base_image, builder)
+
+
+def _set_once(path: Path, hosts: list[Host], name: str, problems: list[Problem]) -> str:
+    """A setting that all hosts share; empty: not set. Adds a problem where they differ."""
+    values = {str(host.settings.get(name, "")) for host in hosts}
+    if len(values) > 1:
+        what = f"hosts differ in `{name}`: {', '.join(value or 'none' for value in sorted(values))}"
+        problems.append(Problem(str(path), what, "set it once, under `vars:` of all hosts: they run one image"))
+    return min(values, default="")
 
 
 def merge_problems(problems: list[Problem]) -> list[Problem]:
@@ -362,6 +380,8 @@ def _good_value(key: str, value: Any) -> bool:
         return value in ("auto", *engines.ENGINES)
     if key == "base_image":
         return isinstance(value, str) and (value.startswith("/") or bool(REFERENCE.fullmatch(value)))
+    if key == "build_on":
+        return isinstance(value, str) and bool(value)
     if key == "data_dir":
         return isinstance(value, str) and value.startswith("/")
     raise KeyError(key)  # a variable of VARIABLES that nobody checks

@@ -6,10 +6,12 @@ Sent to the host's own Python as root, like muster_answer. Standard library alon
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import select
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -26,7 +28,8 @@ def run(options: dict[str, Any], say: Callable[[Any], None]) -> None:
 
     options: ref (the image's name), id (64 hexadecimal digits), index (text of an OCI index.json that names this image
     alone), blobs (digest, hexadecimal -> bytes of manifest, config and layers), relay (those of muster_relay.run, and
-    secret, the key of this distribution in hexadecimal digits).
+    secret, the key of this distribution in hexadecimal digits), built (the folder of the blobs, where the image was
+    built on this host, which then serves others in any case; else null or not there).
 
     Says {"needed": nothing, name or pull (see muster_image), "lacks": bytes to come, "bz2": whether this Python
     can read it}, and waits for {"begin": true} on standard input: nothing is sent before every host was found to have
@@ -46,19 +49,45 @@ def _run(options: dict[str, Any], say: Callable[[Any], None]) -> None:
     engine = noted()
     ref, identity, sizes, begun = options["ref"], options["id"], options["blobs"], time.monotonic()
     with alone(muster_image.LEDGER.with_name("lock"), say):
+        built = options.get("built")
+        if built:
+            link(Path(built), muster_image.POOL, sizes)
         plan = muster_image.check(engine, ref, identity, sizes)
         lacks = sum(sizes[digest] for digest in plan["missing"])
         say({"needed": plan["needed"], "lacks": lacks, "bz2": muster_relay.bz2 is not None})
         if not may_begin():
             return
         serving = None
-        if plan["needed"] == "pull":
+        if plan["needed"] == "pull" or built:
             serving = relay(muster_image.POOL, muster_relay.Store, sizes, options["relay"], say)
-        if plan["needed"] != "nothing":
+        if plan["needed"] != "nothing" or built:
             muster_image.bring(engine, ref, identity, options["index"], sizes)
         say({"holds": identity, "seconds": round(time.monotonic() - begun, 2)})
     if serving:
         os.waitpid(serving, 0)
+
+
+def link(built: Path, pool: Path, sizes: dict[str, int]) -> None:
+    """Take into the pool what it lacks of an image that was built on this host. Raises RuntimeError with words."""
+    for digest in muster_image.missing_blobs(pool, sizes):
+        draft = pool / f".{digest}.built"
+        try:
+            if draft.exists():
+                draft.unlink()
+            _link_or_copy(built / digest, draft)
+            draft.replace(pool / digest)
+        except OSError as error:
+            what = f"a layer cannot be taken from {built}, where it was built: {error.strerror}"
+            raise RuntimeError(f"{what}. Fix: see `df` there, then run the same command again") from None
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        shutil.copyfile(source, target)
 
 
 @contextlib.contextmanager

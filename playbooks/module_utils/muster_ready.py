@@ -47,6 +47,7 @@ class Wanted(NamedTuple):
     packages: Packages
     engine: str = "auto"  # or the name of one
     gpus: bool = True  # ranks may use this host's GPUs
+    builds: bool = False  # it builds images, with Podman, whatever its engine is
 
 
 def family(os_release: str) -> str:
@@ -209,6 +210,8 @@ def ensure(wanted: Wanted, check_mode: bool, strict: bool = False) -> Dict[str, 
         _refuse_missing(missing, kind, strict)
         if not check_mode:
             muster_packages.note_begin(PACKAGES)
+            if wanted.builds:  # before Podman comes: a host keeps the engine that it has
+                take(chosen, check_mode)
         return {**found, "service": chosen.service}
     if stopped and not strict:
         return found
@@ -216,6 +219,8 @@ def ensure(wanted: Wanted, check_mode: bool, strict: bool = False) -> Dict[str, 
         raise RuntimeError(problem)
     owner = os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
     changed = [muster_packages.note_end(PACKAGES, check_mode), SETTLE[chosen.name](check_mode)]
+    if wanted.builds and chosen.name != "podman":
+        changed.append(muster_podman.settle(check_mode))
     changed += [make_folders(ROOT, owner, check_mode), take(chosen, check_mode)]
     return {**found, "changed": any(changed), "service": ""}
 

@@ -236,7 +236,9 @@ def test_data(data: dict[str, Any] | None, level: str) -> None:
 
 
 def test_a_host_without_the_dataset_that_make_data_brought_is_told_what_brings_it() -> None:
-    [verdict] = about("data", host(data={"present": False}), Asked(data_dir="/var/lib/muster/data/stl10/ab12ab12ab12ab12"))
+    [verdict] = about(
+        "data", host(data={"present": False}), Asked(data_dir="/var/lib/muster/data/stl10/ab12ab12ab12ab12")
+    )
     assert verdict.level == ERROR and "NAME=stl10" in verdict.fix
 
 

@@ -159,10 +159,23 @@ def test_a_base_image_is_one_for_all_hosts(tmp_path: Path, base: str) -> None:
     assert f"hosts differ in `base_image`: none, {base}" in said
 
 
+def test_images_are_built_here_or_on_one_host_of_the_inventory(tmp_path: Path) -> None:
+    hosts = "hosts:\n    a: {ansible_host: 192.0.2.1}\n    b: {ansible_host: 192.0.2.2}\n"
+    path = tmp_path / "hosts.yml"
+    for setting, builder in {"{build_on: b}": "b", "{build_on: control}": "", "{}": ""}.items():
+        path.write_text(f"all:\n  vars: {setting}\n  {hosts}")
+        assert inventory.read(path).build_on == builder
+    said = refusal(tmp_path, f"all:\n  vars: {{build_on: bb}}\n  {hosts}")
+    assert "`build_on: bb` names no host of this inventory" in said and "name one of a, b, or `control`" in said
+    said = refusal(tmp_path, "all:\n  hosts:\n    a: {ansible_host: 192.0.2.1, build_on: a}\n    b: {}\n")
+    assert "hosts differ in `build_on`: none, a" in said
+
+
 @pytest.mark.slow  # each asks ansible-inventory
 @pytest.mark.parametrize(
     "setting",
     [
+        "build_on: 7",
         "nproc_per_node: 0",
         "nproc_per_node: two",
         "gpus: 0",
