@@ -25,6 +25,7 @@ KILL_SECONDS = 5  # from SIGTERM to SIGKILL, where nothing is left to save
 END_SECONDS = 5  # for a container to end after its keeper, and for a killed process to be gone
 GPU_SECONDS = 30  # for nvidia-smi
 KFD = "/dev/kfd"  # a container that has it has AMD GPUs
+KFD_FOLDER = Path("/sys/class/kfd/kfd")  # what their compute driver says
 EVENTS_BYTES = 262144  # of events.jsonl, among which the first ones are
 ALL_PROCESSES = "pid:[4026531836]"  # the PID namespace in which all processes are seen: PROC_PID_INIT_INO of the kernel
 
@@ -355,10 +356,10 @@ def _gpu_memory(run: Run) -> Tuple[Dict[int, str], str]:
     return {pid: ", ".join(held) for pid, held in found.items()}, ""
 
 
-def _amd_memory(kfd: Path = Path("/sys/class/kfd/kfd")) -> Dict[int, str]:
+def _amd_memory() -> Dict[int, str]:
     """Process -> the memory that it holds on this host's AMD GPUs, as their compute driver counts it."""
     found: Dict[int, List[str]] = {}
-    for file in sorted(kfd.glob("proc/*/vram_*")):
+    for file in sorted(KFD_FOLDER.glob("proc/*/vram_*")):
         with contextlib.suppress(OSError, ValueError):  # the process has ended
             held = int(file.read_text())
             if held:
