@@ -24,8 +24,9 @@ from launch.health.verdicts import (
 )
 from launch.hosts.clustermap import AMD, NVIDIA
 
-#: What torch is built for, to run on a vendor's GPUs; and how one of these is reset.
+#: What torch is built for, to run on a vendor's GPUs; the other vendor; how a GPU is reset.
 BUILT_FOR = {NVIDIA: "CUDA", AMD: "ROCm"}
+OTHER = {NVIDIA: AMD, AMD: NVIDIA}
 RESETS = {NVIDIA: "nvidia-smi --gpu-reset -i {gpu}", AMD: "amd-smi reset --gpureset --gpu {gpu}"}
 #: A GPU at this temperature or above is too hot.
 TEMPERATURE_C = 90
@@ -100,7 +101,7 @@ def usable_gpus(facts: Facts, wanted: Sequence[int] | None, vendor: str = NVIDIA
 
 def strangers(facts: Facts, wanted: Sequence[int] | None, vendor: str) -> tuple[str, str] | None:
     """(what, fix) of GPUs that the training image's torch cannot use, where the host has no others."""
-    other = AMD if vendor == NVIDIA else NVIDIA
+    other = OTHER[vendor]
     if wanted == [] or vendors(facts) != {other}:
         return None
     found = models(gpus_of(facts, other)) or problems_of(facts, other)[0]["what"]
@@ -119,12 +120,8 @@ def mixed(
     right = [name for name, facts in asked.items() if vendor in vendors(facts)]
     if not others or not right:
         return None
-    names = {NVIDIA: "NVIDIA", AMD: "AMD"}
-    other = next(name for name in names if name != vendor)
-    what = (
-        f"GPUs of {names[vendor]} ({some(right)}) and of {names[other]} ({some(others)}): one image runs on all hosts, "
-        "and NCCL and RCCL cannot train together"
-    )
+    kinds = f"GPUs of {vendor.upper()} ({some(right)}) and of {OTHER[vendor].upper()} ({some(others)})"
+    what = f"{kinds}: one image runs on all hosts, and NCCL and RCCL cannot train together"
     return what, "make an inventory for each kind, or set `gpus: []` on the hosts of one kind to train on their CPUs"
 
 

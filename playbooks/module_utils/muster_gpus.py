@@ -279,7 +279,8 @@ def amd_device(pci_bus_id: str, pci: Path = PCI_DEVICES, dev: Path = DEVICES, kf
     elif render not in kfd_nodes(kfd):
         reason = "amdgpu's compute driver (KFD) does not know it"
     elif partition not in (None, "SPX"):
-        reason = f"it is divided into partitions ({partition}), and a rank gets a whole GPU or none"
+        undo = "`amd-smi set --compute-partition SPX` makes it one"
+        reason = f"it is divided into partitions ({partition}), and a rank gets a whole GPU or none; {undo}"
     elif closed:
         reason = f"root alone may use {', '.join(closed)}"
     return {

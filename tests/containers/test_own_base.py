@@ -28,12 +28,6 @@ RIGHT: dict[str, Any] = {
     "gloo": True,
     "hip": "",
 }
-    "python": "3.12.3",
-    "libc": ["glibc", "2.39"],
-    "torch": "2.12.0+cu130",
-    "gloo": True,
-    "hip": "",
-}
 
 
 def test_a_python_and_a_torch_that_muster_runs_on_are_taken() -> None:
