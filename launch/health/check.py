@@ -20,7 +20,7 @@ from launch.cli.make_variables import name_inventory
 from launch.cli.output import Phases, say, to_stderr
 from launch.cli.refusal import Problem, Refusal, refuse
 from launch.files import ROOT, shown
-from launch.health import host_checks, link_checks, sameness
+from launch.health import gpu_checks, host_checks, link_checks, sameness
 from launch.health.survey import Inside, Survey, ask_hosts, hosts_with_a_run, images_of, nic_of
 from launch.health.verdicts import ERROR, INCOMPLETE, WARNING, Asked, Verdict, of_host, worst
 from launch.hosts import clustermap
@@ -221,6 +221,7 @@ def asked_of(host: MapHost, answer: Answer, checkpoint_bytes: int | None, alone:
     return Asked(
         gpus=host.gpus if has_some else None,
         gpu_vendor=host.gpu_vendor,
+        gpu_access=gpu_checks.access(host.facts, host.gpus, host.gpu_vendor) if host.gpus else None,
         ranks=host.nproc_per_node,
         checkpoint_bytes=checkpoint_bytes,
         clock_offset=answer.clock_offset,

@@ -99,6 +99,13 @@ def usable_gpus(facts: Facts, wanted: Sequence[int] | None, vendor: str = NVIDIA
     ]
 
 
+def access(facts: Facts, indices: Sequence[int], vendor: str) -> list[str]:
+    """What a container is given to use these GPUs, which a reboot may name otherwise: AMD's devices and groups."""
+    used = [gpu for gpu in facts.get("gpus") or () if gpu.get("vendor", NVIDIA) == vendor and gpu["index"] in indices]
+    words = {word for gpu in used for word in gpu.get("devices", ())}
+    return sorted(words | {f"group {group}" for gpu in used for group in gpu.get("groups", ())})
+
+
 def strangers(facts: Facts, wanted: Sequence[int] | None, vendor: str) -> tuple[str, str] | None:
     """(what, fix) of GPUs that the training image's torch cannot use, where the host has no others."""
     other = OTHER[vendor]
@@ -179,6 +186,10 @@ def gpus(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
     useless = strangers(facts, asked.gpus, vendor)
     if useless and not obstacles:
         verdicts.append(of_host("gpus", name, WARNING, f"{useless[0]}; ranks run on the CPU", useless[1]))
+    now = access(facts, indices, vendor)
+    if asked.gpu_access is not None and not obstacles and now != asked.gpu_access:
+        what = f"its GPUs are {', '.join(now)} now, and were {', '.join(asked.gpu_access)} at the last deploy"
+        verdicts.append(of_host("gpus", name, ERROR, what, "run `make deploy`"))
     if len({gpu["name"] for gpu in used}) > 1:
         what = f"GPUs of several models: {models(used)}; every step waits for the slowest"
         fix = "choose GPUs of one model with `gpus` in the inventory, or divide the batch by speed: `--shares auto`"

@@ -142,6 +142,19 @@ def test_amd_gpus_are_judged_by_what_the_kernel_says_of_them() -> None:
     assert one("gpu health", host(gpus=[RADEON], gpu_health=[health(0)]), asked).level == INCOMPLETE  # NVIDIA's
 
 
+def test_devices_that_have_other_numbers_since_a_reboot_are_an_error() -> None:
+    def with_devices(render: str, group: int) -> dict[str, Any]:
+        return host(gpus=[{**RADEON, "devices": ["/dev/kfd", f"/dev/dri/{render}"], "groups": [group]}])
+
+    then = with_devices("renderD128", 992)
+    asked = Asked(gpus=[0], gpu_vendor="amd", gpu_access=gpu_checks.access(then, [0], "amd"))
+    assert one("gpus", then, asked).level == HEALTHY
+    for now in (with_devices("renderD129", 992), with_devices("renderD128", 44)):
+        verdict = one("gpus", now, asked)
+        assert verdict.level == ERROR and "renderD128" in verdict.what and "make deploy" in verdict.fix
+    assert one("gpus", host(), Asked(gpus=[0, 1], gpu_access=[])).level == HEALTHY  # NVIDIA's have no such names
+
+
 @pytest.mark.parametrize("vendor", ["nvidia", "amd"])
 def test_hosts_of_two_makers_are_refused_unless_those_of_one_have_no_gpus_to_use(vendor: str) -> None:
     hosts = {"h1": host(), "h2": host(gpus=[RADEON]), "h3": host(gpus=[]), "h4": host(gpus=[gpu(0), RADEON])}
