@@ -112,6 +112,19 @@ def test_a_base_for_rocm_needs_its_own_torchvision(monkeypatch: pytest.MonkeyPat
         image.build_training_image(QUIET, base_image="/rocm.tar")
 
 
+@pytest.mark.parametrize("hip", ["", "7.1.25424"])
+def test_the_training_image_is_for_the_gpus_of_its_base(
+    hip: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = own_base.Base("ab", "3.12", (2, 39), {"torch": "2.13.0", "torchvision": "0.28.0"}, hip)
+    monkeypatch.setattr(image, "own_base", lambda setting, progress: base)
+    monkeypatch.setattr(image, "as_root", lambda: ())
+    monkeypatch.setattr(image, "added_wheels", lambda *words: tmp_path)
+    monkeypatch.setattr(image, "inspect_image", lambda name, words: "cd")  # it is built
+    monkeypatch.setattr(image, "_train_on", lambda *words: image.Image("x", "cd", 1))
+    assert image.build_training_image(QUIET, base_image="/own.tar").hip == hip
+
+
 # From here on with Podman.
 
 FAKE_TORCH = (

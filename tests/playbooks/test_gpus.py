@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -293,6 +294,11 @@ def test_a_device_that_everybody_may_use_needs_no_group(tmp_path: Path) -> None:
     (tmp_path / "dev" / "kfd").chmod(0o666)
     (tmp_path / "dev" / "dri" / "renderD128").chmod(0o666)
     assert found_amd(tmp_path, {})[0][0]["groups"] == [] and found_amd(tmp_path, {})[0][0]["usable"]
+
+
+def test_a_container_never_gets_roots_group() -> None:
+    device: Any = SimpleNamespace(stat=lambda: SimpleNamespace(st_mode=0o20660, st_gid=0))
+    assert muster_gpus.owning_groups([device]) == ([], [str(device)])
 
 
 def test_the_health_of_an_amd_gpu_is_what_the_kernel_says(tmp_path: Path) -> None:
