@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,7 @@ class Image:
     ref: str
     id: str  # SHA-256 of its config, 64 hexadecimal digits: every host must have the image with this id
     layers_bytes: int  # total size of its layers
+    hip: str = ""  # as in own_base.Base
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,9 @@ def _on_own_base(base_image: str, progress: Progress, horovod: bool) -> Image:
         refuse_horovod_on(base_image)
     where = where_of(base_image)
     base = own_base(base_image, progress)
+    if base.hip and "torchvision" not in base.packages:
+        what = f"its torch {base.packages['torch']} is built for ROCm, and Muster's own torchvision is not"
+        raise ContainersError(what, where, "install the torchvision that fits this torch in the base image")
     wheels = added_wheels(base.packages, base.target, where, progress)
     reference = own_reference(base_image)
     before = inspect_image(reference, "{{.Id}}")
@@ -126,7 +130,7 @@ def _on_own_base(base_image: str, progress: Progress, horovod: bool) -> Image:
             podman("untag", image.id, reference)
             what = f"the trainer does not run on it as user {USER}, read-only. The last lines:\n{failure.tail}"
             raise ContainersError(what, where, "fix in the base image what they name") from failure
-    return image
+    return replace(image, hip=base.hip)
 
 
 def refuse_horovod_on(base_image: str) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import json
 import re
 import tomllib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ try:
     found["packages"] = {name: version for name, version in named if name and version}
     import torch, torch.distributed
     found["torch"] = str(torch.__version__)
+    found["hip"] = torch.version.hip or ""
     found["gloo"] = torch.distributed.is_available() and torch.distributed.is_gloo_available()
 except Exception as error:
     found["error"] = "%s: %s" % (type(error).__name__, error)
@@ -65,6 +66,7 @@ class Base:
     python: str  # such as 3.12
     glibc: tuple[int, int]
     packages: dict[str, str]  # normalized name -> version, of what its Python finds
+    hip: str  # the version of HIP, where its torch is built for ROCm; empty: it is not
 
     @property
     def target(self) -> Target:
@@ -82,7 +84,8 @@ def own_base(setting: str, progress: Progress) -> Base:
         notes = _notes()
         note = notes.get(setting, {})
         state = archive_state(setting)
-        here = note and note["state"] == state and inspect_image(note["base"]["id"], "{{.Id}}")
+        known = note and note["state"] == state and {field.name for field in fields(Base)} == set(note["base"])
+        here = known and inspect_image(note["base"]["id"], "{{.Id}}")
         if not here:
             progress(f"base image {setting}: {'loading' if state else 'pulling'}")
             identity = _load(setting) if state else _pull(setting, note.get("pulled") or setting)
@@ -90,11 +93,12 @@ def own_base(setting: str, progress: Progress) -> Base:
             base = _tried(setting, identity)
             progress(
                 f"base image {setting}: {pulled or identity[:12]}, Python {base.python}, torch {base.packages['torch']}"
+                f"{f' for ROCm (HIP {base.hip})' if base.hip else ''}"
             )
             note = {"state": state, "pulled": pulled, "base": asdict(base)}
             write_whole(NOTES, json.dumps({**notes, setting: note}, indent=1))
     found = note["base"]
-    return Base(found["id"], found["python"], (found["glibc"][0], found["glibc"][1]), found["packages"])
+    return Base(found["id"], found["python"], (found["glibc"][0], found["glibc"][1]), found["packages"], found["hip"])
 
 
 def archive_state(setting: str) -> list[int]:
@@ -156,7 +160,7 @@ def _tried(setting: str, identity: str) -> Base:
         raise ContainersError(problem, where_of(setting), "take an image that has them, or build one")
     packages = {normal(name): one for name, one in found["packages"].items()}
     packages.setdefault("torch", found["torch"])
-    return Base(identity, text(version(found["python"])), version(found["libc"][1]), packages)
+    return Base(identity, text(version(found["python"])), version(found["libc"][1]), packages, found["hip"])
 
 
 def _load(setting: str) -> str:

@@ -24,6 +24,8 @@ KEEPER_SECONDS = 60  # for the keeper of a started container to take the lease
 KILL_SECONDS = 5  # from SIGTERM to SIGKILL, where nothing is left to save
 END_SECONDS = 5  # for a container to end after its keeper, and for a killed process to be gone
 GPU_SECONDS = 30  # for nvidia-smi
+KFD = "/dev/kfd"  # a container that has it has AMD GPUs
+KFD_FOLDER = Path("/sys/class/kfd/kfd")  # what their compute driver says
 EVENTS_BYTES = 262144  # of events.jsonl, among which the first ones are
 ALL_PROCESSES = "pid:[4026531836]"  # the PID namespace in which all processes are seen: PROC_PID_INIT_INO of the kernel
 
@@ -100,12 +102,11 @@ class Run:
         return (self.document("host.json") or {}).get("node_rank")
 
     @property
-    def has_gpus(self) -> bool:
-        """Whether this host's container was given NVIDIA GPUs."""
-        with contextlib.suppress(KeyError, TypeError, IndexError, ValueError):  # a script wrote a plan.json of its own
-            command = self.plan["hosts"][self.node_rank]["command"]
-            return engines.engine(command[0]).has_gpus(command)
-        return False
+    def command(self) -> List[Any]:
+        """What started this host's container; empty where that cannot be read."""
+        with contextlib.suppress(KeyError, TypeError, IndexError):  # a script wrote a plan.json of its own
+            return list(self.plan["hosts"][self.node_rank]["command"])
+        return []
 
     def status(self) -> str:
         """ "starting", "running", "succeeded", "failed", "stopped", or "died": without a word of its keeper."""
@@ -353,7 +354,10 @@ def processes_of(run: str) -> Dict[int, str]:
 
 def _gpu_memory(run: Run) -> Tuple[Dict[int, str], str]:
     """(process -> the memory that it holds on this host's GPUs, why that is not known) for a run that had some."""
-    if not run.has_gpus:
+    command = run.command
+    if KFD in command:
+        return _amd_memory(), ""
+    if not command or not engines.engine(command[0]).has_gpus(command):
         return {}, ""
     query = "--query-compute-apps=gpu_uuid,pid,used_memory"
     try:
@@ -365,6 +369,18 @@ def _gpu_memory(run: Run) -> Tuple[Dict[int, str], str]:
         if len(fields) == 3 and fields[1].isdigit():
             found.setdefault(int(fields[1]), []).append(f"{fields[2]} of {fields[0]}")
     return {pid: ", ".join(held) for pid, held in found.items()}, ""
+
+
+def _amd_memory() -> Dict[int, str]:
+    """Process -> the memory that it holds on this host's AMD GPUs, as their compute driver counts it."""
+    found: Dict[int, List[str]] = {}
+    for file in sorted(KFD_FOLDER.glob("proc/*/vram_*")):
+        with contextlib.suppress(OSError, ValueError):  # the process has ended
+            held = int(file.read_text())
+            if held:
+                words = f"{held >> 20} MiB of GPU {file.name[len('vram_') :]}"
+                found.setdefault(int(file.parent.name), []).append(words)
+    return {pid: ", ".join(held) for pid, held in found.items()}
 
 
 def _lost_gpu_memory(run: Run) -> List[str]:

@@ -91,7 +91,7 @@ class BuildHost:
             if horovod:
                 images.refuse_horovod_on(base_image)
             said = self._ask({"look": True, "base_image": base_image})["base"]
-            base = Base(said["id"], said["python"], (said["glibc"][0], said["glibc"][1]), said["packages"])
+            base = Base(**{**said, "glibc": (said["glibc"][0], said["glibc"][1])})
             target = Target(base.python, base.glibc, self.arch)
             first = added_wheels(base.packages, target, where_of(base_image), self.progress)
             more = wheels_on(base.packages, target, first, workload, self.progress) if workload else None

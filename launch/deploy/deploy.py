@@ -168,6 +168,10 @@ def _work(
                 image, export = built.result()
             except engine.ContainersError as error:
                 raise image_refusal(error) from None
+    vendor = clustermap.AMD if image.hip else clustermap.NVIDIA
+    detect.check_facts(inv.hosts, facts.hosts, vendor)
+    for line in detect.unused_gpus(inv.hosts, facts.hosts, vendor):
+        console.print(f"    {line}", style="yellow", highlight=False)
     # After the build: where hosts and control machine are one, it would slow the measurement down.
     with phases.phase("measure", "Measuring the links between all hosts"):
         revive(machines)
@@ -183,7 +187,7 @@ def _work(
         ):
             to = [machine for machine in machines if machine.name in lacking]
             placed |= distribution.distribute(to, addresses, image, export, phases.say, choice.links, builder)
-    cluster = _cluster_map(inv, facts, choice, image, export, measured)
+    cluster = _cluster_map(inv, facts, choice, image, export, measured, vendor)
     clustermap.write(clustermap.path_of(inv.path), cluster)
     return cluster, placed
 
@@ -280,9 +284,11 @@ def refuse_datasets(held: Sequence[str]) -> None:
         raise refuse("the hosts", f"they hold datasets that `make data` has brought: {', '.join(held)}", fix)
 
 
-def ranks_and_gpus(host: inventory.Host, facts: Mapping[str, Any]) -> tuple[int, list[int]]:
+def ranks_and_gpus(
+    host: inventory.Host, facts: Mapping[str, Any], gpu_vendor: str = clustermap.NVIDIA
+) -> tuple[int, list[int]]:
     """Ranks on a host, and the GPUs they use: one rank per usable GPU, or nproc_per_node on the CPU. Pure."""
-    gpus = gpu_checks.usable_gpus(facts, host.settings.get("gpus"))
+    gpus = gpu_checks.usable_gpus(facts, host.settings.get("gpus"), gpu_vendor)
     return host.settings.get("nproc_per_node", len(gpus) or 1), gpus
 
 
@@ -305,10 +311,11 @@ def _cluster_map(
     image: images.Image,
     export: images.OciExport,
     measured: detect.Measured,
+    gpu_vendor: str,
 ) -> clustermap.ClusterMap:
     hosts, brought = [], dataset_dirs(facts)
     for host in inv.hosts:
-        nproc, gpus = ranks_and_gpus(host, facts.hosts[host.name])
+        nproc, gpus = ranks_and_gpus(host, facts.hosts[host.name], gpu_vendor)
         end = choice.endpoints[host.name]
         hosts.append(
             clustermap.MapHost(
@@ -323,6 +330,7 @@ def _cluster_map(
                 firewall=host.settings.get("firewall", not host.target.rootless),
                 facts=facts.hosts[host.name],
                 spare=host.spare,
+                gpu_vendor=gpu_vendor,
             )
         )
     return clustermap.ClusterMap(
@@ -346,7 +354,7 @@ def _table(cluster: clustermap.ClusterMap, placed: Mapping[str, Any]) -> Table:
         table.add_column(column, justify="right" if column in ("ranks", "cores", "memory", "sent") else "left")
     for host in cluster.hosts:
         facts = host.facts
-        used = [gpu for gpu in gpu_checks.nvidia_gpus(facts) if gpu["index"] in host.gpus]
+        used = [gpu for gpu in gpu_checks.gpus_of(facts, host.gpu_vendor) if gpu["index"] in host.gpus]
         table.add_row(
             f"{host.name} (spare)" if host.spare else host.name,
             f"{host.address} ({host.interface})",

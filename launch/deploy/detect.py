@@ -22,6 +22,7 @@ from launch.files import read_json
 from launch.health import gpu_checks
 from launch.health.host_checks import RUNNING
 from launch.hosts import hostcall, rootless
+from launch.hosts.clustermap import NVIDIA
 from launch.hosts.connection import Machine
 from launch.hosts.inventory import Host, Inventory, known_hosts_path
 from launch.network import choose, measure
@@ -86,7 +87,7 @@ def changes_of_engine(answers: Answers) -> list[str]:
 def facts_of(inv: Inventory, answers: Answers, console: Console) -> dict[str, dict[str, Any]]:
     """What all hosts have said. Raises Refusal when a host did not answer, or when the facts forbid to train."""
     facts = _facts(answers, console)
-    check_facts(inv.hosts, facts)
+    check_facts(inv.hosts, facts, None if inv.base_image else NVIDIA)
     return facts
 
 
@@ -266,8 +267,11 @@ def recall(last_map: Path, key: str, now: datetime.datetime, however_old: bool =
     return Measured(measurements, known["measured_at"], key)
 
 
-def check_facts(hosts: Sequence[Host], facts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raises Refusal for one machine under two names, and for GPUs that are absent, broken or cut into slices. Pure."""
+def check_facts(hosts: Sequence[Host], facts: Mapping[str, Mapping[str, Any]], gpu_vendor: str | None = NVIDIA) -> None:
+    """Raises Refusal for one machine under two names, and for GPUs that are absent, broken or cut into slices. Pure.
+
+    gpu_vendor: as in clustermap.MapHost; None: the image is not known yet, and GPUs are left aside.
+    """
     problems: list[Problem] = []
     owners: dict[str, str] = {}
     for host in hosts:
@@ -277,7 +281,23 @@ def check_facts(hosts: Sequence[Host], facts: Mapping[str, Mapping[str, Any]]) -
                 what = f"is the same machine as {owners[mac]} (both have the NIC with MAC address {mac})"
                 problems.append(Problem(where, what, "list each machine once"))
                 break
-        obstacles = gpu_checks.gpu_obstacles(known, host.settings.get("gpus"))
-        problems += [Problem(where, *obstacle) for obstacle in obstacles]
+    problems += _gpu_problems(hosts, facts, gpu_vendor) if gpu_vendor else []
     if problems:
         raise Refusal(problems)
+
+
+def _gpu_problems(hosts: Sequence[Host], facts: Mapping[str, Mapping[str, Any]], vendor: str) -> list[Problem]:
+    """What prevents the hosts from training on the GPUs that the inventory sets; of several vendors in one message."""
+    wanted = {host.name: host.settings.get("gpus") for host in hosts}
+    mixed = gpu_checks.mixed({host.name: facts[host.name] for host in hosts}, wanted, vendor)
+    problems = [Problem("the hosts", *mixed)] if mixed else []
+    for name, gpus in wanted.items():
+        if not (mixed and gpu_checks.strangers(facts[name], gpus, vendor)):
+            problems += [Problem(f"host {name}", *one) for one in gpu_checks.gpu_obstacles(facts[name], gpus, vendor)]
+    return problems
+
+
+def unused_gpus(hosts: Sequence[Host], facts: Mapping[str, Mapping[str, Any]], gpu_vendor: str) -> list[str]:
+    """In words, GPUs of which the training image's torch makes no use. Pure."""
+    found = {host.name: gpu_checks.strangers(facts[host.name], host.settings.get("gpus"), gpu_vendor) for host in hosts}
+    return [f"host {name}: {one[0]}; fix: {one[1]}" for name, one in found.items() if one]

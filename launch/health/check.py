@@ -20,7 +20,7 @@ from launch.cli.make_variables import name_inventory
 from launch.cli.output import Phases, say, to_stderr
 from launch.cli.refusal import Problem, Refusal, refuse
 from launch.files import ROOT, shown
-from launch.health import host_checks, link_checks, sameness
+from launch.health import gpu_checks, host_checks, link_checks, sameness
 from launch.health.survey import Inside, Survey, ask_hosts, hosts_with_a_run, images_of, nic_of
 from launch.health.verdicts import ERROR, INCOMPLETE, WARNING, Asked, Verdict, of_host, worst
 from launch.hosts import clustermap
@@ -191,7 +191,7 @@ def own_facts(hosts: Sequence[MapHost], machines: Sequence[Machine]) -> OwnFacts
 
 
 def _own_facts(hosts: Sequence[MapHost], survey: Survey) -> OwnFacts:
-    return {host.name: sameness.own(survey.facts(host.name), host.gpus) for host in hosts}
+    return {host.name: sameness.own(survey.facts(host.name), host.gpus, host.gpu_vendor) for host in hosts}
 
 
 def with_inventory(verdicts: Sequence[Verdict], cluster: ClusterMap) -> list[Verdict]:
@@ -220,6 +220,8 @@ def asked_of(host: MapHost, answer: Answer, checkpoint_bytes: int | None, alone:
     has_some = host.gpus or host.facts.get("gpus") or host.facts.get("gpu_problem")
     return Asked(
         gpus=host.gpus if has_some else None,
+        gpu_vendor=host.gpu_vendor,
+        gpu_access=gpu_checks.access(host.facts, host.gpus, host.gpu_vendor) if host.gpus else None,
         ranks=host.nproc_per_node,
         checkpoint_bytes=checkpoint_bytes,
         clock_offset=answer.clock_offset,
@@ -264,7 +266,7 @@ def link_verdicts(hosts: Sequence[MapHost], survey: Survey, links: Sequence[Link
 def compare_hosts(hosts: Sequence[MapHost], survey: Survey, inside: Inside) -> tuple[list[sameness.Row], list[Verdict]]:
     """The matrix of what the hosts have in common, what is to be said of it, and of drivers too old for the image."""
     facts = {host.name: survey.facts(host.name) for host in hosts}
-    rows = sameness.compare(facts, inside, {host.name: host.gpus for host in hosts})
+    rows = sameness.compare(facts, inside, {host.name: host.gpus for host in hosts}, hosts[0].gpu_vendor)
     on_gpus = all(host.gpus for host in hosts)
     return rows, [*sameness.verdicts(rows, on_gpus), *sameness.old_drivers(facts, inside)]
 

@@ -6,11 +6,28 @@ Pure functions over the facts of playbooks/module_utils/muster_survey.py (its do
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from launch.cli.units import age
-from launch.health.verdicts import ERROR, HEALTHY, INCOMPLETE, WARNING, Asked, Facts, Missing, Verdict, fact, of_host
+from launch.health.verdicts import (
+    ERROR,
+    HEALTHY,
+    INCOMPLETE,
+    WARNING,
+    Asked,
+    Facts,
+    Missing,
+    Verdict,
+    fact,
+    of_host,
+    some,
+)
+from launch.hosts.clustermap import AMD, NVIDIA
 
+#: What torch is built for, to run on a vendor's GPUs; the other vendor; how a GPU is reset.
+BUILT_FOR = {NVIDIA: "CUDA", AMD: "ROCm"}
+OTHER = {NVIDIA: AMD, AMD: NVIDIA}
+RESETS = {NVIDIA: "nvidia-smi --gpu-reset -i {gpu}", AMD: "amd-smi reset --gpureset --gpu {gpu}"}
 #: A GPU at this temperature or above is too hot.
 TEMPERATURE_C = 90
 #: Xid lines older than this may be of faults that have been fixed: they stay in the kernel's log until the next reboot.
@@ -58,42 +75,88 @@ XIDS: dict[int, tuple[str, bool, str]] = {
 }
 
 
-def nvidia_gpus(facts: Facts) -> list[Facts]:
-    """The host's NVIDIA GPUs. Facts from an older deploy name no vendor: they are of NVIDIA GPUs alone."""
-    return [gpu for gpu in fact(facts, "gpus") if gpu.get("vendor", "nvidia") == "nvidia"]
+def gpus_of(facts: Facts, vendor: str) -> list[Facts]:
+    """The host's GPUs of one vendor. Facts from an older deploy name no vendor: they are of NVIDIA GPUs alone."""
+    return [gpu for gpu in fact(facts, "gpus") if gpu.get("vendor", NVIDIA) == vendor]
 
 
-def usable_gpus(facts: Facts, wanted: Sequence[int] | None) -> list[int]:
-    """Indices of the GPUs that ranks get: NVIDIA GPUs without MIG slices, only those in `wanted` unless it is None."""
+def problems_of(facts: Facts, vendor: str) -> list[Facts]:
+    """What is wrong with the host's GPUs of one vendor."""
+    return [problem for problem in fact(facts, "gpu_problems") if problem["vendor"] == vendor]
+
+
+def vendors(facts: Facts) -> set[str]:
+    """Whose GPUs a host has, also such as do not work."""
+    return {vendor for vendor in BUILT_FOR if gpus_of(facts, vendor) or problems_of(facts, vendor)}
+
+
+def usable_gpus(facts: Facts, wanted: Sequence[int] | None, vendor: str = NVIDIA) -> list[int]:
+    """Indices of the GPUs that ranks get: whole ones of one vendor, only those in `wanted` unless it is None."""
     return [
         gpu["index"]
-        for gpu in nvidia_gpus(facts)
+        for gpu in gpus_of(facts, vendor)
         if gpu.get("usable", True) and (wanted is None or gpu["index"] in wanted)
     ]
 
 
-def gpu_obstacles(facts: Facts, wanted: Sequence[int] | None) -> list[tuple[str, str]]:
+def access(facts: Facts, indices: Sequence[int], vendor: str) -> list[str]:
+    """What a container is given to use these GPUs, which a reboot may name otherwise: AMD's devices and groups."""
+    used = [gpu for gpu in facts.get("gpus") or () if gpu.get("vendor", NVIDIA) == vendor and gpu["index"] in indices]
+    words = {word for gpu in used for word in gpu.get("devices", ())}
+    return sorted(words | {f"group {group}" for gpu in used for group in gpu.get("groups", ())})
+
+
+def strangers(facts: Facts, wanted: Sequence[int] | None, vendor: str) -> tuple[str, str] | None:
+    """(what, fix) of GPUs that the training image's torch cannot use, where the host has no others."""
+    other = OTHER[vendor]
+    if wanted == [] or vendors(facts) != {other}:
+        return None
+    found = models(gpus_of(facts, other)) or problems_of(facts, other)[0]["what"]
+    what = f"{found}: not used, because the training image's torch is built for {BUILT_FOR[vendor]}"
+    image = f"an image whose torch is built for {BUILT_FOR[other]}"
+    fix = f"give {image} as `base_image`, or set `gpus: []` to confirm that this host shall train on its CPU"
+    return what, fix
+
+
+def mixed(
+    hosts: Mapping[str, Facts], wanted: Mapping[str, Sequence[int] | None], vendor: str
+) -> tuple[str, str] | None:
+    """(what, fix) where some hosts have GPUs that the training image's torch can use, and some have only others."""
+    asked = {name: facts for name, facts in hosts.items() if wanted.get(name) != []}
+    others = [name for name, facts in asked.items() if strangers(facts, wanted.get(name), vendor)]
+    right = [name for name, facts in asked.items() if vendor in vendors(facts)]
+    if not others or not right:
+        return None
+    kinds = f"GPUs of {vendor.upper()} ({some(right)}) and of {OTHER[vendor].upper()} ({some(others)})"
+    what = f"{kinds}: one image runs on all hosts, and NCCL and RCCL cannot train together"
+    return what, "make an inventory for each kind, or set `gpus: []` on the hosts of one kind to train on their CPUs"
+
+
+def gpu_obstacles(facts: Facts, wanted: Sequence[int] | None, vendor: str = NVIDIA) -> list[tuple[str, str]]:
     """What prevents a host from training on the GPUs that the inventory sets, as (what, fix); nothing for `gpus: []`.
 
-    A GPU that is broken or divided into MIG slices is an obstacle, unless the inventory names other GPUs only.
+    vendor: of the GPUs that the training image is for. A GPU that is broken or divided into slices is an obstacle,
+    unless the inventory names other GPUs only. NVIDIA GPUs are one to an image for ROCm, which somebody chose.
     """
     if wanted is not None and not wanted:
         return []
-    gpus = nvidia_gpus(facts)
+    gpus = gpus_of(facts, vendor)
     have = {gpu["index"]: gpu for gpu in gpus}
-    obstacles = []
+    useless = strangers(facts, wanted, vendor)
+    obstacles = [useless] if useless and vendor == AMD else []
     absent = sorted(set(wanted or []) - set(have))
     if absent:
-        obstacles.append((f"has no GPU {absent}; it has {sorted(have) or 'none'}", "correct `gpus` in the inventory"))
+        fix = f"correct `gpus` in the inventory{f', or {useless[1]}' if useless else ''}"
+        obstacles.append((f"has no GPU {absent} for {BUILT_FOR[vendor]}; it has {sorted(have) or 'none'}", fix))
     for index in sorted(have if wanted is None else set(have) & set(wanted)):
         gpu = have[index]
         if not gpu.get("usable", True):
             slices = ", ".join(entry["name"] for entry in gpu.get("mig_instances", []))
             what = f"GPU {index} ({gpu['name']}{', slices ' + slices if slices else ''}): {gpu.get('unusable_reason')}"
-            others = usable_gpus(facts, wanted)
-            fix = f"`nvidia-smi -i {index} -mig 0` and reset it, or leave it out: `gpus: {others}`"
+            mend = f"`nvidia-smi -i {index} -mig 0` and reset it" if vendor == NVIDIA else "mend that"
+            fix = f"{mend}, or leave it out: `gpus: {usable_gpus(facts, wanted, vendor)}`"
             obstacles.append((what, fix))
-    for problem in fact(facts, "gpu_problems"):
+    for problem in problems_of(facts, vendor):
         if problem["fatal"] and _is_wanted(problem, gpus, wanted):
             fix = f"{problem['fix']}; or set `gpus: []` to train on the CPU"
             obstacles.append((problem["what"], fix))
@@ -112,23 +175,21 @@ def _is_wanted(problem: Facts, gpus: Sequence[Facts], wanted: Sequence[int] | No
 
 def gpus(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
     """Whether ranks can use the GPUs of the host as the inventory sets them."""
-    obstacles = gpu_obstacles(facts, asked.gpus)
+    vendor = asked.gpu_vendor
+    obstacles = gpu_obstacles(facts, asked.gpus, vendor)
     verdicts = [of_host("gpus", name, ERROR, what, fix) for what, fix in obstacles]
-    used = [gpu for gpu in nvidia_gpus(facts) if gpu["index"] in usable_gpus(facts, asked.gpus)]
-    problems = fact(facts, "gpu_problems")
-    for problem in problems:
-        if (
-            not problem["fatal"]
-            and problem["vendor"] == "nvidia"
-            and _is_wanted(problem, nvidia_gpus(facts), asked.gpus)
-        ):
+    own, indices = gpus_of(facts, vendor), usable_gpus(facts, asked.gpus, vendor)
+    used = [gpu for gpu in own if gpu["index"] in indices]
+    for problem in problems_of(facts, vendor):
+        if not problem["fatal"] and _is_wanted(problem, own, asked.gpus):
             verdicts.append(of_host("gpus", name, WARNING, problem["what"], problem["fix"]))
-    amd = models([gpu for gpu in fact(facts, "gpus") if gpu.get("vendor") == "amd"])
-    amd = amd or next((problem["what"] for problem in problems if problem["vendor"] == "amd"), "")
-    if amd and not used and asked.gpus is None:
-        what = f"{amd}: not used, because the training image's torch is built for CUDA; ranks run on the CPU"
-        fix = "leave this host out, or set `gpus: []` to confirm that it shall train on its CPU"
-        verdicts.append(of_host("gpus", name, WARNING, what, fix))
+    useless = strangers(facts, asked.gpus, vendor)
+    if useless and not obstacles:
+        verdicts.append(of_host("gpus", name, WARNING, f"{useless[0]}; ranks run on the CPU", useless[1]))
+    now = access(facts, indices, vendor)
+    if asked.gpu_access is not None and not obstacles and now != asked.gpu_access:
+        what = f"its GPUs are {', '.join(now)} now, and were {', '.join(asked.gpu_access)} at the last deploy"
+        verdicts.append(of_host("gpus", name, ERROR, what, "run `make deploy`"))
     if len({gpu["name"] for gpu in used}) > 1:
         what = f"GPUs of several models: {models(used)}; every step waits for the slowest"
         fix = "choose GPUs of one model with `gpus` in the inventory, or divide the batch by speed: `--shares auto`"
@@ -147,8 +208,9 @@ def models(gpus: Sequence[Facts]) -> str:
 
 def _health_of_used(facts: Facts, asked: Asked) -> list[Facts]:
     """The entries of `gpu_health` for the GPUs that ranks would get. Raises Missing when one of them has none."""
-    used = usable_gpus(facts, asked.gpus)
-    known = {entry["index"]: entry for entry in fact(facts, "gpu_health")} if used else {}
+    used = usable_gpus(facts, asked.gpus, asked.gpu_vendor)
+    entries = fact(facts, "gpu_health") if used else []
+    known = {entry["index"]: entry for entry in entries if entry.get("vendor", NVIDIA) == asked.gpu_vendor}
     if any(index not in known for index in used):
         raise Missing("gpu_health")
     return [known[index] for index in used]
@@ -159,7 +221,7 @@ def gpu_health(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
     verdicts, watched = [], _health_of_used(facts, asked)
     for gpu in watched:
         index, errors, degrees = gpu["index"], gpu["ecc_uncorrected"] or 0, gpu["temperature_c"]
-        reset = f"drain the host and `nvidia-smi --gpu-reset -i {index}`, or reboot"
+        reset = f"drain the host and `{RESETS[asked.gpu_vendor].format(gpu=index)}`, or reboot"
         if gpu["repair_failed"]:
             what = f"GPU {index} has memory errors and no spare rows left"
             fix = "have it replaced; until then leave it out with `gpus`"
@@ -170,7 +232,8 @@ def gpu_health(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
             verdicts.append(of_host("gpu health", name, ERROR, what, reset))
         elif errors:
             what = f"GPU {index} has {errors} uncorrected memory errors since the driver loaded"
-            fix = f"{reset}; if they come again, test it (dcgmi diag -r 3) and have it replaced"
+            test = " test it (dcgmi diag -r 3) and" if asked.gpu_vendor == NVIDIA else ""
+            fix = f"{reset}; if they come again,{test} have it replaced"
             verdicts.append(of_host("gpu health", name, WARNING, what, fix))
         slowed = [reason for reason in gpu["throttle"] or [] if reason in SLOW_REASONS]
         if slowed or (degrees or 0) >= TEMPERATURE_C:
@@ -206,10 +269,9 @@ def _process(process: Facts) -> str:
 
 def xid(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
     """The driver's Xid error lines in the kernel's log, about GPUs that ranks would get or that no longer answer."""
-    if asked.gpus is not None and not asked.gpus:
+    if asked.gpu_vendor != NVIDIA or (asked.gpus is not None and not asked.gpus):
         return []
-    nvidia = nvidia_gpus(facts)
-    broken = any(problem["vendor"] == "nvidia" for problem in fact(facts, "gpu_problems"))
+    nvidia, broken = gpus_of(facts, NVIDIA), bool(problems_of(facts, NVIDIA))
     lines = facts.get("xid")
     if lines is None:
         if not nvidia and not broken:

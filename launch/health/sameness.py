@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from launch.health.gpu_checks import gpus_of
 from launch.health.verdicts import ERROR, HEALTHY, INCOMPLETE, WARNING, Facts, Verdict, of_host
+from launch.hosts.clustermap import NVIDIA
 
 #: None: not known. No value is an empty text: what a host does not have is "none".
 Value = str | None
@@ -48,16 +50,12 @@ class Row:
 
 def _driver(facts: Facts) -> Value:
     """None for a host without GPUs: that it has none is said of its GPUs, and not once more of its driver."""
-    return " + ".join(sorted({gpu["driver"] for gpu in _nvidia(facts)})) or None
+    return " + ".join(sorted({gpu["driver"] for gpu in facts["gpus"]})) or None
 
 
 def _gpu_models(facts: Facts) -> Value:
     """The models, without the number of GPUs of each: that may differ from host to host."""
-    return " + ".join(sorted({gpu["name"] for gpu in _nvidia(facts)})) or "none"
-
-
-def _nvidia(facts: Facts) -> list[Facts]:
-    return [gpu for gpu in facts["gpus"] if gpu.get("vendor", "nvidia") == "nvidia"]
+    return " + ".join(sorted({gpu["name"] for gpu in facts["gpus"]})) or "none"
 
 
 def _kernel(facts: Facts) -> Value:
@@ -120,6 +118,7 @@ def compare(
     hosts: Mapping[str, Facts | None],
     inside: Mapping[str, Mapping[str, Value] | None],
     wanted: Mapping[str, Sequence[int] | None] | None = None,
+    gpu_vendor: str = NVIDIA,
 ) -> list[Row]:
     """The matrix, hosts in the order given.
 
@@ -128,9 +127,10 @@ def compare(
         inside: what each host's image says, by host: image (id), code (hash), torch, torchvision, nccl, cuda; None,
             a key that is missing or a None value for what is not known.
         wanted: the inventory's `gpus` by host; GPUs that it does not name are not compared.
+        gpu_vendor: nor are those of others.
     """
     rows = []
-    compared = {host: _chosen(facts or {}, (wanted or {}).get(host)) for host, facts in hosts.items()}
+    compared = {host: _chosen(facts or {}, (wanted or {}).get(host), gpu_vendor) for host, facts in hosts.items()}
     for entry in PROPERTIES:
         source: Mapping[str, Facts | None] = inside if entry.inside else compared
         values = {host: _value_of(entry, source.get(host) or {}) for host in hosts}
@@ -142,21 +142,22 @@ def compare(
     return rows
 
 
-def own(facts: Facts, wanted: Sequence[int] | None = None) -> dict[str, str]:
+def own(facts: Facts, wanted: Sequence[int] | None = None, gpu_vendor: str = NVIDIA) -> dict[str, str]:
     """What of a host itself, not of its image, changes what a run computes: label -> value, where it is known.
 
-    facts, wanted: as `compare`, of this host.
+    facts, wanted, gpu_vendor: as `compare`, of this host.
     """
-    chosen = _chosen(facts, wanted)
+    chosen = _chosen(facts, wanted, gpu_vendor)
     counted = [entry for entry in PROPERTIES if not entry.inside and entry.level != HEALTHY]
     found = {entry.label: _value_of(entry, chosen) for entry in counted}
     return {label: value for label, value in found.items() if value is not None}
 
 
-def _chosen(facts: Facts, wanted: Sequence[int] | None) -> Facts:
-    if wanted is None or not facts.get("gpus"):
+def _chosen(facts: Facts, wanted: Sequence[int] | None, gpu_vendor: str) -> Facts:
+    if not facts.get("gpus"):
         return facts
-    return {**facts, "gpus": [gpu for gpu in _nvidia(facts) if gpu["index"] in wanted]}
+    gpus = gpus_of(facts, gpu_vendor)
+    return {**facts, "gpus": [gpu for gpu in gpus if wanted is None or gpu["index"] in wanted]}
 
 
 def _value_of(entry: Property, source: Facts) -> Value:
@@ -198,7 +199,7 @@ def old_drivers(hosts: Mapping[str, Facts], inside: Mapping[str, Mapping[str, Va
     for host, facts in hosts.items():
         cuda = (inside.get(host) or {}).get("cuda") or ""
         need = OLDEST_DRIVER.get(cuda.partition(".")[0], 0)
-        for driver in sorted({gpu["driver"] for gpu in _nvidia(facts)} if facts.get("gpus") else ()):
+        for driver in sorted({gpu["driver"] for gpu in gpus_of(facts, NVIDIA)} if facts.get("gpus") else ()):
             branch = driver.partition(".")[0]
             if branch.isdigit() and int(branch) < need:
                 what = f"driver {driver} is too old for the image's CUDA {cuda}"

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from launch.hosts.clustermap import NVIDIA
+
 #: What one host says of itself, as playbooks/module_utils/muster_survey.py collects it.
 Facts = Mapping[str, Any]
 
@@ -33,6 +35,8 @@ class Asked:
     """What a run asks of one host."""
 
     gpus: Sequence[int] | None = None  # as the inventory sets it; None: all that are usable
+    gpu_vendor: str = NVIDIA  # whose GPUs these are, as in clustermap.MapHost
+    gpu_access: Sequence[str] | None = None  # gpu_checks.access at the last deploy; None: not known
     ranks: int = 1
     checkpoint_bytes: int | None = None  # of one checkpoint; None: not known
     clock_offset: float | None = None  # seconds by which the host's clock is ahead of this machine's; None: not known

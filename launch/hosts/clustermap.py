@@ -21,6 +21,9 @@ from launch.hosts import inventory
 
 SCHEMA = "muster.cluster/7"
 
+#: Whose GPUs the training image's torch can be built for: with CUDA, or with ROCm.
+NVIDIA, AMD = "nvidia", "amd"
+
 #: What must be open between the hosts on the training network, with MASTER_PORTS; the README states it.
 REACH_PORTS = (29400, 29415)  # every pair of hosts is tested and measured here, below the ephemeral range
 
@@ -48,12 +51,13 @@ class MapHost:
     address: str  # on the training network, tested from every other host
     interface: str  # the host's own name for the NIC that holds `address`
     nproc_per_node: int
-    gpus: list[int]  # indices to use; empty: train on CPU
+    gpus: list[int]  # indices to use, of those of gpu_vendor; empty: train on CPU
     cpus: int
     data_dir: str | None  # the inventory's, else that of the dataset that `make data` has brought last
     facts: dict[str, Any]  # all that playbooks/module_utils/muster_survey.py says
     firewall: bool = True  # a run answers its own hosts alone
     spare: bool = False  # as in inventory.Host
+    gpu_vendor: str = NVIDIA  # the one of NVIDIA, AMD that the training image is for
 
     @property
     def place(self) -> engines.Place:

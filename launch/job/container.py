@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from keeper import USER_ID, engines
-from launch.hosts.clustermap import MapHost
+from launch.hosts.clustermap import AMD, NVIDIA, MapHost
 
 #: What torchrun gets beyond the grace of its ranks, to end after them.
 TORCHRUN_MARGIN_SECONDS = 10
@@ -43,7 +43,8 @@ def start_words(
         *("--user", f"{USER_ID}:{USER_ID}", "--cap-drop", "all", "--security-opt", "no-new-privileges", "--read-only"),
         *_limits(host),
         *("--stop-timeout", str(stop_seconds(grace))),
-        *engine.run_words(host.gpus),
+        *engine.run_words(host.gpus if host.gpu_vendor == NVIDIA else ()),
+        *(_amd(host) if host.gpu_vendor == AMD else ()),
         *(_rdma(host) if host.gpus else ()),
         *(word for mount in mounts for word in ("--volume", mount)),
         *(word for key, value in environment.items() for word in ("--env", f"{key}={value}")),
@@ -58,6 +59,21 @@ def engine_of(host: MapHost) -> engines.Engine:
 def stop_seconds(grace: int) -> int:
     """The time from SIGTERM to SIGKILL for the torchrun, or the container, whose ranks get `grace` seconds."""
     return grace + TORCHRUN_MARGIN_SECONDS
+
+
+def _amd(host: MapHost) -> list[str]:
+    """The devices of AMD GPUs, and the groups that own them on this host, whose numbers are each host's own.
+
+    ROCm sees the GPUs of these devices alone and counts them from 0. So HIP_VISIBLE_DEVICES and the like stay unset:
+    by the host's indices they would hide some of them.
+    """
+    used = [gpu for gpu in host.facts.get("gpus") or [] if gpu.get("vendor") == AMD and gpu["index"] in host.gpus]
+    devices = sorted({device for gpu in used for device in gpu["devices"]})
+    groups = sorted({group for gpu in used for group in gpu["groups"]})
+    return [
+        *(word for one in devices for word in ("--device", one)),
+        *(word for one in groups for word in ("--group-add", str(one))),
+    ]
 
 
 def _rdma(host: MapHost) -> list[str]:

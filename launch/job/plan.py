@@ -33,7 +33,7 @@ from keeper import (
 from keeper.engines import ROOTS
 from keeper.placement import placed
 from launch.cli.refusal import refuse
-from launch.hosts.clustermap import ClusterMap, MapHost
+from launch.hosts.clustermap import AMD, ClusterMap, MapHost
 from launch.job.container import engine_of, start_words, stop_seconds
 from launch.job.project import IN_CONTAINER
 
@@ -413,12 +413,13 @@ def _environment(host: MapHost, run: str, options: Options, image: str) -> dict[
         "TQDM_MININTERVAL": "5",  # seconds between two refreshes of a bar, each of which is a line in the logs
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(stop_seconds(options.grace)),  # the keeper comes first
         **(_flight_recorder() if host.gpus else {}),
+        **(_miopen() if host.gpus and host.gpu_vendor == AMD else {}),
     }
 
 
 def _flight_recorder() -> dict[str, str]:
-    """NCCL's last collectives, kept in memory and written beside the stacks of a hang: at a timeout, or when the keeper
-    asks (keeper/stuck.py). torch calls two of these by an older and a newer name."""
+    """The last collectives of NCCL (AMD: RCCL), kept in memory and written beside the stacks of a hang: at a timeout,
+    or when the keeper asks (keeper/stuck.py). torch calls two of these by an older and a newer name."""
     file = f"{RUN_DIR}/stacks/nccl-rank-"
     return {
         **dict.fromkeys(("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"), "2000"),
@@ -426,6 +427,11 @@ def _flight_recorder() -> dict[str, str]:
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
         "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "/tmp/muster-nccl-",
     }
+
+
+def _miopen() -> dict[str, str]:
+    """Where AMD's library for convolutions keeps what it has compiled and measured: the user has no home."""
+    return dict.fromkeys(("MIOPEN_USER_DB_PATH", "MIOPEN_CUSTOM_CACHE_DIR"), f"{SCRATCH_DIR}/miopen")
 
 
 def _mounts(host: MapHost, run: str, options: Options) -> list[str]:

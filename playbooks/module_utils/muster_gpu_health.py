@@ -1,8 +1,8 @@
-"""The state of NVIDIA GPUs beyond their presence: temperature, throttling, memory errors, who uses them, Xid lines.
+"""The state of GPUs beyond their presence: temperature, throttling, memory errors, who uses them, Xid lines.
 
 Pure parsers first, readers last. How grave each finding is, the control machine decides. Runs on bare hosts:
-standard library alone, Python 3.8 and later. Written from documentation and recorded output: not verified on a
-machine with a GPU.
+standard library alone, Python 3.8 and later. Written from documentation (AMD: the kernel's, of amdgpu) and recorded
+output: not verified on a machine with a GPU.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Callable
 
-from ansible.module_utils.muster_gpus import number, pci_id, yes_or_no
+from ansible.module_utils.muster_gpus import KFD, PCI_DEVICES, kfd_nodes, number, pci_id, render_node, yes_or_no
 from ansible.module_utils.muster_host import Result, read, run
 
 #: Bits of nvmlClocksEventReasons (nvml.h) in words. Idle is left out: it slows nobody.
@@ -58,7 +58,7 @@ def parse_processes(text: str, owner: Callable[[int], str | None]) -> dict[str, 
 
 
 def gpu_health(rows: list[dict[str, str]], processes: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """NVIDIA GPUs as [{"index", "pci_bus_id", "uuid", "temperature_c", "throttle", "ecc_uncorrected",
+    """NVIDIA GPUs as [{"vendor", "index", "pci_bus_id", "uuid", "temperature_c", "throttle", "ecc_uncorrected",
     "repair_pending", "repair_failed", "processes"}] from the rows of muster_gpus.find_gpus.
 
     throttle: words, or None where the GPU does not say. repair_pending: pages or rows wait for a reset or reboot to be
@@ -66,6 +66,7 @@ def gpu_health(rows: list[dict[str, str]], processes: dict[str, list[dict[str, A
     """
     return [
         {
+            "vendor": "nvidia",
             "index": int(row["index"]),
             "pci_bus_id": pci_id(row.get("pci.bus_id", "")),
             "uuid": row["uuid"],
@@ -85,6 +86,48 @@ def gpu_health(rows: list[dict[str, str]], processes: dict[str, list[dict[str, A
 def _any(row: dict[str, str], *fields: str) -> bool | None:
     known = [answer for answer in (yes_or_no(row.get(field)) for field in fields) if answer is not None]
     return any(known) if known else None
+
+
+def amd_health(
+    gpus: list[dict[str, Any]], pci: Path = PCI_DEVICES, kfd: Path = KFD, proc: Path = Path("/proc")
+) -> list[dict[str, Any]]:
+    """AMD GPUs as `gpu_health` has NVIDIA's, from the GPUs of muster_gpus.find_gpus and what the kernel says of them.
+
+    It does not say why one is slow. The temperature is that of the GPU's edge, which the largest have no sensor for.
+    """
+    processes, nodes, found = read_amd_processes(kfd, proc), kfd_nodes(kfd), []
+    for gpu in (one for one in gpus if one["vendor"] == "amd"):
+        folder = pci / f"{gpu['pci_bus_id']}.0"
+        pages, errors = read(folder / "ras" / "gpu_vram_bad_pages"), read(folder / "ras" / "umc_err_count")
+        sensor = next((read(file) for file in sorted(folder.glob("hwmon/hwmon*/temp1_input"))), None)
+        degrees, counted = number(sensor), re.search(r"^ue: (\d+)", errors or "", re.MULTILINE)
+        states = None if pages is None else re.findall(r": ([RPF])$", pages, re.MULTILINE)
+        entry = {
+            "vendor": "amd",
+            "index": gpu["index"],
+            "pci_bus_id": gpu["pci_bus_id"],
+            "uuid": gpu["uuid"],
+            "temperature_c": None if degrees is None else degrees // 1000,
+            "throttle": None,
+            "ecc_uncorrected": int(counted.group(1)) if counted else None,
+            "repair_pending": None if states is None else "P" in states,
+            "repair_failed": None if states is None else "F" in states,
+            "processes": processes.get(nodes.get(render_node(gpu["pci_bus_id"], pci) or "", ""), []),
+        }
+        found.append(entry)
+    return found
+
+
+def read_amd_processes(kfd: Path = KFD, proc: Path = Path("/proc")) -> dict[str, list[dict[str, Any]]]:
+    """The programs that hold memory of an AMD GPU, by the compute driver's id of it."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for file in sorted(kfd.glob("proc/*/vram_*")):
+        held, pid = number(read(file)), int(file.parent.name)
+        if held:
+            name = read(proc / str(pid) / "comm") or ""
+            entry = {"pid": pid, "user": owner_of(pid, proc), "name": name, "memory_mib": held // 1048576}
+            found.setdefault(file.name[len("vram_") :], []).append(entry)
+    return found
 
 
 def parse_xid(log: str, booted: float | None) -> list[dict[str, Any]]:
@@ -120,10 +163,10 @@ def _when(line: str, booted: float | None) -> float | None:
         return None
 
 
-def owner_of(pid: int) -> str | None:
+def owner_of(pid: int, proc: Path = Path("/proc")) -> str | None:
     """The name of a process's user, or their number where they have no name; None if the process is not there."""
     try:
-        uid = Path(f"/proc/{pid}").stat().st_uid
+        uid = (proc / str(pid)).stat().st_uid
         return pwd.getpwuid(uid).pw_name
     except OSError:
         return None

@@ -2,7 +2,8 @@
 
 Runs on bare hosts: standard library alone, Python 3.8 and later.
 Exit statuses of nvidia-smi: its manual page, section RETURN VALUE, the same numbers as NVML's nvmlReturn_t. Written
-from documentation and recorded output: not tried on a machine with a GPU, with a broken driver, or with MIG.
+from documentation and recorded output: not tried on a machine with a GPU, with a broken driver, or with MIG. Of AMD
+GPUs: the kernel's documentation of amdgpu, and ROCm's "Running ROCm Docker containers".
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ FIELDS = (
 OLDER_NAMES = {"clocks_event_reasons.active": "clocks_throttle_reasons.active"}
 CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
 NVIDIA, AMD = "0x10de", "0x1002"
-AMD_REASON = "an AMD GPU: the training image's torch is built for CUDA, and ranks never run on it"
+PCI_DEVICES, DEVICES, KFD = Path("/sys/bus/pci/devices"), Path("/dev"), Path("/sys/class/kfd/kfd")
 MIG_REASON = "MIG mode is on: NCCL cannot join ranks on MIG slices, and a rank gets a whole GPU or none"
 
 
@@ -211,7 +212,7 @@ def _mib(size: Any) -> int | None:
 
 
 def parse_rocm_smi(text: str) -> list[dict[str, Any]]:
-    """AMD GPUs from `rocm-smi --showproductname --showmeminfo vram --showuniqueid --showdriverversion --json`.
+    """AMD GPUs from `rocm-smi` with the words of _ask_amd.
 
     Cases of its keys differ between versions. Raises ValueError for other text.
     """
@@ -232,6 +233,7 @@ def parse_rocm_smi(text: str) -> list[dict[str, Any]]:
 
 
 def _amd_gpu(index: int | None, name: str, uuid: str, memory: int | None, driver: str, pci: Any) -> dict[str, Any]:
+    """A GPU as find_gpus has it, without what `amd_device` finds out."""
     return {
         "vendor": "amd",
         "index": index,
@@ -244,16 +246,82 @@ def _amd_gpu(index: int | None, name: str, uuid: str, memory: int | None, driver
         "ecc_uncorrected": None,
         "mig": False,
         "mig_instances": [],
-        "usable": False,
-        "unusable_reason": AMD_REASON,
     }
+
+
+def kfd_nodes(kfd: Path = KFD) -> dict[str, str]:
+    """{render node: the compute driver's id of the GPU}, as {"renderD128": "51557"}; processors have the id 0."""
+    found = {}
+    for node in kfd.glob("topology/nodes/*"):
+        minor = re.search(r"^drm_render_minor (\d+)$", read(node / "properties") or "", re.MULTILINE)
+        identity = read(node / "gpu_id")
+        if minor and identity and identity != "0":
+            found[f"renderD{minor.group(1)}"] = identity
+    return found
+
+
+def render_node(pci_bus_id: str, pci: Path = PCI_DEVICES) -> str | None:
+    """The render node of the GPU at a PCI address, such as renderD128."""
+    return next((node.name for node in sorted((pci / f"{pci_bus_id}.0" / "drm").glob("renderD*"))), None)
+
+
+def amd_device(pci_bus_id: str, pci: Path = PCI_DEVICES, dev: Path = DEVICES, kfd: Path = KFD) -> dict[str, Any]:
+    """{"devices", "groups", "usable", "unusable_reason"} of the AMD GPU at a PCI address: see find_gpus."""
+    render, partition = render_node(pci_bus_id, pci), read(pci / f"{pci_bus_id}.0" / "current_compute_partition")
+    devices = [dev / "kfd", *([dev / "dri" / render] if render else [])]
+    absent = [str(device) for device in devices if not device.exists()]
+    groups, closed = owning_groups([device for device in devices if device.exists()])
+    reason = None
+    if not render:
+        reason = "it has no render node in /dev/dri: amdgpu does not drive it"
+    elif absent:
+        reason = f"there is no {' and no '.join(absent)}"
+    elif render not in kfd_nodes(kfd):
+        reason = "amdgpu's compute driver (KFD) does not know it"
+    elif partition not in (None, "SPX"):
+        undo = "`amd-smi set --compute-partition SPX` makes it one"
+        reason = f"it is divided into partitions ({partition}), and a rank gets a whole GPU or none; {undo}"
+    elif closed:
+        reason = f"root alone may use {', '.join(closed)}"
+    return {
+        "devices": [] if reason else [str(device) for device in devices],
+        "groups": [] if reason else groups,
+        "usable": reason is None,
+        "unusable_reason": reason,
+    }
+
+
+def owning_groups(devices: list[Path]) -> tuple[list[int], list[str]]:
+    """(numbers of the groups without which a user may not use these devices, devices that no group but root's may)."""
+    groups, closed = set(), []
+    for device in devices:
+        found = device.stat()
+        if found.st_mode & 0o006 == 0o006:
+            continue
+        if found.st_mode & 0o060 == 0o060 and found.st_gid != 0:
+            groups.add(found.st_gid)
+        else:
+            closed.append(str(device))
+    return sorted(groups), closed
+
+
+def amd_gpus_of_kernel(devices: list[str], pci: Path = PCI_DEVICES) -> list[dict[str, Any]]:
+    """AMD GPUs without AMD's tools, in the order of their PCI addresses: those that have a render node."""
+    driven = [device for device in devices if render_node(pci_id(device), pci)]
+    gpus = []
+    for index, device in enumerate(driven):
+        about = {name: read(pci / device / name) or "" for name in ("product_name", "unique_id", "mem_info_vram_total")}
+        total = number(about["mem_info_vram_total"])
+        memory = None if total is None else total // 1048576
+        gpus.append(_amd_gpu(index, about["product_name"], about["unique_id"], memory, "of the kernel", device))
+    return gpus
 
 
 def explain_amd(results: list[Result], devices: list[str], driver_loaded: bool) -> dict[str, Any]:
     """Why nothing is known of AMD GPUs that are there, as an entry of gpu_problems.
 
-    results: what amd-smi and rocm-smi said; driver_loaded: /dev/kfd is there. No rank runs on them, but their owner
-    may wonder where they are.
+    results: what amd-smi and rocm-smi said; driver_loaded: /dev/kfd is there. It is fatal where the kernel does not
+    know them either.
     """
     there = ", ".join(devices)
     if not driver_loaded:
@@ -263,10 +331,10 @@ def explain_amd(results: list[Result], devices: list[str], driver_loaded: bool) 
     else:
         said = "; ".join(f"exit status {result.rc}: {result.complaint}" for result in results if result.rc != 127)
         what, fix = f"AMD GPUs ({there}), but their tools fail ({said})", "run amd-smi on that host by hand"
-    return {"vendor": "amd", "gpu": None, "fatal": False, "what": what, "fix": fix}
+    return {"vendor": "amd", "gpu": None, "fatal": True, "what": what, "fix": fix}
 
 
-def pci_devices(vendor: str, classes: tuple[str, ...], pci: Path = Path("/sys/bus/pci/devices")) -> list[str]:
+def pci_devices(vendor: str, classes: tuple[str, ...], pci: Path = PCI_DEVICES) -> list[str]:
     """PCI addresses of a vendor's devices of some classes, seen without any driver; "0x03" is display."""
     return sorted(
         device.name
@@ -275,12 +343,12 @@ def pci_devices(vendor: str, classes: tuple[str, ...], pci: Path = Path("/sys/bu
     )
 
 
-def nvidia_devices(pci: Path = Path("/sys/bus/pci/devices"), dev: Path = Path("/dev")) -> list[str]:
+def nvidia_devices(pci: Path = PCI_DEVICES, dev: Path = DEVICES) -> list[str]:
     """Signs of NVIDIA GPUs: display and 3D controllers on PCI, or else /dev/nvidia0."""
     return pci_devices(NVIDIA, ("0x03",), pci) or sorted(str(path) for path in dev.glob("nvidia[0-9]*"))
 
 
-def amd_devices(pci: Path = Path("/sys/bus/pci/devices"), kfd: Path = Path("/dev/kfd")) -> list[str]:
+def amd_devices(pci: Path = PCI_DEVICES, kfd: Path = DEVICES / "kfd") -> list[str]:
     """PCI addresses of AMD's compute GPUs: accelerators (class 12), display controllers without a screen (0380).
 
     A screen's (0300) counts only with the compute driver: old servers and many processors carry one that nobody
@@ -306,15 +374,15 @@ def find_gpus(command: Callable[[list[str]], Result] = run) -> dict[str, Any]:
 
     gpus: [{"vendor" (nvidia, amd), "index" (its vendor's own), "name", "uuid", "memory_mib" (None where it shares the
     machine's), "driver", "compute_capability", "pci_bus_id" (0000:3b:00), "ecc_uncorrected" (None: no ECC), "mig",
-    "mig_instances" [{"name", "uuid"}], "usable" (for a rank), "unusable_reason"}].
+    "mig_instances" [{"name", "uuid"}], "usable" (for a rank whose torch is for this vendor), "unusable_reason"}]; of
+    AMD's also "devices" [paths that a container needs] and "groups" [numbers of the groups that own them].
     gpu_problems: [{"vendor", "gpu" (its PCI address, or "GPU 1"; None: all of them), "fatal" (no rank can use it),
     "what", "fix"}].
     No GPU and nothing wrong is a normal answer.
     """
     gpus, problems, rows = _find_nvidia(nvidia_devices(), command)
-    devices = amd_devices()
-    if devices:
-        amd, problem = _find_amd(devices, Path("/dev/kfd").exists(), command)
+    if devices := amd_devices():
+        amd, problem = find_amd(devices, command)
         gpus += amd
         problems += [problem] if problem else []
     return {"gpus": gpus, "gpu_problems": problems, "rows": rows}
@@ -345,7 +413,21 @@ def _of_all(reason: tuple[str, str] | None) -> list[dict[str, Any]]:
     return [{"vendor": "nvidia", "gpu": None, "fatal": True, "what": reason[0], "fix": reason[1]}] if reason else []
 
 
-def _find_amd(
+def find_amd(
+    devices: list[str],
+    command: Callable[[list[str]], Result],
+    pci: Path = PCI_DEVICES,
+    dev: Path = DEVICES,
+    kfd: Path = KFD,
+) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+    """(AMD's GPUs, what is wrong with all of them): named by AMD's tools, or else by the kernel, whose they are."""
+    gpus, problem = _ask_amd(devices, (dev / "kfd").exists(), command)
+    if problem and (dev / "kfd").exists() and (gpus := amd_gpus_of_kernel(devices, pci)):
+        problem = None
+    return [{**gpu, **amd_device(gpu["pci_bus_id"], pci, dev, kfd)} for gpu in gpus], problem
+
+
+def _ask_amd(
     devices: list[str], driver_loaded: bool, command: Callable[[list[str]], Result]
 ) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
     newer = command(["amd-smi", "static", "--asic", "--bus", "--vram", "--driver", "--json"])
@@ -355,8 +437,8 @@ def _find_amd(
             return parse_amd_smi(newer.out, listed.out if listed.rc == 0 else ""), None
         except ValueError as error:
             newer = Result(1, "", f"amd-smi: {error}")
-    words = ["--showproductname", "--showmeminfo", "vram", "--showuniqueid", "--showdriverversion", "--json"]
-    older = command(["rocm-smi", *words])
+    words = ["--showproductname", "--showmeminfo", "vram", "--showuniqueid", "--showbus", "--showdriverversion"]
+    older = command(["rocm-smi", *words, "--json"])
     if older.rc == 0:
         try:
             return parse_rocm_smi(older.out), None
@@ -366,5 +448,5 @@ def _find_amd(
 
 
 def in_words(problems: list[dict[str, Any]]) -> str | None:
-    """What stands in the way of training on NVIDIA GPUs, in one text with the fixes; None: nothing."""
+    """What stands in the way of training on GPUs, in one text with the fixes; None: nothing."""
     return "; ".join(f"{problem['what']}. Fix: {problem['fix']}" for problem in problems if problem["fatal"]) or None

@@ -19,7 +19,7 @@ from typing import Any
 
 from ansible.module_utils.muster_engines import IMAGE_PREFIX, Engine, noted, place
 from ansible.module_utils.muster_firewalls import opened
-from ansible.module_utils.muster_gpu_health import gpu_health, read_processes, read_xid
+from ansible.module_utils.muster_gpu_health import amd_health, gpu_health, read_processes, read_xid
 from ansible.module_utils.muster_gpus import find_gpus, in_words
 from ansible.module_utils.muster_host import (
     Result,
@@ -308,7 +308,7 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
             "gpus": gpus["gpus"],
             "gpu_problems": gpus["gpu_problems"],
             "gpu_problem": in_words(gpus["gpu_problems"]),
-            "gpu_health": gpu_health(gpus["rows"], processes.result()),
+            "gpu_health": [*gpu_health(gpus["rows"], processes.result()), *amd_health(gpus["gpus"])],
             "xid": xid,
             "xid_problem": xid_problem,
             "images": parse_images(of, images.result()),

@@ -21,7 +21,13 @@ from keeper import PROJECT_DIR
 from tests.wheels import write_wheel
 
 QUIET = lambda line: None  # noqa: E731
-RIGHT: dict[str, Any] = {"python": "3.12.3", "libc": ["glibc", "2.39"], "torch": "2.12.0+cu130", "gloo": True}
+RIGHT: dict[str, Any] = {
+    "python": "3.12.3",
+    "libc": ["glibc", "2.39"],
+    "torch": "2.12.0+cu130",
+    "gloo": True,
+    "hip": "",
+}
 
 
 def test_a_python_and_a_torch_that_muster_runs_on_are_taken() -> None:
@@ -71,6 +77,52 @@ def test_what_an_image_has_is_not_fetched_for_a_workload(tmp_path: Path, monkeyp
 def test_a_torch_without_a_torchvision_that_fits_is_refused() -> None:
     with pytest.raises(ContainersError, match=r"torch 2\.12\.0, but no torchvision.*for torch 2\.13\.0\n.*the place"):
         wheels.added_wheels({"torch": "2.12.0"}, Target("3.11", (2, 36)), "the place", QUIET)
+
+
+@pytest.mark.parametrize("hip", ["", "7.1.25424"])
+def test_whether_its_torch_is_for_rocm_is_noted_with_a_base(
+    hip: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive, ran = tmp_path / "rocm.tar", list[str]()
+    archive.write_text("x")
+
+    def podman(*words: str, **more: Any) -> str:
+        ran.append(more["stdin"])
+        return json.dumps({**RIGHT, "hip": hip, "packages": {"torch": "2.12.0"}})
+
+    monkeypatch.setattr(own_base, "podman", podman)
+    monkeypatch.setattr(own_base, "_load", lambda setting: "ab" * 32)
+    monkeypatch.setattr(own_base, "inspect_image", lambda name, words: "ab" * 32)
+    said: list[str] = []
+    assert own_base.own_base(str(archive), said.append).hip == hip and ("ROCm" in said[-1]) is bool(hip)
+    assert own_base.own_base(str(archive), said.append).hip == hip and len(ran) == 1
+    notes = json.loads(own_base.NOTES.read_text())
+    del notes[str(archive)]["base"]["hip"]  # as an earlier version of Muster has noted it
+    own_base.NOTES.write_text(json.dumps(notes))
+    assert own_base.own_base(str(archive), said.append).hip == hip and len(ran) == 2
+
+
+def test_a_base_for_rocm_needs_its_own_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = own_base.Base("ab", "3.12", (2, 39), {"torch": "2.13.0+rocm7.1"}, "7.1.25424")
+    monkeypatch.setattr(image, "own_base", lambda setting, progress: base)
+    monkeypatch.setattr(image, "as_root", lambda: ())
+    with pytest.raises(
+        ContainersError, match=r"built for ROCm, and Muster's own torchvision is not\n.*\n.*in the base image"
+    ):
+        image.build_training_image(QUIET, base_image="/rocm.tar")
+
+
+@pytest.mark.parametrize("hip", ["", "7.1.25424"])
+def test_the_training_image_is_for_the_gpus_of_its_base(
+    hip: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = own_base.Base("ab", "3.12", (2, 39), {"torch": "2.13.0", "torchvision": "0.28.0"}, hip)
+    monkeypatch.setattr(image, "own_base", lambda setting, progress: base)
+    monkeypatch.setattr(image, "as_root", lambda: ())
+    monkeypatch.setattr(image, "added_wheels", lambda *words: tmp_path)
+    monkeypatch.setattr(image, "inspect_image", lambda name, words: "cd")  # it is built
+    monkeypatch.setattr(image, "_train_on", lambda *words: image.Image("x", "cd", 1))
+    assert image.build_training_image(QUIET, base_image="/own.tar").hip == hip
 
 
 # From here on with Podman.

@@ -107,6 +107,21 @@ def test_a_gpu_that_does_not_answer_is_named(
     assert words.startswith("not known: ") and said in words
 
 
+def test_memory_of_amd_gpus_is_read_from_their_driver(
+    run: host.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = ended()
+    monkeypatch.setattr(host, "KFD_FOLDER", tmp_path / "kfd")
+    for process, gpu, held in ((pid, "51557", 8192 << 20), (pid, "13746", 0), (os.getpid(), "51557", 1 << 20)):
+        file = tmp_path / "kfd" / "proc" / str(process) / f"vram_{gpu}"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{held}\n")
+    command = ["docker", "run", "--device", "/dev/kfd", "--device", "/dev/dri/renderD128", "image"]
+    (run.folder / "plan.json").write_text(json.dumps({"hosts": [{}, {"command": command}]}))
+    assert host.end_processes(run) == ([], [f"8192 MiB of GPU 51557, of process {pid}, which has ended"])
+    assert not (tmp_path / "asked").exists()  # nvidia-smi
+
+
 @pytest.mark.parametrize("plan", [{"hosts": [{"command": []}, {"command": ["podman", "image"]}]}, {"hosts": 5}, None])
 def test_a_run_without_gpus_asks_none(run: host.Run, tmp_path: Path, plan: Any) -> None:
     (run.folder / "plan.json").write_text(json.dumps(plan))

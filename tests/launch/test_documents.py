@@ -107,8 +107,27 @@ def test_mig_slices_are_refused_and_gpus_of_another_maker_are_no_ranks() -> None
         detect.check_facts([host("h1")], {"h1": known})
     detect.check_facts([host("h1", gpus=[1])], {"h1": known})
     assert deploy.ranks_and_gpus(host("h1", gpus=[1]), known) == (1, [1])
-    amd = {"vendor": "amd", "index": 0, "name": "AMD Instinct MI210", "usable": False}
+    amd = {"vendor": "amd", "index": 0, "name": "AMD Instinct MI210", "usable": True}
     assert deploy.ranks_and_gpus(host("h1"), facts() | {"gpus": [amd]}) == (1, [])
+    assert deploy.ranks_and_gpus(host("h1"), facts(gpus=2) | {"gpus": [amd]}, "amd") == (1, [0])
+
+
+def test_gpus_that_the_image_cannot_use_are_said_and_those_of_two_makers_refused_in_one_message() -> None:
+    amd = facts() | {"gpus": [{"vendor": "amd", "index": 0, "name": "AMD Instinct MI210", "usable": True}]}
+    alone, both = {"h1": amd}, {"h1": amd, "h2": facts(gpus=1)}
+    hosts = [host("h1"), host("h2")]
+    detect.check_facts(hosts[:1], alone, "nvidia")
+    (said,) = detect.unused_gpus(hosts[:1], alone, "nvidia")
+    assert "host h1" in said and "MI210" in said and "base_image" in said
+    assert detect.unused_gpus([host("h1", gpus=[])], alone, "nvidia") == []
+    for vendor in ("nvidia", "amd"):
+        with pytest.raises(Refusal, match="NCCL and RCCL") as caught:
+            detect.check_facts(hosts, both, vendor)
+        assert len(caught.value.problems) == 1
+        detect.check_facts(hosts, both, None)  # the image is not known yet
+    detect.check_facts([hosts[0], host("h2", gpus=[])], both, "amd")
+    with pytest.raises(Refusal, match=r"host h2: 1 x NVIDIA H200: not used.*ROCm.*\n?.*gpus: \[\]"):
+        detect.check_facts(hosts[1:], both, "amd")
 
 
 def test_a_host_is_not_ready_for_each_reason() -> None:

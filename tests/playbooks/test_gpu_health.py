@@ -65,6 +65,7 @@ def test_health_of_a_gpu_by_new_and_old_names_of_fields() -> None:
     )
     assert muster_gpu_health.gpu_health([known], {UUID: [{"pid": 1}]}) == [
         {
+            "vendor": "nvidia",
             "index": 1,
             "pci_bus_id": "0000:5e:00",
             "uuid": UUID,

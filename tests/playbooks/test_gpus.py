@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ansible.module_utils import muster_gpus
+from ansible.module_utils import muster_gpu_health, muster_gpus
 from ansible.module_utils.muster_engines import engine
 from ansible.module_utils.muster_host import Result
 
@@ -215,6 +219,102 @@ def test_cards_are_seen_without_any_driver_and_other_devices_are_not(tmp_path: P
     assert "0000:0c:00.0" in muster_gpus.amd_devices(tree, tmp_path)
 
 
+#: Of a host's group `render`, which differs from host to host.
+RENDER_GROUP = 992 if os.getuid() == 0 else os.getgid()
+
+
+def amd_machine(folder: Path) -> None:
+    """What the kernel shows of a MI210 with KFD: sysfs and /dev, cut down to what is read."""
+    device, node = folder / "pci" / "0000:83:00.0", folder / "kfd" / "topology" / "nodes"
+    files = {
+        device / "vendor": "0x1002",
+        device / "class": "0x038000",
+        device / "drm" / "card1" / "dev": "226:1",
+        device / "drm" / "renderD128" / "dev": "226:128",
+        device / "unique_id": "719d230578348e8c",
+        device / "mem_info_vram_total": "68702699520",
+        device / "hwmon" / "hwmon3" / "temp1_input": "41000",
+        device / "ras" / "umc_err_count": "ue: 2\nce: 5",
+        device / "ras" / "gpu_vram_bad_pages": "0x00000001 : 0x00001000 : R\n0x00000002 : 0x00001000 : P",
+        node / "0" / "properties": "cpu_cores_count 64\nsimd_count 0\ndrm_render_minor 0",
+        node / "0" / "gpu_id": "0",
+        node / "1" / "properties": "cpu_cores_count 0\nsimd_count 416\nlocation_id 33536\ndrm_render_minor 128",
+        node / "1" / "gpu_id": "51557",
+        folder / "kfd" / "proc" / "4711" / "vram_51557": "8589934592",
+        folder / "kfd" / "proc" / "4712" / "vram_51557": "0",
+        folder / "proc" / "4711" / "comm": "python3",
+        folder / "dev" / "kfd": "",
+        folder / "dev" / "dri" / "renderD128": "",
+    }
+    for file, content in files.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{content}\n")
+    for file in (folder / "dev" / "kfd", folder / "dev" / "dri" / "renderD128"):
+        file.chmod(0o660)
+        if os.getuid() == 0:
+            os.chown(file, -1, RENDER_GROUP)
+
+
+def found_amd(folder: Path, answers: dict[str, Result]) -> Any:
+    if not (folder / "pci").exists():
+        amd_machine(folder)
+    return muster_gpus.find_amd(["0000:83:00.0"], machine(answers), folder / "pci", folder / "dev", folder / "kfd")
+
+
+def test_an_amd_gpu_without_amds_tools_is_known_by_the_kernel(tmp_path: Path) -> None:
+    (gpu,), problem = found_amd(tmp_path, {})
+    assert problem is None and gpu["usable"] and gpu["devices"][1].endswith("/dri/renderD128")
+    about = (gpu["index"], gpu["name"], gpu["memory_mib"], gpu["uuid"], gpu["pci_bus_id"])
+    assert about == (0, "AMD GPU", 65520, "719d230578348e8c", "0000:83:00")
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (lambda folder: shutil.rmtree(folder / "pci" / "0000:83:00.0" / "drm"), "no render node"),
+        (lambda folder: (folder / "dev" / "kfd").unlink(), "no .*/dev/kfd"),
+        (lambda folder: (folder / "kfd" / "topology" / "nodes" / "1" / "gpu_id").write_text("0\n"), "KFD"),
+        (lambda folder: (folder / "dev" / "kfd").chmod(0o600), "root alone may use .*/dev/kfd"),
+        (
+            lambda folder: (folder / "pci" / "0000:83:00.0" / "current_compute_partition").write_text("CPX\n"),
+            r"partitions \(CPX\)",
+        ),
+    ],
+)
+def test_why_no_rank_gets_an_amd_gpu_is_said(broken: Callable[[Path], Any], said: str, tmp_path: Path) -> None:
+    amd_machine(tmp_path)
+    broken(tmp_path)
+    (gpu,), _ = found_amd(tmp_path, {"static": Result(0, json.dumps([mi210()]), "")})
+    assert not gpu["usable"] and re.search(said, gpu["unusable_reason"])
+    assert gpu["devices"] == gpu["groups"] == []
+
+
+def test_a_device_that_everybody_may_use_needs_no_group(tmp_path: Path) -> None:
+    amd_machine(tmp_path)
+    (tmp_path / "dev" / "kfd").chmod(0o666)
+    (tmp_path / "dev" / "dri" / "renderD128").chmod(0o666)
+    assert found_amd(tmp_path, {})[0][0]["groups"] == [] and found_amd(tmp_path, {})[0][0]["usable"]
+
+
+def test_a_container_never_gets_roots_group() -> None:
+    device: Any = SimpleNamespace(stat=lambda: SimpleNamespace(st_mode=0o20660, st_gid=0))
+    assert muster_gpus.owning_groups([device]) == ([], [str(device)])
+
+
+def test_the_health_of_an_amd_gpu_is_what_the_kernel_says(tmp_path: Path) -> None:
+    gpus, _ = found_amd(tmp_path, {})
+    folders = (tmp_path / "pci", tmp_path / "kfd", tmp_path / "proc")
+    (found,) = muster_gpu_health.amd_health([{"vendor": "nvidia"}, *gpus], *folders)
+    keys = ("vendor", "index", "temperature_c", "throttle", "ecc_uncorrected", "repair_pending", "repair_failed")
+    assert tuple(found[key] for key in keys) == ("amd", 0, 41, None, 2, True, False)
+    (process,) = found["processes"]
+    assert (process["pid"], process["name"], process["memory_mib"]) == (4711, "python3", 8192)
+    for name in ("ras", "hwmon"):
+        shutil.rmtree(tmp_path / "pci" / "0000:83:00.0" / name)
+    (found,) = muster_gpu_health.amd_health(gpus, *folders)
+    assert {found[key] for key in keys[2:]} == {None}
+
+
 def mi210(gpu: int = 0) -> dict[str, Any]:
     """One GPU of `amd-smi static --asic --bus --vram --driver --json`."""
     return {
@@ -236,15 +336,15 @@ AMD_LIST = json.dumps([{"gpu": 0, "bdf": "0000:83:00.0", "uuid": "ecff740f-0000-
 
 
 @pytest.mark.parametrize("static", [json.dumps([mi210()]), json.dumps({"gpu_data": [mi210()]}), json.dumps(mi210())])
-def test_amd_gpus_are_read_from_amd_smi_and_never_used_for_ranks(static: str) -> None:
-    gpus, problem = muster_gpus._find_amd(
-        ["0000:83:00.0"], True, machine({"static": Result(0, static, ""), "list": Result(0, AMD_LIST, "")})
-    )
+def test_amd_gpus_are_read_from_amd_smi(static: str, tmp_path: Path) -> None:
+    answers = {"static": Result(0, static, ""), "list": Result(0, AMD_LIST, "")}
+    gpus, problem = found_amd(tmp_path, answers)
     assert problem is None
     wanted = ("amd", 0, "AMD Instinct MI210", "ecff740f-0000-1000-80a2-8eb1a1f4f2d7", 65520, "6.12.12", "0000:83:00")
     keys = ("vendor", "index", "name", "uuid", "memory_mib", "driver", "pci_bus_id")
     assert tuple(gpus[0][key] for key in keys) == wanted
-    assert not gpus[0]["usable"] and "CUDA" in gpus[0]["unusable_reason"]
+    assert gpus[0]["devices"] == [f"{tmp_path}/dev/kfd", f"{tmp_path}/dev/dri/renderD128"]
+    assert gpus[0]["groups"] == [RENDER_GROUP] and gpus[0]["usable"]
 
 
 def test_what_amd_smi_cannot_read_is_missing_and_no_crash() -> None:
@@ -256,20 +356,22 @@ def test_what_amd_smi_cannot_read_is_missing_and_no_crash() -> None:
 ROCM_SMI = """\
 WARNING: AMD GPU device(s) is/are in a low-power state. Check power control/runtime_status
 
-{"card1": {"Unique ID": "0x9f8e7d6c5b4a", "VRAM Total Memory (B)": "25753026560", "Card series": "Radeon RX 7900 XTX"},
+{"card1": {"Unique ID": "0x9f8e7d6c5b4a", "VRAM Total Memory (B)": "25753026560", "Card series": "Radeon RX 7900 XTX",
+ "PCI Bus": "0000:C3:00.0"},
  "card0": {"Unique ID": "0x719d230578348e8c", "VRAM Total Memory (B)": "68702699520", "VRAM Total Used Memory (B)": "0",
- "Card Series": "AMD Instinct MI210"}, "system": {"Driver version": "6.8.5"}}
+ "PCI Bus": "0000:83:00.0", "Card Series": "AMD Instinct MI210"}, "system": {"Driver version": "6.8.5"}}
 """
 
 
-def test_rocm_smi_answers_where_amd_smi_does_not() -> None:
-    gpus, problem = muster_gpus._find_amd(["0000:83:00.0"], True, machine({"rocm-smi": Result(0, ROCM_SMI, "")}))
+def test_rocm_smi_answers_where_amd_smi_does_not(tmp_path: Path) -> None:
+    gpus, problem = found_amd(tmp_path, {"rocm-smi": Result(0, ROCM_SMI, "")})
     assert problem is None
     assert [(gpu["index"], gpu["name"], gpu["memory_mib"]) for gpu in gpus] == [
         (0, "AMD Instinct MI210", 65520),
         (1, "Radeon RX 7900 XTX", 24560),
     ]
     assert (gpus[0]["uuid"], gpus[0]["driver"]) == ("0x719d230578348e8c", "6.8.5")
+    assert [(gpu["pci_bus_id"], gpu["usable"]) for gpu in gpus] == [("0000:83:00", True), ("0000:c3:00", False)]
 
 
 @pytest.mark.parametrize(
@@ -284,7 +386,6 @@ def test_rocm_smi_answers_where_amd_smi_does_not() -> None:
 def test_amd_gpus_that_cannot_be_distinguished_are_a_problem_of_their_own(
     answers: dict[str, Result], loaded: bool, fix: str
 ) -> None:
-    gpus, problem = muster_gpus._find_amd(["0000:83:00.0"], loaded, machine(answers))
-    assert gpus == [] and problem is not None
+    gpus, problem = muster_gpus._ask_amd(["0000:83:00.0"], loaded, machine(answers))
+    assert gpus == [] and problem is not None and problem["fatal"]
     assert fix in problem["fix"] and "0000:83:00.0" in problem["what"]
-    assert muster_gpus.in_words([problem]) is None  # it keeps nobody from training on the CPU

@@ -72,8 +72,9 @@ def available(gpus: int, environment: Mapping[str, str] = os.environ) -> str:
     """What may be typed, and why not more."""
     hidden = environment.get(VARIABLE)
     if not gpus:
-        why = "this torch was built without CUDA" if torch.version.cuda is None else "torch finds no GPU and driver"
-        if torch.version.cuda is not None and hidden is not None:
+        built = torch.version.cuda or torch.version.hip
+        why = "torch finds no GPU and driver" if built else "this torch was built without CUDA"
+        if built and hidden is not None:
             why = f"{VARIABLE}={hidden} leaves none that exists"
         return f"Here is no GPU to use ({why}): use cpu"
     names = ", ".join(describe(torch.device("cuda", index), environment) for index in range(gpus))

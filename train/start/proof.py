@@ -67,6 +67,7 @@ def versions() -> Facts:
         "torch": torch.__version__,
         "torchvision": torchvision.__version__,
         "CUDA": torch.version.cuda or "none",
+        "ROCm": torch.version.hip or "none",
         "NCCL": nccl or "none",
     }
 

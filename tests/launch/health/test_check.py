@@ -110,6 +110,9 @@ def test_gpus_that_the_user_ruled_out_are_not_asked_for() -> None:
     assert check.asked_of(host, answer(), None).gpus is None  # a host without GPUs: whatever it has by now
     assert check.asked_of(replace(host, facts=broken), answer(), None).gpus == []  # `gpus: []` past a broken driver
     assert check.asked_of(replace(host, gpus=[1]), answer(), 5).gpus == [1]
+    amd = {"gpus": [{"vendor": "amd", "index": 1, "devices": ["/dev/kfd"], "groups": [992]}]}
+    asked = check.asked_of(replace(host, gpus=[1], gpu_vendor="amd", facts=amd), answer(), 5)
+    assert (asked.gpu_vendor, asked.gpu_access) == ("amd", ["/dev/kfd", "group 992"])
     asked = check.asked_of(host, answer(), 5)
     assert asked.interface == host.interface and check.asked_of(host, answer(), 5, alone=True).interface is None
     assert (asked.clock_offset, asked.clock_uncertainty, asked.checkpoint_bytes) == (0.01, 0.05, 5)

@@ -27,7 +27,9 @@ LOST = {
 }
 BROKEN = {"vendor": "nvidia", "gpu": None, "fatal": True, "what": "the module is not loaded", "fix": "modprobe nvidia"}
 INFOROM = {"vendor": "nvidia", "gpu": "0000:01:00", "fatal": False, "what": "infoROM", "fix": "reboot"}
-RADEON = {"vendor": "amd", "index": 0, "name": "AMD Instinct MI210", "usable": False, "unusable_reason": "CUDA"}
+RADEON = gpu(0, vendor="amd", name="AMD Instinct MI210", driver="6.12.12", pci_bus_id="0000:83:00")
+CLOSED = {**RADEON, "index": 1, "usable": False, "unusable_reason": "root alone may use /dev/kfd"}
+UNLOADED = {"vendor": "amd", "gpu": None, "fatal": True, "what": "no /dev/kfd", "fix": "modprobe amdgpu"}
 
 
 @pytest.mark.parametrize(
@@ -49,6 +51,7 @@ RADEON = {"vendor": "amd", "index": 0, "name": "AMD Instinct MI210", "usable": F
         ({"gpu_problems": [INFOROM]}, None, []),
         ({"gpus": [RADEON]}, None, []),
         ({"gpus": [RADEON]}, [0], ["no GPU [0]"]),  # `gpus` names NVIDIA's
+        ({"gpus": [], "gpu_problems": [UNLOADED]}, None, []),
     ],
 )
 def test_what_keeps_a_host_from_its_gpus(found: dict[str, Any], wanted: list[int] | None, words: list[str]) -> None:
@@ -88,7 +91,7 @@ def test_the_gpus_that_ranks_get(gpus: list[Any], wanted: list[int] | None, used
         ({"gpus": [RADEON]}, Asked(), WARNING, "AMD Instinct MI210"),
         ({"gpus": [RADEON]}, Asked(gpus=[]), HEALTHY, "CPU"),
         ({"gpus": [gpu(0), gpu(1), RADEON]}, Asked(), HEALTHY, "H100"),
-        ({"gpus": [], "gpu_problems": [{**BROKEN, "vendor": "amd", "fatal": False}]}, Asked(), WARNING, "CUDA"),
+        ({"gpus": [], "gpu_problems": [UNLOADED]}, Asked(), WARNING, "CUDA"),
         ({"gpus": [gpu(0), gpu(1, name="NVIDIA L4")]}, Asked(), WARNING, "1 x NVIDIA L4"),
         ({"gpus": [gpu(0), gpu(1, name="NVIDIA L4")]}, Asked(gpus=[0]), HEALTHY, "H100"),
         ({"gpu_problems": [INFOROM]}, Asked(), WARNING, "infoROM"),
@@ -98,6 +101,69 @@ def test_the_gpus_that_ranks_get(gpus: list[Any], wanted: list[int] | None, used
 def test_gpus_of_other_makers_and_models(found: dict[str, Any], asked: Asked, level: str, word: str) -> None:
     verdict = one("gpus", host(**found), asked)
     assert verdict.level == level and word in verdict.what
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "words"),
+    [
+        ({"gpus": [RADEON]}, None, []),
+        ({"gpus": [RADEON]}, [0, 1], ["no GPU [1] for ROCm"]),
+        ({"gpus": [RADEON, CLOSED]}, None, ["root alone"]),
+        ({"gpus": [RADEON, CLOSED]}, [0], []),
+        ({"gpus": [], "gpu_problems": [UNLOADED]}, None, ["no /dev/kfd"]),
+        ({"gpus": [], "gpu_problems": [UNLOADED]}, [], []),
+        ({"gpus": [gpu(0), gpu(1)]}, None, ["2 x NVIDIA H100 80GB HBM3: not used"]),
+        ({"gpus": [gpu(0)]}, [0], ["not used", "no GPU [0] for ROCm"]),
+        ({"gpus": [], "gpu_problems": [BROKEN]}, None, ["the module is not loaded: not used"]),
+        ({"gpus": [gpu(0)]}, [], []),
+        ({"gpus": [gpu(0), RADEON], "gpu_problems": [INFOROM]}, None, []),
+        ({"gpus": []}, None, []),
+    ],
+)
+def test_what_keeps_a_host_from_its_gpus_with_an_image_for_rocm(
+    found: dict[str, Any], wanted: list[int] | None, words: list[str]
+) -> None:
+    obstacles = gpu_checks.gpu_obstacles(host(**found), wanted, "amd")
+    assert len(obstacles) == len(words)
+    assert all(word in what and fix for (what, fix), word in zip(obstacles, words, strict=True))
+    asked = Asked(gpus=wanted, gpu_vendor="amd")
+    errors = [verdict for verdict in about("gpus", host(**found), asked) if verdict.level == ERROR]
+    assert len(errors) == len(words)
+    assert gpu_checks.usable_gpus(host(gpus=[gpu(5), RADEON, CLOSED]), None, "amd") == [0]
+
+
+def test_amd_gpus_are_judged_by_what_the_kernel_says_of_them() -> None:
+    sick = health(0, vendor="amd", ecc_uncorrected=3, throttle=None, temperature_c=None, repair_pending=None)
+    found, asked = host(gpus=[gpu(0), RADEON], gpu_health=[health(0), sick]), Asked(gpu_vendor="amd")
+    assert one("gpus", found, asked).what == "1 x AMD Instinct MI210, driver 6.12.12"
+    verdict = one("gpu health", found, asked)
+    assert verdict.level == WARNING and "3 uncorrected" in verdict.what and "amd-smi reset" in verdict.fix
+    assert "dcgmi" not in verdict.fix and about("xid", host(**found | {"xid": [line(79)]}), asked) == []
+    assert one("gpu health", host(gpus=[RADEON], gpu_health=[health(0)]), asked).level == INCOMPLETE  # NVIDIA's
+
+
+def test_devices_that_have_other_numbers_since_a_reboot_are_an_error() -> None:
+    def with_devices(render: str, group: int) -> dict[str, Any]:
+        return host(gpus=[{**RADEON, "devices": ["/dev/kfd", f"/dev/dri/{render}"], "groups": [group]}])
+
+    then = with_devices("renderD128", 992)
+    asked = Asked(gpus=[0], gpu_vendor="amd", gpu_access=gpu_checks.access(then, [0], "amd"))
+    assert one("gpus", then, asked).level == HEALTHY
+    for now in (with_devices("renderD129", 992), with_devices("renderD128", 44)):
+        verdict = one("gpus", now, asked)
+        assert verdict.level == ERROR and "renderD128" in verdict.what and "make deploy" in verdict.fix
+    assert one("gpus", host(), Asked(gpus=[0, 1], gpu_access=[])).level == HEALTHY  # NVIDIA's have no such names
+
+
+@pytest.mark.parametrize("vendor", ["nvidia", "amd"])
+def test_hosts_of_two_makers_are_refused_unless_those_of_one_have_no_gpus_to_use(vendor: str) -> None:
+    hosts = {"h1": host(), "h2": host(gpus=[RADEON]), "h3": host(gpus=[]), "h4": host(gpus=[gpu(0), RADEON])}
+    what, fix = gpu_checks.mixed(hosts, {}, vendor) or ("", "")
+    other, right = ("h2", "h1, h4") if vendor == "nvidia" else ("h1", "h2, h4")
+    assert f"({right})" in what and f"({other})" in what and "gpus: []" in fix
+    assert gpu_checks.mixed(hosts, {other: []}, vendor) is None
+    assert gpu_checks.mixed({name: hosts[name] for name in ("h3", "h4")}, {}, vendor) is None
+    assert gpu_checks.mixed({other: hosts[other], "h3": hosts["h3"]}, {}, vendor) is None  # nobody has the right ones
 
 
 @pytest.mark.parametrize(

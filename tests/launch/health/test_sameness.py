@@ -107,6 +107,11 @@ def test_gpus_that_the_inventory_leaves_out_are_not_compared() -> None:
     hosts, inside = cluster({"gpus": [gpu(), gpu("NVIDIA L4", index=1)]})
     assert [row.odd for row in sameness.compare(hosts, inside) if row.property.key == "gpus"] == [("h3",)]
     assert [row.odd for row in sameness.compare(hosts, inside, {"h3": [0]}) if row.property.key == "gpus"] == [()]
+    amd = {"vendor": "amd", "index": 0, "name": "AMD Instinct MI210", "driver": "6.12"}
+    hosts = {name: {**known, "gpus": [*known["gpus"], amd]} for name, known in hosts.items()}
+    rows = {row.property.key: row for row in sameness.compare(hosts, inside, None, "amd")}
+    assert set(rows["gpus"].values.values()) == {"AMD Instinct MI210"} and rows["driver"].majority == "6.12"
+    assert sameness.own(hosts["h3"], [0], "amd")["GPU driver"] == "6.12"
 
 
 def test_features_of_the_cpu_do_no_harm_to_ranks_on_gpus() -> None:

@@ -55,6 +55,24 @@ def test_the_image_knows_the_user() -> None:
     assert f"COPY --chown={USER_ID}:{USER_ID} . " in workload
 
 
+def amd_gpu(index: int, render: str, group: int) -> dict[str, object]:
+    return {"vendor": "amd", "index": index, "devices": ["/dev/kfd", f"/dev/dri/{render}"], "groups": [group]}
+
+
+@pytest.mark.parametrize("engine", ["podman", "docker"])
+def test_amd_gpus_are_their_devices_and_the_groups_that_own_them_there(engine: str) -> None:
+    gpus = [amd_gpu(0, "renderD128", 992), amd_gpu(1, "renderD129", 992), amd_gpu(2, "renderD130", 44)]
+    known = {"engine": {"name": engine}, "gpus": [{"vendor": "nvidia", "index": 0}, *gpus]}
+    host = replace(cluster(2, gpus=True).hosts[0], gpus=[0, 1], gpu_vendor="amd", facts=known)
+    command = start_words(host, "muster-run-0", {}, [], {}, 30)
+    assert [word for option, word in pairwise(command) if option == "--group-add"] == ["992"]
+    devices = [word for option, word in pairwise(command) if option == "--device"]
+    assert devices == ["/dev/dri/renderD128", "/dev/dri/renderD129", "/dev/kfd"]
+    assert "--gpus" not in command and not any("nvidia" in word or "VISIBLE" in word for word in command)
+    on_cpu = start_words(replace(host, gpus=[]), "muster-run-0", {}, [], {}, 30)
+    assert not {"--device", "--group-add"} & set(on_cpu)
+
+
 def test_gpus_get_the_rdma_devices_that_work() -> None:
     def port(name: str, verbs: str | None, **more: object) -> dict[str, object]:
         return {"device": name, "port": 1, "state": "ACTIVE", "soft": False, "verbs": verbs, **more}

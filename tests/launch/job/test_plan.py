@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keeper import SCRATCH_DIR
 from keeper.placement import Place, placed
 from launch.cli.refusal import Refusal
 from launch.hosts.clustermap import ClusterMap
@@ -379,3 +380,13 @@ def test_a_horovod_script_is_started_in_horovods_environment() -> None:
 def test_nccls_flight_recorder_is_on_where_there_are_gpus() -> None:
     on, off = (make([1], gpus=gpus).hosts[0].environment for gpus in (True, False))
     assert on["TORCH_FR_DUMP_TEMP_FILE"].startswith("/muster/run/stacks/") and "TORCH_FR_DUMP_TEMP_FILE" not in off
+    assert "MIOPEN_USER_DB_PATH" not in on
+
+
+def test_amds_library_for_convolutions_has_a_folder_that_it_may_write_to() -> None:
+    nvidia = cluster(1, gpus=True)
+    amd = replace(nvidia, hosts=[replace(nvidia.hosts[0], gpu_vendor="amd")])
+    ports = Ports(29500, 29501, (29400,))
+    environment = plans.make_plan(amd, Options(), "20260101-000000-abcd", ports, "me@here", "now").hosts[0].environment
+    folders = {environment[name] for name in ("MIOPEN_USER_DB_PATH", "MIOPEN_CUSTOM_CACHE_DIR")}
+    assert folders == {f"{SCRATCH_DIR}/miopen"} and "TORCH_FR_DUMP_TEMP_FILE" in environment
