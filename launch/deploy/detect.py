@@ -58,6 +58,7 @@ def ask(inv: Inventory, machines: Sequence[Machine], console: Console) -> Answer
         own = settings[name]
         chosen = {key: own.get(key) for key in ("train_interface", "train_network")}
         wanted = {"packages": packages, "engine": own.get("container_engine", "auto"), "gpus": own.get("gpus") != []}
+        wanted["driver"] = own.get("install_driver", False)
         return {"survey": {"full": True, "wanted": wanted, **chosen}}
 
     options = {machine.name: asked(machine.name) for machine in machines}

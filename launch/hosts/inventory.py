@@ -34,12 +34,13 @@ VARIABLES = {
     "airgap": "true or false",
     "package_proxy": "the URL of an HTTP proxy, such as http://proxy.example.org:3128",
     "firewall": "true or false",
+    "install_driver": "true or false",
     "container_engine": "auto, podman or docker",
     "base_image": "the reference of an image, or the absolute path of an archive of one on this machine",
 }
 
 #: Those that are true or false. In an INI file a value such as `true` is a text; Ansible takes these words for it.
-SWITCHES = ("airgap", "firewall")
+SWITCHES = ("airgap", "firewall", "install_driver")
 TRUTH = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
 
 #: Ansible's variables for a login and for becoming root (`ansible-doc -t connection ssh`, `-t become sudo`, and the
