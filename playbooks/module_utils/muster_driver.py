@@ -144,7 +144,7 @@ def in_use(packages: Iterable[str]) -> Set[str]:
     """Those of a driver, while its module is loaded: whoever uses it would lose it."""
     if not MODULE.exists():
         return set()
-    return {name for name in packages if re.search(r"nvidia(?!-container)|^linux-headers-", name)}
+    return {name for name in packages if re.search(r"nvidia(?!-container)|^libcuda|^dkms$|^linux-headers-", name)}
 
 
 def apt_files(apt: Path = Path("/etc/apt")) -> List[Path]:
