@@ -127,7 +127,7 @@ def explain(result: Result, devices: list[str]) -> tuple[str, str] | None:
         4: ("nvidia-smi may not read the GPU", "log in as a user that may become root"),
         8: ("a GPU's power cables are not properly attached", "attach them"),
         9: ("NVIDIA's kernel module is not loaded", f"modprobe nvidia, or a driver for this kernel; {INSTALL}"),
-        12: ("NVIDIA's library libnvidia-ml.so is not found", "install the driver's user-space packages again"),
+        12: ("NVIDIA's library libnvidia-ml.so is not found", f"install the driver's user-space packages; {INSTALL}"),
         14: ("a GPU's infoROM is corrupted", "reboot the host; if it stays, have the GPU replaced"),
         15: ("a GPU has fallen off the bus", "power-cycle the host, look for Xid 79 in dmesg"),
         16: ("a GPU has to be reset before it can be used", "nvidia-smi --gpu-reset, or reboot the host"),
