@@ -102,7 +102,7 @@ def _of_driver(seen: Seen, branch: int) -> List[str]:
     elif seen.installed and not re.match(rf"(\d+:)?{branch}\.", seen.installed):
         what = f"packages of another driver are there ({seen.installed}) and do not work ({seen.smi.complaint})"
         found.append(f"{what}. Fix: repair them (`dkms autoinstall`, `modprobe nvidia`), or remove them")
-    if seen.free_bytes < NEEDED_BYTES:
+    if seen.free_bytes < NEEDED_BYTES and not seen.installed:
         room = f"{seen.free_bytes / 1e9:.1f} of {NEEDED_BYTES / 1e9:.1f} GB are free below /usr"
         found.append(f"too little room for a driver and its build: {room}. Fix: free some")
     return found
