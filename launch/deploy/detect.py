@@ -67,8 +67,13 @@ def wanted(host: Host, builds: bool = False) -> dict[str, Any]:
     packages, builders = defaults["engine_packages"], defaults["engine_builder_packages"]
     if builds:
         packages = {kind: {**them, "all": them["all"] | builders[kind]["all"]} for kind, them in packages.items()}
-    engine = own.get("container_engine", "auto")
-    return {"packages": packages, "engine": engine, "gpus": own.get("gpus") != [], "builds": builds}
+    return {
+        "packages": packages,
+        "engine": own.get("container_engine", "auto"),
+        "gpus": own.get("gpus") != [],
+        "builds": builds,
+        "driver": own.get("install_driver", False),
+    }
 
 
 def not_ready(answers: Answers) -> list[str]:

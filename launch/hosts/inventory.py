@@ -35,13 +35,14 @@ VARIABLES = {
     "package_proxy": "the URL of an HTTP proxy, such as http://proxy.example.org:3128",
     "firewall": "true or false",
     "rootless": "true or false",
+    "install_driver": "true or false",
     "container_engine": "auto, podman or docker",
     "base_image": "the reference of an image, or the absolute path of an archive of one on the machine that builds",
     "build_on": "control or the name of a host of this inventory",
 }
 
 #: Those that are true or false. In an INI file a value such as `true` is a text; Ansible takes these words for it.
-SWITCHES = ("airgap", "firewall", "rootless")
+SWITCHES = ("airgap", "firewall", "install_driver", "rootless")
 TRUTH = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
 
 #: Ansible's variables for a login and for becoming root (`ansible-doc -t connection ssh`, `-t become sudo`, and the
@@ -348,6 +349,7 @@ def _not_without_root(where: str, variables: dict[str, Any]) -> list[Problem]:
     for setting, why, fix in (
         ("container_engine: docker", "with Docker, Muster needs root", "write `container_engine: podman` there"),
         ("firewall: true", "only root can close ports", "leave `firewall` out: a run's ports stay open there"),
+        ("install_driver: true", "only root can install it", "leave `install_driver` out"),
         ("ansible_user: root", "root is nobody else there", "log in as a user, or leave `rootless` out"),
     ):
         key, value = setting.split(": ")

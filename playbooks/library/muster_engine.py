@@ -17,6 +17,7 @@ from pathlib import Path
 from ansible.module_utils import muster_packages
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.muster_docker import remove_rules
+from ansible.module_utils.muster_driver import apt_files
 from ansible.module_utils.muster_engines import ENGINES, Engine, engine
 from ansible.module_utils.muster_host import find_command, read, run
 from ansible.module_utils.muster_podman import CDI, CDI_HEADER, DROP_IN, text_of
@@ -74,7 +75,7 @@ def forget(check_mode: bool) -> list[str]:
     groups = [kind.group for kind in gone if kind.group and run(["getent", "group", kind.group]).out.endswith(":\n")]
     for group in [] if check_mode else groups:  # without members
         run(["groupdel", group])
-    removed = [f"group {group}" for group in groups] + remove_paths([*left, *LOCKS, ROOT], check_mode)
+    removed = [f"group {group}" for group in groups] + remove_paths([*left, *LOCKS, *apt_files(), ROOT], check_mode)
     remove_paths([PRIVATE], check_mode)  # there again at each deploy and teardown
     for folder in (DROP_IN.parent, DROP_IN.parent.parent, CNI, CNI.parent):  # others may have put something there
         if not check_mode and folder.is_dir() and not any(folder.iterdir()):

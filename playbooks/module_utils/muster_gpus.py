@@ -33,6 +33,7 @@ FIELDS = (
 #: The name that older drivers have for a field (renamed with 535).
 OLDER_NAMES = {"clocks_event_reasons.active": "clocks_throttle_reasons.active"}
 CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
+INSTALL = "or let make deploy install it (`install_driver: true` in the inventory)"
 NVIDIA, AMD = "0x10de", "0x1002"
 PCI_DEVICES, DEVICES, KFD = Path("/sys/bus/pci/devices"), Path("/dev"), Path("/sys/class/kfd/kfd")
 MIG_REASON = "MIG mode is on: NCCL cannot join ranks on MIG slices, and a rank gets a whole GPU or none"
@@ -116,7 +117,7 @@ def explain(result: Result, devices: list[str]) -> tuple[str, str] | None:
     if not devices and (result.rc in (6, 9, 12, 127) or (result.rc == 0 and not result.out.strip())):
         return None
     if result.rc == 127:
-        return f"an NVIDIA device ({there}) but no nvidia-smi", "install NVIDIA's driver, reboot, make deploy"
+        return f"an NVIDIA device ({there}) but no nvidia-smi", f"install NVIDIA's driver, make deploy; {INSTALL}"
     if result.rc == 18 or "version mismatch" in said.lower():
         return f"NVIDIA's driver was updated under a loaded kernel module ({said})", "reboot the host"
     if result.rc == 124:
@@ -126,8 +127,8 @@ def explain(result: Result, devices: list[str]) -> tuple[str, str] | None:
     reasons = {
         4: ("nvidia-smi may not read the GPU", "log in as a user that may become root"),
         8: ("a GPU's power cables are not properly attached", "attach them"),
-        9: ("NVIDIA's kernel module is not loaded", "modprobe nvidia, or install the driver for this kernel"),
-        12: ("NVIDIA's library libnvidia-ml.so is not found", "install the driver's user-space packages again"),
+        9: ("NVIDIA's kernel module is not loaded", f"modprobe nvidia, or a driver for this kernel; {INSTALL}"),
+        12: ("NVIDIA's library libnvidia-ml.so is not found", f"install the driver's user-space packages; {INSTALL}"),
         14: ("a GPU's infoROM is corrupted", "reboot the host; if it stays, have the GPU replaced"),
         15: ("a GPU has fallen off the bus", "power-cycle the host, look for Xid 79 in dmesg"),
         16: ("a GPU has to be reset before it can be used", "nvidia-smi --gpu-reset, or reboot the host"),
@@ -160,7 +161,8 @@ def container_problem(gpus: list[dict[str, Any]], engine: Engine, found: list[st
     if not any(gpu["usable"] for gpu in gpus) or found:
         return None
     lacks = "no CDI specification in /etc/cdi" if engine.by_cdi else f"no {engine.gpu_tool} for {engine.name}"
-    return f"containers cannot use the GPUs: {lacks}", "install NVIDIA's Container Toolkit there, then make deploy"
+    fix = f"install NVIDIA's Container Toolkit there, then make deploy; {INSTALL}"
+    return f"containers cannot use the GPUs: {lacks}", fix
 
 
 def json_in(text: str) -> Any:

@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from ansible.module_utils.muster_driver import in_use
 from ansible.module_utils.muster_host import read, run, write_atomically
 
 APT_SECONDS = 120.0
@@ -35,8 +36,10 @@ def note_end(ledger: Path, check_mode: bool = False) -> bool:
 
 
 def removable(ledger: Path) -> list[str]:
-    """Those of the ledger that are there and can be removed without anything else. Raises RuntimeError with words."""
+    """Those of the ledger that are there and can be removed without anything else; no driver of GPUs that is in use,
+    nor what that needs. Raises RuntimeError with words."""
     ours = set(_read(ledger)["installed"]) & (_installed() or set())
+    ours -= in_use(ours)
     if _removed_with(ours) <= ours:
         return sorted(ours)
     return sorted(name for name in ours if _removed_with({name}) <= ours)  # somebody has built on the others

@@ -14,7 +14,7 @@ import re
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple
 
-from ansible.module_utils import muster_docker, muster_packages, muster_podman
+from ansible.module_utils import muster_docker, muster_driver, muster_packages, muster_podman
 from ansible.module_utils.muster_engines import (
     ENGINES,
     IMAGE_PREFIX,
@@ -48,6 +48,7 @@ class Wanted(NamedTuple):
     engine: str = "auto"  # or the name of one
     gpus: bool = True  # ranks may use this host's GPUs
     builds: bool = False  # it builds images, with Podman, whatever its engine is
+    driver: bool = False  # NVIDIA's driver and container toolkit are to be installed where they are lacking
 
 
 def family(os_release: str) -> str:
@@ -239,7 +240,9 @@ def _refuse_missing(missing: List[str], kind: str, strict: bool) -> None:
 
 
 def is_ready(wanted: Wanted) -> bool:
-    """Whether `ensure` has nothing to do."""
+    """Whether `ensure` has nothing to do, and no driver is to be installed."""
+    if wanted.driver and wanted.gpus and muster_driver.lacking(muster_driver.look()):
+        return False
     try:
         found = ensure(wanted, check_mode=True)
     except RuntimeError:

@@ -120,6 +120,14 @@ def test_a_gpu_that_cannot_be_used_is_a_problem_with_a_fix_not_a_missing_gpu(res
 
 
 @pytest.mark.parametrize(
+    ("result", "named"), [(FAILED_9, True), (Result(12, "", ""), True), (Result(127, "", ""), True), (MISMATCH, False)]
+)
+def test_a_missing_driver_may_be_installed_by_the_deploy(result: Result, named: bool) -> None:
+    _, problems, _ = nvidia(result.out, result.rc, result.err)
+    assert ("install_driver: true" in problems[0]["fix"]) is named
+
+
+@pytest.mark.parametrize(
     "result", [FAILED_9, Result(6, "No devices were found\n", ""), Result(127, "", ""), Result(0, "", "")]
 )
 def test_a_machine_without_nvidia_hardware_simply_has_no_gpu(result: Result) -> None:
@@ -181,6 +189,7 @@ def test_gpus_without_a_cdi_specification_are_a_problem() -> None:
     assert muster_gpus.container_problem([], engine("podman"), []) is None
     missing = muster_gpus.container_problem(gpus, engine("docker"), [])
     assert missing is not None and "nvidia-container-runtime-hook for docker" in missing[0]
+    assert "install_driver: true" in missing[1]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ansible.module_utils import muster_packages
+from ansible.module_utils import muster_driver, muster_packages
 from ansible.module_utils.muster_host import Result
 
 
@@ -75,3 +75,17 @@ def test_what_is_gone_already_is_not_removed(machine: Machine, tmp_path: Path) -
 
 def test_without_a_ledger_nothing_is_ours(machine: Machine, tmp_path: Path) -> None:
     assert muster_packages.removable(tmp_path / "none.json") == []
+
+
+def test_a_driver_in_use_stays_with_what_it_needs(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, ledger = tmp_path / "nvidia", tmp_path / "packages.json"
+    monkeypatch.setattr(muster_driver, "MODULE", module)
+    muster_packages.note_begin(ledger)
+    machine.names |= {"nvidia-kernel-open-dkms", "dkms", "gcc", "nvidia-container-toolkit", "podman"}
+    machine.needs |= {"dkms": "gcc", "nvidia-kernel-open-dkms": "dkms"}
+    muster_packages.note_end(ledger)
+    assert "nvidia-kernel-open-dkms" in muster_packages.removable(ledger)
+    module.mkdir()
+    assert muster_packages.removable(ledger) == ["nvidia-container-toolkit", "podman"]

@@ -36,3 +36,10 @@ def test_no_play_gathers_ansibles_own_facts_and_plays_of_hosts_leave_the_control
         for play in yaml.safe_load(path.read_text()):
             assert play["gather_facts"] is False
             assert play["hosts"] == ("localhost" if path.stem == "control" else "all:!localhost")
+
+
+def test_no_task_reboots_a_host() -> None:
+    for path in (REPOSITORY / "playbooks").glob("roles/*/tasks/*.yml"):
+        for task in tasks_of(yaml.safe_load(path.read_text())):
+            assert not {"ansible.builtin.reboot", "ansible.builtin.shell"} & set(task), path
+            assert "reboot" not in str(task.get("ansible.builtin.command", "")), path

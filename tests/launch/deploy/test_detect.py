@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from rich.console import Console
 from launch.cli import exits
 from launch.cli.refusal import Refusal
 from launch.deploy import detect
+from launch.hosts import hostcall
 from launch.hosts.hostcall import Answer
 from launch.hosts.inventory import Host, Inventory, Target
 from launch.network import choose, measure
@@ -154,3 +157,14 @@ def test_figures_of_machines_that_had_the_same_addresses_are_not_used(tmp_path: 
     assert key() == before
     (tmp_path / "known_hosts").write_text("h2 ssh-ed25519 BBBB\nh1 ssh-ed25519 CCCC\n")
     assert key() != before
+
+
+def test_a_host_is_asked_for_a_driver_where_its_inventory_wants_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(hostcall, "call_hosts", lambda machines, options, *rest: asked.update(options) or {})
+    wants = dataclasses.replace(host("h1"), settings={"install_driver": True, "gpus": [0]})
+    inv = Inventory(Path("hosts.yml"), (wants, host("h2")), "")
+    machines: Any = [SimpleNamespace(name=one.name) for one in inv.hosts]
+    detect.ask(inv, machines, Console(file=io.StringIO()))
+    wanted = {name: options["survey"]["wanted"] for name, options in asked.items()}
+    assert (wanted["h1"]["driver"], wanted["h1"]["gpus"], wanted["h2"]["driver"]) == (True, True, False)

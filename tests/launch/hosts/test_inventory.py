@@ -112,8 +112,11 @@ def test_a_group_that_is_nearly_called_spares_is_refused(tmp_path: Path) -> None
     [("true", True), ("True", True), ("YES", True), ("on", True), ("1", True), ("no", False), ("False", False)],
 )
 def test_words_of_an_ini_file_are_true_or_false(value: str, meant: bool) -> None:
-    assert inventory.check_variables("hosts.ini", "a", {"airgap": value}) == []
-    assert inventory._setting("airgap", value) is meant and inventory._setting("data_dir", value) == value
+    assert inventory.check_variables("hosts.ini", "a", {"airgap": value, "install_driver": value}) == []
+    assert (
+        inventory._setting("airgap", value) is inventory._setting("install_driver", value) is meant
+        and inventory._setting("data_dir", value) == value
+    )
 
 
 @pytest.mark.slow  # it asks ansible-inventory
