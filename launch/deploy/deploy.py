@@ -28,7 +28,7 @@ from launch.cli.make_variables import naming
 from launch.cli.output import Phases, detail
 from launch.cli.refusal import Refusal, refuse
 from launch.cli.units import size
-from launch.deploy import control, detect, distribution, firewalls, package_proxy, playbook
+from launch.deploy import control, detect, distribution, firewalls, package_proxy, playbook, vpn
 from launch.deploy.alone import alone
 from launch.files import stored, write_json
 from launch.health import gpu_checks
@@ -126,9 +126,11 @@ def _work(
                 revive(machines)
                 answers |= detect.ask(inv, [machine for machine in machines if machine.name in bare], console)
         known = detect.facts_of(inv, answers, console)
-        if shut := firewalls.unsettled(inv.hosts, known):
+        through = vpn.addresses(known) if inv.train_vpn and len(known) > 1 else {}
+        own = {name: str(one.ip) for name, one in through.items()}
+        if shut := firewalls.unsettled(inv.hosts, known, own):
             with phases.phase("firewalls", f"Changing the firewalls of {', '.join(shut)}"):
-                firewalls.open_to_peers(machines, shut, list(known), phases)
+                firewalls.open_to_peers(machines, shut, list(known), firewalls.ports(bool(through)), phases)
         with phases.phase("detect", "Asking the hosts whom they reach"):
             facts = detect.networks_of(inv, machines, known, console)
         with phases.phase("image", "Waiting for the training image"):
@@ -140,6 +142,12 @@ def _work(
     with phases.phase("measure", "Measuring the links between all hosts"):
         revive(machines)
         choice, measured = detect.choose_network(inv, machines, facts, last_map, console)
+    if through:
+        with phases.phase("vpn", "The VPN that training goes through"):
+            choice, measured = vpn.bring_up(machines, facts.hosts, choice, measured, phases)
+    elif former := vpn.left_over(facts.hosts):
+        with phases.phase("vpn", f"Removing the VPN from {', '.join(former)}"):
+            vpn.remove([machine for machine in machines if machine.name in former])
     lacking = [name for name, known in facts.hosts.items() if (known["images"] or {}).get(image.ref) != image.id]
     kept = {"bytes_sent": 0, "control_bytes": 0, "changed": False, "seconds": 0.0}
     placed: dict[str, Any] = {name: {**kept, "id": image.id} for name in facts.hosts if name not in lacking}
@@ -167,6 +175,7 @@ def teardown(path: Path, console: Console, also_running: bool = False, packages:
         if not also_running:
             refuse_running(ssh.in_parallel(lambda machine: door.ask(machine, "runs", {}), machines))
         firewalls.close(machines)
+        vpn.remove(machines)
         words = ["ansible-playbook", str(playbook.path("teardown")), "-i", str(path)]
         words += ["--extra-vars", json.dumps({"muster_packages": True})] if packages else []
         if playbook.run_bounded(words, playbook.environment(inv)) != 0:

@@ -34,6 +34,7 @@ VARIABLES = {
     "airgap": "true or false, without quotation marks",
     "package_proxy": "the URL of an HTTP proxy, such as http://proxy.example.org:3128",
     "firewall": "true or false, without quotation marks",
+    "train_vpn": "wireguard",
     "container_engine": "auto, podman or docker",
     "base_image": "the reference of an image, or the absolute path of an archive of one on this machine",
 }
@@ -98,6 +99,7 @@ class Inventory:
     hosts: tuple[Host, ...]
     sha256: str
     base_image: str = ""  # what the training image stands on; empty: Muster's own base
+    train_vpn: str = ""  # what training goes through between hosts; empty: the network itself
 
 
 def build_name(path: Path) -> str:
@@ -170,9 +172,13 @@ def read(path: Path) -> Inventory:
     if len(bases) > 1:
         what = f"hosts differ in `base_image`: {', '.join(base or 'none' for base in sorted(bases))}"
         problems.append(Problem(str(path), what, "set it once, under `vars:` of all hosts: they run one image"))
+    vpns = {host.settings.get("train_vpn", "") for host in hosts}
+    if len(vpns) > 1:
+        what = "some hosts have `train_vpn`, and some have not"
+        problems.append(Problem(str(path), what, "set it once, under `vars:` of all hosts: both ends need it"))
     if problems:
         raise Refusal(merge_problems(problems))
-    return Inventory(path, tuple(hosts), digest(path), bases.pop())
+    return Inventory(path, tuple(hosts), digest(path), bases.pop(), vpns.pop())
 
 
 def merge_problems(problems: list[Problem]) -> list[Problem]:
@@ -325,6 +331,8 @@ def _good_value(key: str, value: Any) -> bool:
         return isinstance(value, str) and bool(re.fullmatch(r"https?://[^\s/]+/?", value))
     if key in ("firewall", "airgap"):
         return isinstance(value, bool)
+    if key == "train_vpn":
+        return value == "wireguard"
     if key == "container_engine":
         return value in ("auto", *engines.ENGINES)
     if key == "base_image":

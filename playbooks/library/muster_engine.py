@@ -131,6 +131,8 @@ def main() -> None:
             "engine": {"type": "str", "choices": ["auto", *ENGINES], "default": "auto"},
             # The GPUs that ranks may use; empty: none.
             "gpus": {"type": "list", "elements": "int"},
+            # Whether training goes through a VPN, which takes packages, too.
+            "vpn": {"type": "bool", "default": False},
             # For state absent. keep: packages stay. list: say which ones Muster has installed and can be removed.
             # forget: they are gone, and what they have left shall go, too.
             "packages_installed": {"type": "str", "choices": ["keep", "list", "forget"], "default": "keep"},
@@ -149,7 +151,9 @@ def main() -> None:
             removed = forget(module.check_mode) if wanted == "forget" else remove(module.check_mode)
             packages, services = packages_to_remove() if wanted == "list" else ([], [])
             module.exit_json(changed=bool(removed), removed=removed, packages=packages, services=services)
-        asked = Wanted(module.params["packages"], module.params["engine"], module.params["gpus"] != [])
+        asked = Wanted(
+            module.params["packages"], module.params["engine"], module.params["gpus"] != [], module.params["vpn"]
+        )
         module.exit_json(**ensure(asked, module.check_mode, module.params["strict"]))
     except RuntimeError as error:
         module.fail_json(msg=str(error))

@@ -36,6 +36,7 @@ from ansible.module_utils.muster_host import (
 )
 from ansible.module_utils.muster_nics import fill_speeds, read_nics, read_rdma
 from ansible.module_utils.muster_ready import Wanted, is_ready, lacking
+from ansible.module_utils.muster_vpn import about as about_vpn
 
 ROOT = "/var/lib/muster"
 ANSWERED_SECONDS = 20.0
@@ -243,7 +244,8 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
     images {ref: id} or null, runs (see parse_runs) or null (the engine fails),
     data {path, present} or null (no data_dir); if full, see fingerprint
     ready (whether make deploy has nothing to do for the engine; null: not asked; it is all that a host says which lacks
-    packages), firewalls (see muster_firewalls.opened; null: not asked)
+    packages), firewalls (see muster_firewalls.opened; null: not asked),
+    vpn (see muster_vpn.about; null: not asked, it comes with firewalls)
     """
     wanted = Wanted(**options["wanted"]) if options.get("wanted") else None
     if wanted and lacking(wanted):
@@ -296,6 +298,7 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
             "runs": parse_runs(of, containers.result(), time.time()),
             "data": data.result(),
             "ready": ready.result() if ready else None,
+            "vpn": about_vpn() if options.get("ports") else None,
             "firewalls": firewalls.result() if firewalls else None,
         }
     facts["ended"] = time.time()

@@ -136,6 +136,15 @@ def test_a_base_image_is_one_for_all_hosts(tmp_path: Path, base: str) -> None:
 
 
 @pytest.mark.slow  # each asks ansible-inventory
+def test_a_vpn_is_for_all_hosts_or_none(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.yml"
+    path.write_text("all:\n  vars: {train_vpn: wireguard}\n  hosts:\n    a: {ansible_host: 192.0.2.1}\n    b: {}\n")
+    assert inventory.read(path).train_vpn == "wireguard"
+    said = refusal(tmp_path, "all:\n  hosts:\n    a: {ansible_host: 192.0.2.1, train_vpn: wireguard}\n    b: {}\n")
+    assert "some hosts have `train_vpn`, and some have not" in said
+
+
+@pytest.mark.slow  # each asks ansible-inventory
 @pytest.mark.parametrize(
     "setting",
     [
@@ -147,6 +156,7 @@ def test_a_base_image_is_one_for_all_hosts(tmp_path: Path, base: str) -> None:
         "train_network: 10.0.0.1",
         "train_network: 10.0.0.1/8",
         "train_interface: 'a b'",
+        "train_vpn: true",
         "data_dir: relative/path",
         "firewall: sometimes",
         "base_image: relative/Archive.tar",
