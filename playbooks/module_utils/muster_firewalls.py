@@ -33,7 +33,7 @@ from ansible.module_utils.muster_host import run as call
 COMMENT = "muster"  # of rules of ufw
 PRIORITY = 29400  # of rules of firewalld
 COMMAND_SECONDS, RULE_SECONDS = 30.0, 2.0  # for a command, and for each rule that it is given
-UNDO_SECONDS = 60  # after which what was there before comes back
+RETURN_SECONDS = 60  # after which what was there before comes back
 KEPT = Path("/var/lib/muster")  # a folder in it holds that until then
 UFW_RULES = tuple(Path("/etc/ufw", name) for name in ("user.rules", "user6.rules"))
 
@@ -232,13 +232,13 @@ def _settle(sources: Sequence[str], ports: Ports) -> Dict[str, Any]:
 
 
 def _arm() -> str:
-    """Have ufw's rules come back as they are now in UNDO_SECONDS, if the folder returned is still there then."""
+    """Have ufw's rules come back as they are now in RETURN_SECONDS, if the folder returned is still there then."""
     KEPT.mkdir(mode=0o755, parents=True, exist_ok=True)
     folder = tempfile.mkdtemp(prefix="firewall-", dir=str(KEPT))
     for file in UFW_RULES:
         if file.exists():
             shutil.copy2(file, folder)
-    wait = f"for second in $(seq {UNDO_SECONDS}); do sleep 1; [ -d {folder} ] || exit 0; done"
+    wait = f"for second in $(seq {RETURN_SECONDS}); do sleep 1; [ -d {folder} ] || exit 0; done"
     script = f"{wait}; cp -p {folder}/*.rules {UFW_RULES[0].parent}/ && ufw reload; rm -rf {folder}"
     subprocess.Popen(
         ["sh", "-c", script], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

@@ -132,7 +132,7 @@ def test_what_is_there_already_is_not_added_and_what_is_removed_comes_back_unles
 def test_a_change_comes_back_by_itself(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ufw(programs)
     (programs / "user.rules").write_text("as it was")
-    monkeypatch.setattr(muster_firewalls, "UNDO_SECONDS", 1)
+    monkeypatch.setattr(muster_firewalls, "RETURN_SECONDS", 1)
     started: list[Any] = []
     begin = muster_firewalls.subprocess.Popen
     monkeypatch.setattr(
