@@ -15,7 +15,7 @@ $(foreach name,$(.VARIABLES),$(if $(findstring command line,$(origin $(name))),$
 .PHONY: help local horovod demo lab lab-down lab-status trust deploy check train reproduce attach status logs stop gather report \
 	tensorboard teardown \
 	lock test test-fast test-gpu test-torch lint drill bench-deploy bench-launch bench-check bench-checkpoint bench-train bench-gpu bench-forecast \
-	bench-scale bench-stream bench-away bench-faults bench-links
+	bench-scale bench-hosts bench-stream bench-away bench-faults bench-links
 
 # Installed, and pyproject.toml has not changed since: make sees that by itself, without starting Python.
 .venv/.control .venv/.train .venv/.report: pyproject.toml
@@ -151,3 +151,7 @@ bench-away:  ## a run without its control machine, then gathered by another one,
 bench-scale:  ## start of a run on 32 hosts (an sshd each, containers stubbed); the plan for 10,000
 	$(need) --root control
 	@$(BIN)/python -m benchmarks.scale
+
+bench-hosts:  ## deploy to many lab hosts on this machine and run on all of them: seconds, memory, disk, against one  [HOSTS=32]
+	$(need) --root control
+	@$(BIN)/python -m benchmarks.hosts

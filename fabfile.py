@@ -284,11 +284,19 @@ def teardown(context: Context, inventory: str = "", yes: bool = False, packages:
 
 def _lab(*arguments: str) -> None:
     from containers import lab as labs
+    from containers.engine import ContainersError
+    from launch.cli import exits
+    from launch.cli.refusal import refuse
     from launch.deploy import control
 
     def command() -> int:
-        control.ensure_ready(CONSOLE)
-        return labs.main(list(arguments))
+        try:
+            options = labs.parse(list(arguments))
+            control.ensure_ready(CONSOLE)
+            return labs.run(options)
+        except ContainersError as error:
+            status = exits.REFUSED if isinstance(error, labs.BadOption) else exits.FAILED
+            raise refuse(error.where, error.what, error.fix, status) from None
 
     _end(command)
 

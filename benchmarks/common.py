@@ -36,12 +36,16 @@ def fab(name: str, task: str, **variables: object) -> None:
 
 
 @contextlib.contextmanager
-def lab(name: str, hosts: int) -> Iterator[str]:
-    """A new lab with trusted hosts. At the end it is removed, with its cluster map and what else was measured of it."""
+def lab(name: str, hosts: int, disk: Path | None = None) -> Iterator[str]:
+    """A new lab with trusted hosts, which store what they have in the folder `disk`, if given.
+
+    At the end it is removed, with its cluster map and what else was measured of it.
+    """
     fab(name, "lab-down")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that it is removed then, too
     try:
-        fab(name, "lab", HOSTS=hosts)
+        words = ["up", "--name", name, "--hosts", str(hosts), *(["--disk", str(disk)] if disk else [])]
+        subprocess.run([sys.executable, "-m", "containers.lab", *words], check=True)
         fab(name, "trust", YES=1)
         yield name
     finally:

@@ -30,6 +30,7 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any, NoReturn
 
+import yaml
 from rich.console import Console
 from rich.table import Table
 
@@ -92,6 +93,7 @@ def up(
     progress: Progress = lambda line: None,
     cpus: float | None = None,
     systems: Sequence[str] = (),
+    disk: Path | None = None,
 ) -> list[Host]:
     """Bring up a lab of `hosts` hosts; return when sshd answers on each.
 
@@ -103,6 +105,7 @@ def up(
         cpus: computing time of each host, in cores; None: all that its cores give. Where the quotas of hosts that share
             a core add up to one core at most, each has the same speed whatever the others do.
         systems: what the hosts run, in turn (lab_plan.SYSTEMS); none: existing hosts keep theirs, others get Debian.
+        disk: an absolute folder for what new hosts store; it is left there when they are removed. None: Podman's own.
 
     Raises ContainersError if the lab could not be brought up.
     """
@@ -129,12 +132,11 @@ def up(
             if stray := [volume for volume in _labelled("volume", name) if volume.rpartition("-")[0] not in kept]:
                 podman("volume", "rm", *stray)
             key = _ensure_key(folder, created)
-            _each(plan, lambda host: _ensure_host(host, there.get(host.name), images, created, progress))
+            _each(plan, lambda host: _ensure_host(host, there.get(host.name), images, created, progress, disk))
             _each(plan, lambda host: lab_host.furnish(host, key, rate, cpus))
             progress("waiting for sshd")
             _each(plan, lab_host.wait_for_ssh)
-            if (folder / "hosts.yml").read_text() != (text := inventory_text(plan)):
-                write_whole(folder / "hosts.yml", text)  # a newer file would need another `make deploy`
+            _write_inventory(folder, plan, progress)
         except BaseException:
             with _handled(signal.SIGINT, signal.SIG_IGN):  # a second Ctrl-C does not stop the removal
                 created.undo()
@@ -179,11 +181,49 @@ def labs() -> dict[str, list[dict[str, Any]]]:
 
 def inventory_text(hosts: list[Host]) -> str:
     """The lab's inventory: hosts in order, reached by their management address with the lab's own key."""
+    return _text({host.name: str(host.management) for host in hosts})
+
+
+def _text(hosts: Mapping[str, str]) -> str:
+    """hosts: name -> address."""
     key = '"{{ inventory_dir }}/id_ed25519"'
     lines = ["all:", "  vars:", "    ansible_user: muster", f"    ansible_ssh_private_key_file: {key}", "  hosts:"]
-    for host in hosts:
-        lines += [f"    {host.name}:", f"      ansible_host: {host.management}"]
+    for name, address in hosts.items():
+        lines += [f"    {name}:", f"      ansible_host: {address}"]
     return MARK + "\n".join(lines) + "\n"
+
+
+def _write_inventory(folder: Path, hosts: list[Host], progress: Progress) -> None:
+    """Write hosts.yml, unless it names these hosts: a newer file would need another `make deploy`.
+
+    One into which somebody has written settings is kept under build/, where Ansible does not read it.
+    """
+    path, wanted = folder / "hosts.yml", {host.name: str(host.management) for host in hosts}
+    before = path.read_text()
+    known = addresses(before)
+    if known == wanted:
+        return
+    if before not in (MARK, _text(known)):
+        kept = BUILD / folder.name / f"hosts-{time.strftime('%Y%m%d-%H%M%S')}.yml"
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(kept, before)
+        progress(f"the lab's hosts are others now: {path} is written anew, and what you had set there kept in {kept}")
+    write_whole(path, inventory_text(hosts))
+
+
+def addresses(text: str) -> dict[str, str]:
+    """Host -> address, of an inventory in YAML; empty where that cannot be read."""
+    try:
+        return _addresses((yaml.safe_load(text) or {}).get("all"))
+    except (yaml.YAMLError, AttributeError):
+        return {}
+
+
+def _addresses(group: Any) -> dict[str, str]:
+    found = {name: (of or {}).get("ansible_host", "") for name, of in ((group or {}).get("hosts") or {}).items()}
+    for child in ((group or {}).get("children") or {}).values():
+        found |= {name: address or found.get(name, "") for name, address in _addresses(child).items()}
+    return found
 
 
 def _plan(name: str, systems: Sequence[str], subnets: tuple[IPv4Network, IPv4Network]) -> list[Host]:
@@ -265,13 +305,18 @@ def _ensure_key(folder: Path, created: Created) -> str:
 
 
 def _ensure_host(
-    host: Host, there: dict[str, Any] | None, images: Mapping[str, str], created: Created, progress: Progress
+    host: Host,
+    there: dict[str, Any] | None,
+    images: Mapping[str, str],
+    created: Created,
+    progress: Progress,
+    disk: Path | None,
 ) -> None:
     if there is None:
         progress(f"{host.name}: creating")
         created.volumes += host.volumes
         created.containers.append(host.container)
-        lab_host.create(host, images[host.system])
+        lab_host.create(host, images[host.system], disk)
     elif there["State"] != "running":
         progress(f"{host.name}: starting")
         podman("start", host.container)
@@ -346,21 +391,26 @@ def _interrupted_later() -> Iterator[None]:
         signal.raise_signal(number)
 
 
+class BadOption(ContainersError):
+    """What the user gave to a lab; `where` is the variable of make."""
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        print(f"{self.prog}: {message}", file=sys.stderr)
-        raise SystemExit(2)
+        raise BadOption(message, self.prog, f"`{self.prog} --help` names what there is")
 
 
 def _lab_name(text: str) -> str:
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,30}", text):
-        raise argparse.ArgumentTypeError(f"LAB={text}: use at most 31 lower-case letters, digits and hyphens")
+        what = f"{text!r} is no name of a lab"
+        raise BadOption(what, "LAB", "use at most 31 lower-case letters, digits and hyphens, such as LAB=lab")
     return text
 
 
 def _host_count(text: str) -> int:
     if not re.fullmatch(r"\d+", text) or not 1 <= int(text) <= lab_plan.MAX_HOSTS:
-        raise argparse.ArgumentTypeError(f"HOSTS={text}: give a number from 1 to {lab_plan.MAX_HOSTS}")
+        what = f"{text!r} is not a whole number from 1 to {lab_plan.MAX_HOSTS}"
+        raise BadOption(what, "HOSTS", "give one, such as HOSTS=2")
     return int(text)
 
 
@@ -368,7 +418,7 @@ def _link(text: str) -> str | None:
     try:
         lab_plan.link_rate(text) if text else None
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"LINK: {error}") from error
+        raise BadOption(str(error), "LINK", "give one, such as LINK=1gbit, or none for no limit") from error
     return text or None
 
 
@@ -376,14 +426,14 @@ def _cpus(text: str) -> float | None:
     try:
         return lab_plan.cpu_quota(text) if text else None
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"CPUS: {error}") from error
+        raise BadOption(str(error), "CPUS", "give one, such as CPUS=0.4, or none for all of a core") from error
 
 
 def _os(text: str) -> tuple[str, ...]:
     try:
         return lab_plan.systems(text) if text else ()
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"OS: {error}") from error
+        raise BadOption(str(error), "OS", "give one of them, or several with commas: OS=debian,ubuntu") from error
 
 
 def _processors(cores: str, cpus: float | None) -> str:
@@ -431,8 +481,8 @@ def _show_status(console: Console) -> None:
         console.print(f"lab {name}: {len(entries)} hosts, INVENTORY=inventory/{name}{stopped}", soft_wrap=True)
 
 
-def main(arguments: list[str]) -> int:
-    """Command line; see the top of this file."""
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """What `run` takes. Raises BadOption."""
     parser = _Parser(prog="python -m containers.lab", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
     for command in ("up", "down", "status"):
@@ -444,7 +494,12 @@ def main(arguments: list[str]) -> int:
             sub.add_argument("--link", type=_link, default=None, help="rate of the data NICs, e.g. 1gbit (LINK=)")
             sub.add_argument("--cpus", type=_cpus, default=None, help="each host's computing time in cores (CPUS=)")
             sub.add_argument("--os", type=_os, default=(), help="systems of the hosts, in turn (OS=debian,ubuntu)")
-    options = parser.parse_args(arguments)
+            sub.add_argument("--disk", type=Path, default=None, help="folder for what new hosts store; it stays there")
+    return parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace) -> int:
+    """One command; returns the exit status. Raises ContainersError."""
     console = Console(highlight=False)
     say = Console(stderr=True, highlight=False)
     started = time.monotonic()
@@ -452,7 +507,7 @@ def main(arguments: list[str]) -> int:
         if options.command == "up":
             with say.status(f"lab {options.name}") as status:
                 progress = _progress(say, status.update)
-                hosts = up(options.name, options.hosts, options.link, progress, options.cpus, options.os)
+                hosts = up(options.name, options.hosts, options.link, progress, options.cpus, options.os, options.disk)
             _show(console, options.name, hosts, options.cpus)
             seconds = time.monotonic() - started
             console.print(f"{len(hosts)} hosts are up after {seconds:.1f} s: INVENTORY=inventory/{options.name}")
@@ -463,13 +518,19 @@ def main(arguments: list[str]) -> int:
             console.print(f"lab {options.name} is removed" if there else f"there is no lab {options.name}")
         else:
             _show_status(console)
-    except ContainersError as error:
-        say.print(str(error), markup=False, soft_wrap=True)
-        return 1
     except KeyboardInterrupt:
         say.print("interrupted; what this command had created is removed")
         return 130
     return 0
+
+
+def main(arguments: list[str]) -> int:
+    """Command line; see the top of this file."""
+    try:
+        return run(parse(arguments))
+    except ContainersError as error:
+        Console(stderr=True, highlight=False).print(str(error), markup=False, soft_wrap=True)
+        return 2 if isinstance(error, BadOption) else 1
 
 
 def _progress(say: Console, update: Progress = lambda line: None) -> Progress:

@@ -103,10 +103,14 @@ def ensure_image(progress: Progress, system: str = lab_plan.SYSTEMS[0]) -> str:
     return image
 
 
-def create(host: Host, image: str) -> None:
-    """Make a host's volumes and start its container; raises CommandFailed."""
+def create(host: Host, image: str, disk: Path | None = None) -> None:
+    """Make a host's volumes, in a folder `disk` if given, and start its container; raises CommandFailed."""
     for volume in host.volumes:
-        podman("volume", "create", f"--label={LABEL}={host.lab}", volume)
+        options = []
+        if disk:
+            (disk / volume).mkdir()
+            options = ["--opt=type=none", "--opt=o=bind", f"--opt=device={disk / volume}"]
+        podman("volume", "create", f"--label={LABEL}={host.lab}", *options, volume)
     half_of_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2  # bytes
     podman(
         "run", "--detach", f"--name={host.container}", f"--hostname={host.name}", f"--label={LABEL}={host.lab}",

@@ -67,7 +67,7 @@ class Engine(abc.ABC):
     configuration: str  # the file that may name another one
     temporary: str  # the folder in which a layer lies while it is unpacked; empty: in that of the images
     group: str  # that its packages make, and leave; empty: none
-    folders: Tuple[str, ...]  # of what is left when its packages are purged
+    folders: Tuple[str, ...]  # and files, of what is left when its packages are purged
     about_words: Tuple[str, ...]
     version_words: Tuple[str, ...]
     image_words: Tuple[str, ...]
@@ -224,6 +224,7 @@ class Docker(Engine):
         "/run/docker",
         "/run/containerd",
         "/etc/docker",
+        "/var/log/docker.log",  # without systemd
     )
     about_words = ("docker", "info", "--format", "{{json .}}")
     version_words = ("docker", "version", "--format", "{{.Server.Version}}")

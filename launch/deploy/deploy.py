@@ -21,7 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from containers import engine
+from containers import engine, own_base
 from containers import image as images
 from launch.cli import exits
 from launch.cli.make_variables import naming
@@ -68,6 +68,14 @@ def image_refusal(error: engine.ContainersError) -> Refusal:
     return refuse(error.where, error.what, error.fix, exits.DEPLOY_FAILED)
 
 
+def refuse_missing_archive(inv: inventory.Inventory) -> None:
+    """Raises Refusal where `base_image` is an archive that is not there."""
+    try:
+        own_base.archive_state(inv.base_image)
+    except engine.ContainersError as error:
+        raise refuse(error.where, error.what, error.fix) from None
+
+
 def deploy(path: Path, console: Console, horovod: bool = False, remeasure: bool = False) -> int:
     """Bring every host of an inventory to the state that `make train` needs; safe to repeat.
 
@@ -79,6 +87,7 @@ def deploy(path: Path, console: Console, horovod: bool = False, remeasure: bool 
     with phases.phase("inventory", f"Reading {path}"):
         inv = inventory.read(path)
         console.print(f"    {len(inv.hosts)} hosts: {', '.join(host.name for host in inv.hosts)}")
+        refuse_missing_archive(inv)
     with phases.phase("control", "This machine"):
         control.ensure_ready(console)
     with ExitStack() as held:
@@ -118,6 +127,8 @@ def _work(
     with image_build(detail(console, "image: "), horovod, inv.base_image) as built:
         with phases.phase("ask", "Asking the hosts what they are, and what they lack"):
             answers = detect.ask(inv, machines, console)
+        for change in detect.changes_of_engine(answers):
+            phases.say(change)
         if bare := detect.not_ready(answers):
             with phases.phase("provision", f"Provisioning {', '.join(bare)} (Ansible)"):
                 fenced = {host.name for host in inv.hosts if host.settings.get("airgap")} & set(bare)

@@ -73,6 +73,13 @@ def not_ready(answers: Answers) -> list[str]:
     return [name for name, survey in surveys.items() if not (survey and survey["ready"])]
 
 
+def changes_of_engine(answers: Answers) -> list[str]:
+    """In words, the hosts that are about to take another engine than the last deploy took. Pure."""
+    surveys = {name: one.survey for name, one in answers.items() if not isinstance(one, BaseException) and one.survey}
+    changes = {name: survey["engine_change"] for name, survey in surveys.items() if survey["engine_change"]}
+    return [f"{name}: from {old} to {new}; what Muster had in {old} is removed" for name, (old, new) in changes.items()]
+
+
 def facts_of(inv: Inventory, answers: Answers, console: Console) -> dict[str, dict[str, Any]]:
     """What all hosts have said. Raises Refusal when a host did not answer, or when the facts forbid to train."""
     facts = _facts(answers, console)

@@ -31,13 +31,17 @@ VARIABLES = {
     "train_network": "a network in CIDR form, such as 10.78.0.0/24",
     "train_interface": "the name of a network interface of this host",
     "data_dir": "an absolute path on the host",
-    "airgap": "true or false, without quotation marks",
+    "airgap": "true or false",
     "package_proxy": "the URL of an HTTP proxy, such as http://proxy.example.org:3128",
-    "firewall": "true or false, without quotation marks",
+    "firewall": "true or false",
     "train_vpn": "wireguard",
     "container_engine": "auto, podman or docker",
     "base_image": "the reference of an image, or the absolute path of an archive of one on this machine",
 }
+
+#: Those that are true or false. In an INI file a value such as `true` is a text; Ansible takes these words for it.
+SWITCHES = ("airgap", "firewall")
+TRUTH = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
 
 #: Ansible's variables for a login and for becoming root (`ansible-doc -t connection ssh`, `-t become sudo`, and the
 #: table MAGIC_VARIABLE_MAPPING in ansible/constants.py). What is spelt nearly like one of them is taken for a mistake.
@@ -155,7 +159,7 @@ def read(path: Path) -> Inventory:
         raise refuse(str(path), f"all hosts are in the group `{SPARES}`", "leave at least one host out of it")
     hostvars = raw.get("_meta", {}).get("hostvars", {})
     hosts: list[Host] = []
-    problems = list(_twice_in_ini(path))
+    problems = [*_twice_in_ini(path), *_misspelt_spares(str(path), raw, spares)]
     decrypted: dict[str, str] = {}
     for name in names:
         where = f"{path}, host {name}"
@@ -263,6 +267,15 @@ def _names_in_order(raw: dict[str, Any], group: str = "all") -> list[str]:
     return list(dict.fromkeys([*entry.get("hosts", []), *below]))
 
 
+def _misspelt_spares(path: str, raw: dict[str, Any], spares: set[str]) -> Iterator[Problem]:
+    """Groups of hosts that are no spares, with a name that nearly is that of the group of spares. Pure."""
+    for group in raw:
+        is_like = difflib.get_close_matches(group.lower(), [SPARES], n=1, cutoff=0.85)
+        if group != SPARES and is_like and not spares.issuperset(_names_in_order(raw, group)):
+            what = f"the hosts of this group train like all others (did you mean `{SPARES}`?)"
+            yield Problem(f"{path}, group {group}", what, f"call it `{SPARES}`, or give it a name that is less like it")
+
+
 def _twice_in_ini(path: Path) -> Iterator[Problem]:
     """An INI inventory that lists a host twice in one section; Ansible itself merges the two without a word."""
     for file in source_files(path):
@@ -329,8 +342,8 @@ def _good_value(key: str, value: Any) -> bool:
         return isinstance(value, str) and bool(re.fullmatch(r"[^\s/]{1,15}", value))
     if key == "package_proxy":
         return isinstance(value, str) and bool(re.fullmatch(r"https?://[^\s/]+/?", value))
-    if key in ("firewall", "airgap"):
-        return isinstance(value, bool)
+    if key in SWITCHES:
+        return isinstance(_setting(key, value), bool)
     if key == "train_vpn":
         return value == "wireguard"
     if key == "container_engine":
@@ -390,7 +403,12 @@ def _host(path: Path, name: str, variables: dict[str, Any]) -> Host:
     )
     if target.key_file and not Path(target.key_file).is_file():
         raise ValueError(f"the key file {target.key_file} does not exist")
-    return Host(target, {key: variables[key] for key in VARIABLES if key in variables})
+    return Host(target, {key: _setting(key, variables[key]) for key in VARIABLES if key in variables})
+
+
+def _setting(key: str, value: Any) -> Any:
+    """A variable of Muster's as it is meant: what stands for true or false becomes that."""
+    return TRUTH.get(str(value).lower(), value) if key in SWITCHES else value
 
 
 def _render(key: str, value: Any, context: dict[str, Any]) -> str:

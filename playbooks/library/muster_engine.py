@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ansible.module_utils import muster_packages
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.muster_docker import remove_rules
 from ansible.module_utils.muster_engines import ENGINES, Engine, engine
 from ansible.module_utils.muster_host import find_command, read, run
 from ansible.module_utils.muster_podman import CDI, CDI_HEADER, DROP_IN, text_of
@@ -134,8 +135,9 @@ def main() -> None:
             # Whether training goes through a VPN, which takes packages, too.
             "vpn": {"type": "bool", "default": False},
             # For state absent. keep: packages stay. list: say which ones Muster has installed and can be removed.
-            # forget: they are gone, and what they have left shall go, too.
-            "packages_installed": {"type": "str", "choices": ["keep", "list", "forget"], "default": "keep"},
+            # stopped: the services that `list` has named are, and what they have left in the kernel shall go.
+            # forget: the packages are gone, and what they have left shall go, too.
+            "packages_installed": {"type": "str", "choices": ["keep", "list", "stopped", "forget"], "default": "keep"},
             # Fail when a package is missing instead of returning its name.
             "strict": {"type": "bool", "default": False},
         },
@@ -148,7 +150,7 @@ def main() -> None:
     try:
         if module.params["state"] == "absent":
             wanted = module.params["packages_installed"]
-            removed = forget(module.check_mode) if wanted == "forget" else remove(module.check_mode)
+            removed = {"forget": forget, "stopped": remove_rules}.get(wanted, remove)(module.check_mode)
             packages, services = packages_to_remove() if wanted == "list" else ([], [])
             module.exit_json(changed=bool(removed), removed=removed, packages=packages, services=services)
         asked = Wanted(

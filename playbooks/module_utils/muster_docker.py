@@ -12,6 +12,7 @@ import contextlib
 import json
 import re
 import secrets
+import shlex
 import shutil
 import threading
 from collections.abc import Iterator
@@ -25,6 +26,11 @@ OLDEST = (20, 10)
 PULL_SECONDS = 1800.0
 REQUEST_SECONDS = 60.0  # for a request of Docker's to be read, and its answer taken
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
+#: What Docker writes into chains that are not its own.
+_OWN_RULES = (
+    r"-A FORWARD (?:-o docker0 -m conntrack --ctstate RELATED,ESTABLISHED|-i docker0 (?:! )?-o docker0) -j ACCEPT"
+    r"|-A POSTROUTING -s \S+ ! -o docker0 -j MASQUERADE"
+)
 _DIGESTS = re.compile(r"/(manifests|blobs)/sha256:([0-9a-f]{64})")
 
 
@@ -45,6 +51,35 @@ def fix(said: str) -> str:
     if "needs" in said:
         return "install a newer Docker, or set container_engine: podman for this host"
     return "`systemctl status docker` there says why; container_engine: podman leaves Docker alone"
+
+
+def remove_rules(check_mode: bool) -> list[str]:
+    """Removes the firewall's rules of a Docker that does not run any more. Returns what it removed.
+
+    What it leaves: a policy of FORWARD, which somebody else may have set, and a DOCKER-USER with somebody's rules.
+    """
+    removed = []
+    for program in ("iptables", "ip6tables"):
+        for table in ("filter", "nat", "raw"):
+            commands = rules_to_remove(run([f"{program}-save", "-t", table]).out)
+            for words in [] if check_mode else commands:
+                run([program, "--wait", "10", "-t", table, *words])
+            removed += [f"Docker's rules in {program}'s table {table}"] if commands else []
+    return removed
+
+
+def rules_to_remove(saved: str) -> list[list[str]]:
+    """The words of iptables by which one table is rid of Docker. saved: what iptables-save prints of it. Pure."""
+    chains = re.findall(r"^:(DOCKER(?:-\S+)?) ", saved, re.MULTILINE)
+    if re.search(r"^-A DOCKER-USER (?!-j RETURN$)", saved, re.MULTILINE) and "DOCKER-USER" in chains:
+        chains.remove("DOCKER-USER")
+    jumps = "|".join(map(re.escape, chains))
+    if not jumps:
+        return []
+    outside = re.compile(rf"-A (?!(?:{jumps}) ).*-j (?:{jumps})|{_OWN_RULES}")
+    rules = [shlex.split(line) for line in saved.splitlines() if outside.fullmatch(line)]
+    empty = [[word, chain] for word in ("-F", "-X") for chain in chains]
+    return [["-D", *rule[1:]] for rule in rules] + empty
 
 
 def pull(layout: Path, identity: str, index: str) -> None:

@@ -20,9 +20,12 @@ import json
 import os
 import socket
 import time
-from typing import Any
+from typing import Any, Awaitable, TypeVar
+
+T = TypeVar("T")
 
 ATTEMPT_SECONDS = 1.5  # to connect: a SYN that is sent again (after 1 s) still fits
+SLICES = 15  # of these seconds: see `within`
 REPLY_SECONDS = 5.0  # for a line over a connection that is there: a busy host can be held up for seconds
 LINE_BYTES = 1 << 16
 ATTEMPTS_AT_ONCE = 256  # attempts to connect; a process may have 1,024 files open, and as many hosts call this one
@@ -109,7 +112,7 @@ class Meeting:
         try:
             local = (own, 0) if own else None
             opening = asyncio.open_connection(address, port, limit=LINE_BYTES, local_addr=local)
-            reader, writer = await asyncio.wait_for(opening, ATTEMPT_SECONDS)
+            reader, writer = await within(ATTEMPT_SECONDS, opening)
         except asyncio.TimeoutError:
             why = f"no answer on port {port} within {ATTEMPT_SECONDS} s"
             raise Unreached(f"{why}: a firewall drops it, or there is no such host") from None
@@ -177,6 +180,21 @@ async def _try(meeting: Meeting, peer: str, address: str, few: asyncio.Semaphore
         except Unreached as failure:
             error = str(failure)
     return {"peer": peer, "address": address, "ok": error is None, "milliseconds": milliseconds, "error": error}
+
+
+async def within(seconds: float, work: Awaitable[T]) -> T:
+    """The result of `work`. Raises asyncio.TimeoutError after so many seconds, in which time counts a slice at a time.
+
+    So a host that is held up itself, as its processors are busy, does not take that for an address without an answer.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        for _ in range(SLICES):
+            if (await asyncio.wait([task], timeout=seconds / SLICES))[0]:
+                return task.result()
+        raise asyncio.TimeoutError
+    finally:
+        task.cancel()
 
 
 def say(writer: asyncio.StreamWriter, **words: Any) -> None:

@@ -12,16 +12,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import resource
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from ansible.module_utils.muster_engines import Podman
 from ansible.module_utils.muster_gpus import nvidia_devices
 from ansible.module_utils.muster_host import Result, find_command, read, run, write_atomically
 
 DROP_IN = Path("/etc/containers/containers.conf.d/50-muster.conf")
 CDI = Path("/etc/cdi/nvidia.yaml")
+OLDEST = (3, 4)
 CDI_HEADER = "# Written by Muster (make deploy) with nvidia-ctk; make teardown removes it.\n"
 # Far more than a training process needs, and low enough that a session with lower limits can still grant them.
 ULIMIT_CAPS = {"nofile": 65536, "nproc": 32768}
@@ -103,11 +106,26 @@ def probe() -> Result:
         return run(words, timeout=TRIAL_SECONDS)
 
 
+def version_problem(printed: str) -> str:
+    """Why this Podman may not be used; empty where it may. printed: what `podman --version` prints. Pure."""
+    found = re.search(r"(\d+)\.(\d+)", printed)
+    if not found or tuple(map(int, found.groups())) >= OLDEST:
+        return ""
+    oldest = ".".join(map(str, OLDEST))
+    return (
+        f"Podman cannot be used on this host: it is version {found.group(0)}, and Muster needs {oldest} or later. "
+        "Fix: install a newer Podman, or set container_engine: docker for this host"
+    )
+
+
 def settle(check_mode: bool) -> bool:
     """Finds settings with which a container runs and leaves them written. Returns whether it changed any.
 
-    Raises RuntimeError with every attempt's complaint if there are none; the drop-in is then as it was before.
+    Raises RuntimeError where Podman is too old, and with every attempt's complaint if there are none; the drop-in is
+    then as it was before.
     """
+    if problem := version_problem(run(Podman.version_words).out):
+        raise RuntimeError(problem)
     before = text_of(DROP_IN)
     first = probe()
     if first.rc == 0 or check_mode:

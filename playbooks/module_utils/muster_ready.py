@@ -59,6 +59,12 @@ def choose(wanted: str, noted: str, there: List[str], gives_gpus: List[str]) -> 
     return next((name for name in ENGINES if name in there and name in gives_gpus), (there or ["podman"])[0])
 
 
+def change_of_engine(wanted: Wanted) -> List[str]:
+    """[from, to], where a deploy takes another engine than the last one did; else empty."""
+    noted, chosen = (read(NOTE) or "").strip(), _chosen(wanted).name
+    return [noted, chosen] if noted and noted != chosen else []
+
+
 def _chosen(wanted: Wanted) -> Engine:
     there = [name for name, kind in ENGINES.items() if find_command(kind.program)]
     needed = wanted.gpus and nvidia_devices()

@@ -35,7 +35,7 @@ from ansible.module_utils.muster_host import (
     usable_memory,
 )
 from ansible.module_utils.muster_nics import fill_speeds, read_nics, read_rdma
-from ansible.module_utils.muster_ready import Wanted, is_ready, lacking
+from ansible.module_utils.muster_ready import Wanted, change_of_engine, is_ready, lacking
 from ansible.module_utils.muster_vpn import about as about_vpn
 
 ROOT = "/var/lib/muster"
@@ -243,13 +243,14 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
     gpu_health (see gpu_health), xid (see parse_xid) or null with xid_problem (why the kernel's log cannot be read),
     images {ref: id} or null, runs (see parse_runs) or null (the engine fails),
     data {path, present} or null (no data_dir); if full, see fingerprint
-    ready (whether make deploy has nothing to do for the engine; null: not asked; it is all that a host says which lacks
-    packages), firewalls (see muster_firewalls.opened; null: not asked),
+    ready (whether make deploy has nothing to do for the engine; null: not asked),
+    engine_change ([from, to], or empty; it and `ready` are all that a host says which lacks packages),
+    firewalls (see muster_firewalls.opened; null: not asked),
     vpn (see muster_vpn.about; null: not asked, it comes with firewalls)
     """
     wanted = Wanted(**options["wanted"]) if options.get("wanted") else None
     if wanted and lacking(wanted):
-        return {"ready": False}
+        return {"ready": False, "engine_change": change_of_engine(wanted)}
     full, asked, of = bool(options.get("full")), options.get("engine", True), noted()
     busy = watch_processors() if full else None  # before the commands below keep them busy
     with ThreadPoolExecutor(max_workers=8) as pool:
@@ -298,8 +299,9 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
             "runs": parse_runs(of, containers.result(), time.time()),
             "data": data.result(),
             "ready": ready.result() if ready else None,
-            "vpn": about_vpn() if options.get("ports") else None,
+            "engine_change": change_of_engine(wanted) if wanted else [],
             "firewalls": firewalls.result() if firewalls else None,
+            "vpn": about_vpn() if options.get("ports") else None,
         }
     facts["ended"] = time.time()
     return facts

@@ -110,9 +110,33 @@ def test_a_hosts_part_of_its_cores_is_shown() -> None:
 def test_a_bad_argument_gives_one_message_and_status_2(arguments: tuple[str, str]) -> None:
     done = command("up", *arguments)
     assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1
+    assert len(done.stderr.splitlines()) == 3 and "fix: " in done.stderr and "Traceback" not in done.stderr
     assert arguments[1] in done.stderr
     assert done.stdout == ""
+
+
+def test_settings_in_a_labs_inventory_are_never_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab, "BUILD", tmp_path / "build")
+    path, two, three, said = tmp_path / "hosts.yml", hosts_of("lab", 2), hosts_of("lab", 3), list[str]()
+    for start in (lab.MARK, lab.inventory_text(two)):  # as a lab wrote it
+        path.write_text(start)
+        lab._write_inventory(tmp_path, three, said.append)
+        assert path.read_text() == lab.inventory_text(three) and not said
+    own = lab.inventory_text(two).replace("    h2:\n", "    h2:\n      container_engine: docker\n")
+    path.write_text(own)
+    lab._write_inventory(tmp_path, two, said.append)  # the same hosts
+    assert path.read_text() == own and not said
+    lab._write_inventory(tmp_path, three, said.append)
+    [kept] = (tmp_path / "build" / tmp_path.name).iterdir()
+    assert kept.read_text() == own and path.read_text() == lab.inventory_text(three)
+    assert len(said) == 1 and kept.name in said[0]
+
+
+def test_an_inventory_in_which_hosts_are_spares_is_read() -> None:
+    text = "all:\n  hosts:\n    h1: {ansible_host: 10.0.0.1}\n    h2: {ansible_host: 10.0.0.2}\n"
+    spares = text + "  children: {spares: {hosts: {h2: }}}\n"
+    assert lab.addresses(spares) == {"h1": "10.0.0.1", "h2": "10.0.0.2"}
+    assert lab.addresses("all: [") == lab.addresses("- a list\n") == {}
 
 
 def test_an_inventory_that_is_not_a_labs_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

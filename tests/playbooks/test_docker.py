@@ -86,3 +86,50 @@ def test_a_docker_that_cannot_be_used_says_why(
     monkeypatch.setattr(muster_docker, "run", lambda words: answer)
     complaint = muster_docker.complaint()
     assert said in complaint and fix in muster_docker.fix(complaint)
+
+
+#: What `iptables-save -t filter` prints where Docker has been; the rule with eno1 is somebody's own.
+FILTER = """\
+*filter
+:INPUT ACCEPT [0:0]
+:FORWARD DROP [0:0]
+:OUTPUT ACCEPT [0:0]
+:DOCKER - [0:0]
+:DOCKER-ISOLATION-STAGE-1 - [0:0]
+:DOCKER-ISOLATION-STAGE-2 - [0:0]
+:DOCKER-USER - [0:0]
+-A FORWARD -j DOCKER-USER
+-A FORWARD -j DOCKER-ISOLATION-STAGE-1
+-A FORWARD -o docker0 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+-A FORWARD -o docker0 -j DOCKER
+-A FORWARD -i docker0 ! -o docker0 -j ACCEPT
+-A FORWARD -i docker0 -o docker0 -j ACCEPT
+-A FORWARD -i eno1 -o docker0 -j ACCEPT
+-A DOCKER-ISOLATION-STAGE-1 -i docker0 ! -o docker0 -j DOCKER-ISOLATION-STAGE-2
+-A DOCKER-ISOLATION-STAGE-1 -j RETURN
+-A DOCKER-ISOLATION-STAGE-2 -o docker0 -j DROP
+-A DOCKER-ISOLATION-STAGE-2 -j RETURN
+-A DOCKER-USER -j RETURN
+COMMIT
+"""
+
+
+def test_what_docker_has_left_in_the_firewall_goes_and_nothing_else() -> None:
+    words = muster_docker.rules_to_remove(FILTER)
+    deleted = [" ".join(one) for one in words if one[0] == "-D"]
+    assert len(deleted) == 6 and "-D FORWARD -i eno1 -o docker0 -j ACCEPT" not in deleted
+    chains = ["DOCKER", "DOCKER-ISOLATION-STAGE-1", "DOCKER-ISOLATION-STAGE-2", "DOCKER-USER"]
+    assert words[6:] == [[word, chain] for word in ("-F", "-X") for chain in chains]
+
+
+def test_a_chain_with_somebodys_rules_stays_with_the_jump_to_it() -> None:
+    words = muster_docker.rules_to_remove(FILTER.replace("-A DOCKER-USER -j", "-A DOCKER-USER -s 10.9.0.0/16 -j"))
+    assert not [one for one in words if "DOCKER-USER" in one]
+    assert ["-X", "DOCKER"] in words
+
+
+@pytest.mark.parametrize(
+    "saved", ["", "*filter\n:FORWARD ACCEPT [0:0]\n-A FORWARD -i docker0 -o docker0 -j ACCEPT\nCOMMIT\n"]
+)
+def test_where_docker_has_no_chain_nothing_is_touched(saved: str) -> None:
+    assert muster_docker.rules_to_remove(saved) == []

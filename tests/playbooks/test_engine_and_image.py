@@ -168,6 +168,21 @@ def test_a_toolkit_with_a_known_escape_is_refused(printed: str, refused: bool) -
     assert ("CVE-2025-23266" in problem and "Fix: install 1.17.8" in problem) if refused else problem == ""
 
 
+@pytest.mark.parametrize(
+    ("printed", "refused"),
+    [
+        ("podman version 3.0.1\n", True),
+        ("podman version 3.4.4\n", False),
+        ("podman version 4.3.1\n", False),
+        ("podman version 10.0.0\n", False),
+        ("", False),
+    ],
+)
+def test_a_podman_that_is_too_old_is_refused(printed: str, refused: bool) -> None:
+    said = muster_podman.version_problem(printed)
+    assert bool(said) is refused and ("version 3.0, and Muster needs 3.4" in said) is refused
+
+
 @pytest.fixture
 def engines_of_a_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Podman and Docker as scripts that note their calls, and a note that stands elsewhere."""
@@ -207,7 +222,10 @@ def test_an_engine_that_does_not_answer_matters_where_it_is_the_host_s(engines_o
 
 def test_another_engine_takes_over_when_no_run_is_in_progress(engines_of_a_host: Path) -> None:
     note = engines_of_a_host / "note"
+    assert muster_ready.change_of_engine(muster_ready.Wanted({}, "podman", False)) == []  # none was deployed before
     note.write_text("docker\n")
+    assert muster_ready.change_of_engine(muster_ready.Wanted({}, "podman", False)) == ["docker", "podman"]
+    assert muster_ready.change_of_engine(muster_ready.Wanted({}, "auto", False)) == []
     (engines_of_a_host / "ps").write_text("muster-r1-0\tpaused\tr1\tann\t?\n")
     with pytest.raises(RuntimeError, match="run r1 of ann is in progress in docker"):
         muster_ready.take(Podman(), check_mode=False)

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from ansible.module_utils import muster_meeting
-from ansible.module_utils.muster_meeting import Meeting, Unreached, reach
+from ansible.module_utils.muster_meeting import Meeting, Unreached, reach, within
 
 PORTS = [29600, 29607]
 DEAD = "198.51.100.1"  # a documentation address
@@ -123,6 +123,26 @@ def test_an_address_that_does_not_work_is_given_up_soon_and_the_others_are_reach
     assert not found["h3", DEAD]["ok"] and f"port {PORTS[0]}" in found["h3", DEAD]["error"]
     assert Counter(attempts[:8]) == {f"{net}.1": 2, f"{net}.2": 2, f"{net}.3": 2, DEAD: 2}  # by all hosts, all at once
     assert attempts.count(DEAD) == 4
+
+
+def test_time_in_which_the_host_itself_is_held_up_does_not_end_an_attempt() -> None:
+    async def held_up() -> str:
+        for _ in range(5):
+            await asyncio.sleep(0)
+            time.sleep(0.1)
+        return "connected"
+
+    assert asyncio.run(within(0.2, held_up())) == "connected"
+
+
+def test_an_attempt_ends_and_what_it_did_is_cancelled() -> None:
+    async def attempt() -> bool:
+        silent = asyncio.get_running_loop().create_future()
+        with pytest.raises(asyncio.TimeoutError):
+            await within(0.05, silent)
+        return silent.cancelled()
+
+    assert asyncio.run(attempt())
 
 
 def test_an_address_that_both_hosts_have_counts_as_not_reached(net: str) -> None:

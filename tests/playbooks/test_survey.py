@@ -149,7 +149,7 @@ KEYS = {
     *("ended", "kernel", "arch", "os", "python", "cpus", "machine_cpus"),
     *("cpu_model", "cpu_flags", "busy", "limits", "memory_bytes", "memory_free_bytes"),
     "disk_free_bytes",
-    *("muster_disk_free_bytes", "threads_max", "ready", "engine", "nics"),
+    *("muster_disk_free_bytes", "threads_max", "ready", "engine_change", "engine", "nics"),
     *("rdma", "gpus", "gpu_problems", "gpu_problem", "gpu_health", "xid", "xid_problem", "images", "runs", "data"),
     *("firewalls", "vpn"),
 }
@@ -232,4 +232,7 @@ def test_a_survey_without_ip_says_what_to_install() -> None:
 
 def test_a_host_that_lacks_packages_says_that_and_no_more() -> None:
     lacks = {family: {"all": {"nothing": "no-such-command"}} for family in ("debian", "rhel")}
-    assert muster_survey.survey({"full": True, "wanted": {"packages": lacks}}) == {"ready": False}
+    assert muster_survey.survey({"full": True, "wanted": {"packages": lacks}}) == {
+        "ready": False,
+        "engine_change": [],
+    }

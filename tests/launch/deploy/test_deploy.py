@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ import pytest
 from containers import engine
 from containers import image as images
 from containers.engine import CommandFailed, ContainersError
+from launch.cli import exits
 from launch.cli.refusal import Refusal
 from launch.deploy import deploy
+from launch.hosts.inventory import Inventory
 
 
 def answer(**runs: str) -> dict[str, Any]:
@@ -23,6 +26,18 @@ def test_a_run_in_progress_is_not_torn_down() -> None:
     deploy.refuse_running([answer(), answer(old="died", older="succeeded"), RuntimeError("no Python there")])
     with pytest.raises(Refusal, match=r"run new of ann@desk is in progress\n.*make stop RUN=<id>.*YES=1"):
         deploy.refuse_running([answer(new="starting"), answer(new="running", old="failed")])
+
+
+def test_an_archive_that_is_not_there_is_refused_before_any_login(tmp_path: Path) -> None:
+    def with_base(setting: str) -> Inventory:
+        return Inventory(tmp_path / "hosts.yml", (), "", setting)
+
+    (tmp_path / "torch.tar").touch()
+    for there in ("", "ghcr.io/team/torch:2.13", str(tmp_path / "torch.tar")):
+        deploy.refuse_missing_archive(with_base(there))
+    with pytest.raises(Refusal, match=r"base_image .*absent\.tar: the archive cannot be read: No such file") as refused:
+        deploy.refuse_missing_archive(with_base(str(tmp_path / "absent.tar")))
+    assert refused.value.status == exits.REFUSED
 
 
 def test_a_build_ends_with_the_deploy_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,15 @@ def test_every_host_that_did_not_answer_is_named_with_its_reason() -> None:
     assert caught.value.status == exits.DEPLOY_FAILED and "h1" not in said
 
 
+def test_a_change_of_engine_is_said_of_hosts_that_answer() -> None:
+    def said(change: list[str]) -> Answer:
+        return Answer({"ready": not change, "engine_change": change}, None, None, None, 0.0, 0.0)
+
+    answers: detect.Answers = {"h1": said([]), "h2": said(["podman", "docker"]), "h3": TimeoutError("no answer")}
+    found = detect.changes_of_engine(answers)
+    assert found == ["h2: from podman to docker; what Muster had in podman is removed"]
+
+
 def test_a_machine_under_two_names_and_a_broken_gpu_are_refused_at_once() -> None:
     hosts = [host("h1"), host("h2"), host("h3")]
     known = {

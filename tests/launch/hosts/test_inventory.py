@@ -98,6 +98,30 @@ def test_the_group_spares_names_hosts_that_wait(tmp_path: Path) -> None:
     assert "all hosts are in the group `spares`" in refusal(tmp_path, hosts + group + "        a:\n        b:\n")
 
 
+@pytest.mark.slow  # it asks ansible-inventory
+def test_a_group_that_is_nearly_called_spares_is_refused(tmp_path: Path) -> None:
+    said = refusal(tmp_path, "[all]\na ansible_host=192.0.2.1\n[spare]\nb ansible_host=192.0.2.2\n", "hosts.ini")
+    assert "group spare: " in said and "did you mean `spares`?" in said
+    nested = "[all]\na ansible_host=192.0.2.1\n[spare]\nb ansible_host=192.0.2.2\n[spares:children]\nspare\n"
+    (tmp_path / "nested.ini").write_text(nested)
+    assert [host.spare for host in inventory.read(tmp_path / "nested.ini").hosts] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("value", "meant"),
+    [("true", True), ("True", True), ("YES", True), ("on", True), ("1", True), ("no", False), ("False", False)],
+)
+def test_words_of_an_ini_file_are_true_or_false(value: str, meant: bool) -> None:
+    assert inventory.check_variables("hosts.ini", "a", {"airgap": value}) == []
+    assert inventory._setting("airgap", value) is meant and inventory._setting("data_dir", value) == value
+
+
+@pytest.mark.slow  # it asks ansible-inventory
+def test_switches_of_an_ini_file_are_read(tmp_path: Path) -> None:
+    (tmp_path / "hosts.ini").write_text("[all]\na ansible_host=192.0.2.1 airgap=true firewall=no\n")
+    assert inventory.read(tmp_path / "hosts.ini").hosts[0].settings == {"airgap": True, "firewall": False}
+
+
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(Refusal, match="no such inventory"):
         inventory.read(tmp_path / "absent.yml")
