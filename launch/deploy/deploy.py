@@ -103,7 +103,7 @@ def deploy(path: Path, console: Console, horovod: bool = False, remeasure: bool 
     console.print(f"Network [bold]{cluster.network.name}[/bold]: {cluster.network.reason}", highlight=False)
     for entry in cluster.network.refused:
         phases.say(f"not {entry['network']}: {entry['reason']}")
-    if not {"provision", "firewalls", "distribute"} & phases.seconds.keys():
+    if not {"provision", "firewalls", "vpn", "distribute"} & phases.seconds.keys():
         console.print("Nothing had to be changed on the hosts.")
     nodes = sum(not host.spare for host in inv.hosts)
     console.print(
@@ -139,6 +139,8 @@ def _work(
         known = detect.facts_of(inv, answers, console)
         through = vpn.addresses(known) if inv.train_vpn and len(known) > 1 else {}
         own = {name: str(one.ip) for name, one in through.items()}
+        if former := [] if through else vpn.left_over(known):
+            vpn.refuse_runs(known)
         if shut := firewalls.unsettled(inv.hosts, known, own):
             with phases.phase("firewalls", f"Changing the firewalls of {', '.join(shut)}"):
                 firewalls.open_to_peers(machines, shut, list(known), firewalls.ports(bool(through)), phases)
@@ -153,10 +155,17 @@ def _work(
     with phases.phase("measure", "Measuring the links between all hosts"):
         revive(machines)
         choice, measured = detect.choose_network(inv, machines, facts, last_map, console)
+    below = choice  # which layers of the image take, too: they are no secret, and a VPN in user space is slow
     if through:
-        with phases.phase("vpn", "The VPN that training goes through"):
-            choice, measured = vpn.bring_up(machines, facts.hosts, choice, measured, phases)
-    elif former := vpn.left_over(facts.hosts):
+        if changed := vpn.to_change(facts.hosts, below):
+            with phases.phase(
+                "vpn", f"Bringing up the VPN that training goes through, as {', '.join(changed)} need it"
+            ):
+                vpn.refuse_runs(facts.hosts)
+                vpn.bring_up(machines, facts.hosts, below)
+        with phases.phase("through", "Asking the hosts what comes through the VPN"):
+            choice, measured = vpn.choose_it(machines, facts.hosts, below, measured, bool(changed), console)
+    elif former:
         with phases.phase("vpn", f"Removing the VPN from {', '.join(former)}"):
             vpn.remove([machine for machine in machines if machine.name in former])
     lacking = [name for name, known in facts.hosts.items() if (known["images"] or {}).get(image.ref) != image.id]
@@ -164,12 +173,12 @@ def _work(
     placed: dict[str, Any] = {name: {**kept, "id": image.id} for name in facts.hosts if name not in lacking}
     if lacking:
         whole = size(sum(export.blobs.values()))
-        addresses = {name: end.address for name, end in choice.endpoints.items()}
+        addresses = {name: end.address for name, end in below.endpoints.items()}
         with phases.phase(
             "distribute", f"Distributing the image ({whole}, sent compressed; a host gets what it lacks)"
         ):
             to = [machine for machine in machines if machine.name in lacking]
-            placed |= distribution.distribute(to, addresses, image, export, phases.say, choice.links)
+            placed |= distribution.distribute(to, addresses, image, export, phases.say, below.links)
     cluster = _cluster_map(inv, facts, choice, image, export, measured)
     clustermap.write(clustermap.path_of(inv.path), cluster)
     return cluster, placed

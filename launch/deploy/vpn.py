@@ -7,13 +7,14 @@ facts (`addresses`, `settings`: pure); the hosts' half is muster_vpn.
 from __future__ import annotations
 
 import ipaddress
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from rich.console import Console
+
 from launch.cli import exits
-from launch.cli.output import Phases, detail
+from launch.cli.output import detail
 from launch.cli.refusal import Problem, Refusal, refuse
 from launch.deploy import detect
 from launch.hosts import hostcall, ssh
@@ -26,7 +27,7 @@ ByHost = Mapping[str, Mapping[str, Any]]
 
 HEADER_BYTES = {4: 60, 6: 80}  # of WireGuard, UDP and IP
 CHANGE_SECONDS = 60.0
-REACH_TRIES, HANDSHAKE_SECONDS = 3, 5.0  # WireGuard tries again after so long where a handshake was lost
+KEEPALIVE_SECONDS = 25  # a session without any traffic would end
 #: Where the VPN's addresses are taken from: the first network that no host has a way to.
 RANGES = [ipaddress.ip_network(f"10.{second}.0.0/16") for second in range(213, 256)]
 SMALLEST_PREFIX = 24
@@ -58,7 +59,14 @@ def mtu(choice: choose.Choice) -> int:
 def settings(
     host: str, own: Mapping[str, ipaddress.IPv4Interface], keys: Mapping[str, str], below: choose.Choice
 ) -> str:
-    """What wg-quick is given on a host, which adds its key. Pure."""
+    """What wg-quick is given on a host, which adds its key. Pure.
+
+    Of two hosts the first one greets, and keeps alive what they agreed on. Greetings that cross end each other: both
+    hosts would try again after 5 s, and might cross again.
+    """
+    others = {peer: end for peer, end in below.endpoints.items() if peer != host}
+    order = list(below.endpoints)
+    greeted = [f"peer {keys[peer]} persistent-keepalive {KEEPALIVE_SECONDS}" for peer in order[order.index(host) + 1 :]]
     lines = [
         "# Written by Muster (make deploy); make teardown removes it.",
         "[Interface]",
@@ -66,51 +74,82 @@ def settings(
         f"ListenPort = {VPN_PORT}",
         f"MTU = {mtu(below)}",
         "Table = off",
-        "PostUp = wg set %i private-key /etc/wireguard/%i.key",
+        " ".join(["PostUp = wg set %i private-key /etc/wireguard/%i.key", *greeted]),
     ]
-    for peer, end in below.endpoints.items():
-        if peer != host:
-            address = f"[{end.address}]" if ":" in end.address else end.address
-            lines += ["", "[Peer]", f"# {peer}", f"PublicKey = {keys[peer]}", f"Endpoint = {address}:{VPN_PORT}"]
-            lines += [f"AllowedIPs = {own[peer].ip}/32"]
+    for peer, end in others.items():
+        address = f"[{end.address}]" if ":" in end.address else end.address
+        lines += ["", "[Peer]", f"# {peer}", f"PublicKey = {keys[peer]}", f"Endpoint = {address}:{VPN_PORT}"]
+        lines += [f"AllowedIPs = {own[peer].ip}/32"]
     return "\n".join(lines)
 
 
-def bring_up(
+def to_change(facts: ByHost, below: choose.Choice) -> list[str]:
+    """The hosts where it is not up as it is to be, over this network. Pure."""
+    own, known = addresses(facts), {name: facts[name]["vpn"] for name in facts}
+    keys = {name: known[name]["public_key"] for name in known}
+    return [
+        name for name in known if not known[name]["up"] or known[name]["settings"] != settings(name, own, keys, below)
+    ]
+
+
+def refuse_runs(facts: ByHost) -> None:
+    """Raises Refusal for a run that is in progress: it would lose the VPN. Pure."""
+    if runs := detect.runs_in_progress(facts):
+        what = f"the VPN is to be changed, and run {next(iter(runs))} is in progress"
+        raise refuse("the hosts", what, "run `make deploy` when it has ended")
+
+
+def bring_up(machines: Sequence[Machine], facts: ByHost, below: choose.Choice) -> None:
+    """Bring it up on all hosts, over this network: first it goes down on all, so that nobody greets a former one.
+
+    Raises Refusal, naming hosts, where it does not come up, and those between which nothing comes through.
+    """
+    own, names = addresses(facts), [machine.name for machine in machines]
+    keys = {name: said["public_key"] for name, said in _ask(machines, dict.fromkeys(names, None)).items()}
+    said = _ask(machines, {name: settings(name, own, keys, below) for name in names})
+    pairs = [(one, other) for number, one in enumerate(names) for other in names[number + 1 :]]
+    _refuse_silent(
+        [
+            f"{one} and {other} do not hear each other"
+            for one, other in pairs
+            if keys[other] in said[one]["unmet"] or keys[one] in said[other]["unmet"]
+        ],
+        f"let UDP to port {VPN_PORT} pass between the hosts, both ways; or leave `train_vpn` out of the inventory",
+    )
+
+
+def _refuse_silent(failed: Sequence[str], fix: str) -> None:
+    if failed:
+        more = f" (and {len(failed) - 3} more pairs)" if len(failed) > 3 else ""
+        what = f"{VPN_INTERFACE} is up, and nothing comes through it: {'; '.join(failed[:3])}{more}"
+        raise refuse("train_vpn", what, fix, exits.DEPLOY_FAILED)
+
+
+def choose_it(
     machines: Sequence[Machine],
     facts: dict[str, dict[str, Any]],
     below: choose.Choice,
     measured: detect.Measured,
-    phases: Phases,
+    is_new: bool,
+    console: Console,
 ) -> tuple[choose.Choice, detect.Measured]:
-    """Bring up the VPN over a network, and measure it; returns it as the choice, and all that was measured.
+    """It as the network that training takes, and all that was measured; the facts get its NICs.
 
-    Where nothing is to be changed, the figures that `measured` has of it hold. The facts get its NICs. Raises Refusal,
-    naming hosts, where it does not come up, and where a run that is in progress would lose it.
+    The figures that `measured` has of it hold, unless it is new. Raises Refusal where hosts do not reach each other.
     """
-    own, known = addresses(facts), {name: facts[name]["vpn"] for name in facts}
-    keys = {name: known[name]["public_key"] for name in known}
-    if keyless := [name for name, key in keys.items() if not key]:
-        keys |= _ask(machines, dict.fromkeys(keyless, None))
-    wanted = {name: settings(name, own, keys, below) for name in known}
-    changed = {n: text for n, text in wanted.items() if known[n]["settings"] != text or not known[n]["up"]}
-    if changed:
-        if runs := detect.runs_in_progress(facts):
-            what = f"the VPN is to be changed, and run {next(iter(runs))} is in progress"
-            raise refuse("the hosts", what, "run `make deploy` when it has ended")
-        phases.say(
-            f"{VPN_INTERFACE} comes up on {', '.join(changed)}, over {next(iter(below.endpoints.values())).network}"
-        )
-        _ask(machines, changed)
+    own = addresses(facts)
     network = next(iter(own.values())).network
     ends = {name: choose.Endpoint(VPN_INTERFACE, str(own[name].ip), str(network), None, mtu(below)) for name in own}
     over = choose.Working(str(network), ends)
-    _refuse_unreached(machines, ends, phases)
+    reached = detect.reach(machines, {name: [end.address] for name, end in ends.items()}, console)
+    _refuse_silent(
+        [f"{host} does not reach {one['peer']}" for host, all_ in reached.items() for one in all_ if not one["ok"]],
+        f"let UDP to port {VPN_PORT} pass between the hosts, and TCP from {network} by {VPN_INTERFACE}; "
+        "or leave `train_vpn` out of the inventory",
+    )
     measurements = measured.measurements
-    if changed or over.label not in measurements.links:
-        links, busy = measure.measure(
-            machines, [detect.addresses_of(over)], measure.BANDWIDTH_SECONDS, detail(phases.console)
-        )
+    if is_new or over.label not in measurements.links:
+        links, busy = measure.measure(machines, [detect.addresses_of(over)], measure.BANDWIDTH_SECONDS, detail(console))
         measurements = _without_vpn(measurements).with_round(links, busy)
     if reasons := measurements.failures.get(over.label):
         raise refuse("train_vpn", f"the VPN fails: {reasons[0]}", _FIX)
@@ -140,20 +179,6 @@ def _choice(below: choose.Choice, over: choose.Working, links: list[Link]) -> ch
     )
 
 
-def _refuse_unreached(machines: Sequence[Machine], ends: Mapping[str, choose.Endpoint], phases: Phases) -> None:
-    addresses, failed = {name: [end.address] for name, end in ends.items()}, list[str]()
-    for _ in range(REACH_TRIES):
-        reach = detect.reach(machines, addresses, phases.console)
-        failed = [f"{host} does not reach {one['peer']}" for host, own in reach.items() for one in own if not one["ok"]]
-        if not failed:
-            return
-        time.sleep(HANDSHAKE_SECONDS)
-    more = f" (and {len(failed) - 3} more pairs)" if len(failed) > 3 else ""
-    what = f"{VPN_INTERFACE} is up, and nothing comes through it: {'; '.join(failed[:3])}{more}"
-    fix = f"let UDP to port {VPN_PORT} pass between the hosts, both ways; or leave `train_vpn` out of the inventory"
-    raise refuse("train_vpn", what, fix, exits.DEPLOY_FAILED)
-
-
 def _add_nics(
     facts: dict[str, dict[str, Any]],
     ends: Mapping[str, choose.Endpoint],
@@ -178,13 +203,12 @@ def remove(machines: Sequence[Machine]) -> None:
     _ask(machines, dict.fromkeys((machine.name for machine in machines), ""))
 
 
-def _ask(machines: Sequence[Machine], wanted: Mapping[str, str | None]) -> dict[str, str]:
-    """Public keys by host; wanted: the settings of muster_vpn.run."""
+def _ask(machines: Sequence[Machine], wanted: Mapping[str, str | None]) -> dict[str, dict[str, Any]]:
+    """What these hosts say; wanted: the settings of muster_vpn.run, by host."""
     asked = [machine for machine in machines if machine.name in wanted]
 
-    def one(machine: Machine) -> str:
-        said = hostcall.say_to(machine, "muster_vpn", {"settings": wanted[machine.name]}, CHANGE_SECONDS)
-        return str(said["public_key"])
+    def one(machine: Machine) -> dict[str, Any]:
+        return hostcall.say_to(machine, "muster_vpn", {"settings": wanted[machine.name]}, CHANGE_SECONDS)
 
     results = dict(zip((machine.name for machine in asked), ssh.in_parallel(one, asked), strict=True))
     problems = []
@@ -195,4 +219,4 @@ def _ask(machines: Sequence[Machine], wanted: Mapping[str, str | None]) -> dict[
             raise result
     if problems:
         raise Refusal(problems, exits.DEPLOY_FAILED)
-    return {name: result for name, result in results.items() if isinstance(result, str)}
+    return {name: result for name, result in results.items() if isinstance(result, dict)}

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List
 
@@ -24,6 +25,7 @@ FOLDER = Path("/etc/wireguard")
 SETTINGS, KEY = FOLDER / f"{INTERFACE}.conf", FOLDER / f"{INTERFACE}.key"
 LINKS = Path("/sys/class/net")
 UP_SECONDS = 30.0
+GREETING_SECONDS, LOOK_SECONDS = 20.0, 0.1  # a greeting that got lost is sent again after 5 s
 
 
 def about() -> Dict[str, Any]:
@@ -51,18 +53,20 @@ def _public_key() -> str:
 def run(options: Dict[str, Any], say: Callable[[Any], None]) -> None:
     """Make the key, and bring the interface to what it is to be.
 
-    options: settings, of wg-quick without the key: null: make the key alone; "": the interface and all of it go. Says
-    {"public_key"}. A failure is {"error": why}, with exit status 1.
+    options: settings, of wg-quick without the key: null: make the key, and take the interface down; "": the interface
+    and all of it go. Says {"public_key", "unmet": [public keys of those that do not answer it, once it is up]}. A
+    failure is {"error": why}, with exit status 1.
     """
     try:
         if options["settings"] == "":
             _remove()
-            say({"public_key": ""})
+            say({"public_key": "", "unmet": []})
             return
         _make_key()
+        _down()
         if options["settings"]:
             _bring_up(options["settings"])
-        say({"public_key": _public_key()})
+        say({"public_key": _public_key(), "unmet": _unmet() if options["settings"] else []})
     except (RuntimeError, OSError) as error:
         say({"error": str(error)})
         sys.exit(1)
@@ -90,8 +94,6 @@ def _write(path: Path, text: str) -> None:
 
 
 def _bring_up(settings: str) -> None:
-    if (LINKS / INTERFACE).exists():
-        _down()
     _write(SETTINGS, settings)
     done = call(["wg-quick", "up", INTERFACE], UP_SECONDS)
     if done.rc != 0:
@@ -105,7 +107,25 @@ def _reason(said: str) -> str:
     return "; ".join(dict.fromkeys(lines)) or "it failed without a word"
 
 
+def _unmet() -> List[str]:
+    """Waits for the other hosts, which come up at the same time."""
+    until = time.monotonic() + GREETING_SECONDS
+    while True:
+        unmet = parse_unmet(_checked(call(["wg", "show", INTERFACE, "latest-handshakes"]), "wg show"))
+        if not unmet or time.monotonic() >= until:
+            return unmet
+        time.sleep(LOOK_SECONDS)
+
+
+def parse_unmet(handshakes: str) -> List[str]:
+    """Of `wg show muster0 latest-handshakes`: the keys of those with whom there was none yet. Pure."""
+    pairs = [line.split() for line in handshakes.splitlines()]
+    return [pair[0] for pair in pairs if pair[1:] == ["0"]]
+
+
 def _down() -> None:
+    if not (LINKS / INTERFACE).exists():
+        return
     if call(["wg-quick", "down", INTERFACE], UP_SECONDS).rc != 0:  # its settings may have gone
         _checked(call(["ip", "link", "delete", "dev", INTERFACE]), f"ip link delete dev {INTERFACE}")
 
@@ -113,8 +133,7 @@ def _down() -> None:
 def _remove() -> None:
     if SETTINGS.exists():
         _unit("disable")
-    if (LINKS / INTERFACE).exists():
-        _down()
+    _down()
     for path in (SETTINGS, KEY):
         if path.exists():
             path.unlink()

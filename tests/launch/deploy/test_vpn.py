@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+import re
+import types
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -55,6 +59,67 @@ def test_each_host_knows_the_others_by_their_keys_and_tested_addresses_and_no_pr
     text = vpn.settings("h2", own, {"h1": "key-1", "h2": "key-2", "h3": "key-3"}, below("fd00::{}"))
     assert "Address = 10.213.0.2/24" in text and "Endpoint = [fd00::3]:51820" in text
     assert "PublicKey = key-1\n" in text and "key-2" not in text and "PrivateKey" not in text
+
+
+def test_of_two_hosts_one_greets() -> None:
+    own = {name: ipaddress.IPv4Interface(f"10.213.0.{number}/24") for number, name in enumerate(("h1", "h2", "h3"), 1)}
+    keys = {name: f"key-{name}" for name in own}
+    greeted = {host: re.findall(r"peer key-(\S+) persistent", vpn.settings(host, own, keys, below())) for host in own}
+    assert greeted == {"h1": ["h2", "h3"], "h2": ["h3"], "h3": []}
+
+
+def deployed(hosts: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Facts of hosts between which it is up."""
+    known = {name: {"runs": [], **facts(up=True)} for name in hosts}
+    for name, one in known.items():
+        one["vpn"]["public_key"] = f"key-{name}"
+    own, keys = vpn.addresses(known), {name: f"key-{name}" for name in hosts}
+    for name, one in known.items():
+        one["vpn"]["settings"] = vpn.settings(name, own, keys, between(hosts))
+    return known
+
+
+def between(hosts: Sequence[str]) -> choose.Choice:
+    whole = below()
+    return replace(whole, endpoints={name: whole.endpoints[name] for name in hosts})
+
+
+def test_nothing_is_changed_where_it_is_up_and_all_hosts_where_one_comes_or_goes() -> None:
+    three, two = ("h1", "h2", "h3"), ("h1", "h2")
+    assert vpn.to_change(deployed(three), between(three)) == []
+    assert vpn.to_change(deployed(two) | {"h3": facts()}, between(three)) == ["h1", "h2", "h3"]
+    fewer = deployed(three)
+    del fewer["h3"]
+    assert vpn.to_change(fewer, between(two)) == ["h1", "h2"]
+    down = deployed(three)
+    down["h2"]["vpn"]["up"] = False  # as after a restart without systemd
+    assert vpn.to_change(down, between(three)) == ["h2"]
+
+
+def test_a_run_in_progress_keeps_it() -> None:
+    known = deployed(("h1", "h2"))
+    vpn.refuse_runs(known)
+    known["h2"]["runs"] = [{"run": "20260101-1", "owner": "ann", "state": "running"}]
+    with pytest.raises(Refusal, match="run 20260101-1 is in progress"):
+        vpn.refuse_runs(known)
+
+
+def test_hosts_that_do_not_hear_each_other_are_named_once_all_others_are_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where UDP is blocked between h1 and h3."""
+    unmet, asked = {"h1": ["key-h3"], "h2": [], "h3": ["key-h1"]}, list[tuple[str, str]]()
+
+    def say_to(machine: Any, module: str, options: dict[str, Any], timeout: float) -> dict[str, Any]:
+        what = "up" if options["settings"] else "down"
+        asked.append((what, machine.name))
+        return {"public_key": f"key-{machine.name}", "unmet": unmet[machine.name] if what == "up" else []}
+
+    monkeypatch.setattr(vpn.hostcall, "say_to", say_to)
+    machines: Any = [types.SimpleNamespace(name=name) for name in unmet]
+    with pytest.raises(Refusal) as refused:
+        vpn.bring_up(machines, {name: facts() for name in unmet}, below())
+    said = str(refused.value)
+    assert "h1 and h3 do not hear each other" in said and "h2" not in said and "UDP to port 51820" in said
+    assert [what for what, _ in asked] == ["down"] * 3 + ["up"] * 3  # a former one must not answer
 
 
 def test_hosts_that_have_it_still_are_found() -> None:
