@@ -10,6 +10,7 @@ Python 3.8 and later.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -24,6 +25,7 @@ INTERFACE = "muster0"
 FOLDER = Path("/etc/wireguard")
 SETTINGS, KEY = FOLDER / f"{INTERFACE}.conf", FOLDER / f"{INTERFACE}.key"
 LINKS = Path("/sys/class/net")
+SOCKETS = Path("/run/wireguard")  # of wireguard-go
 UP_SECONDS = 30.0
 GREETING_SECONDS, LOOK_SECONDS = 20.0, 0.1  # a greeting that got lost is sent again after 5 s
 
@@ -137,6 +139,8 @@ def _remove() -> None:
     for path in (SETTINGS, KEY):
         if path.exists():
             path.unlink()
+    with contextlib.suppress(OSError):  # another interface has its socket there, or there is none
+        SOCKETS.rmdir()
 
 
 def _unit(verb: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 
@@ -31,36 +32,37 @@ finally:
 UDP, VPN_PORT = 17, 51820
 
 
-@pytest.fixture
-def hidden(lab: Lab) -> Iterator[Lab]:
-    """The lab with a VPN for training."""
+@contextlib.contextmanager
+def hidden(lab: Lab) -> Iterator[tuple[str, str]]:
+    """The lab with a VPN for training. Yields h1's NIC, and h2's address, of the network below it."""
     hosts = lab.inventory / "hosts.yml"
     text = hosts.read_text()
     below = {host["name"]: host for host in lab.cluster["hosts"]}
     try:
         hosts.write_text(text.replace("  vars:\n", "  vars:\n    train_vpn: wireguard\n"))
-        said = must(lab.fab("deploy", 900))
+        said = must(lab.fab("deploy"))
+        assert "Bringing up the VPN that training goes through, as h1, h2, h3 need it" in said
         assert "Network 10.213.0.0/24: a VPN (WireGuard)" in said
         assert {host["interface"] for host in lab.cluster["hosts"]} == {"muster0"}
-        lab.on("h1", f"cat >/run/test-sniff.py <<'END'\n{SNIFF}\nEND")
-        nic, peer = below["h1"]["interface"], below["h2"]["address"]
-        words = f"python3 /run/test-sniff.py {nic} {peer} >/run/test-sniff.json & echo $! >/run/test-sniff.pid"
-        lab.on("h1", f"({words})")
-        yield lab
+        yield below["h1"]["interface"], below["h2"]["address"]
     finally:
-        lab.on("h1", "kill $(cat /run/test-sniff.pid); rm -f /run/test-sniff.*", check=False)
         hosts.write_text(text)
-        must(lab.fab("deploy"))
+        assert "Removing the VPN from h1, h2, h3" in must(lab.fab("deploy"))
 
 
-def test_a_run_goes_through_the_vpn_alone_also_after_a_restart_of_it(hidden: Lab) -> None:
-    hidden.on("h2", "wg-quick down muster0")  # as after a restart of a host without systemd
-    must(hidden.train("reduce.py", NODES=2))
-    hidden.on("h1", "kill $(cat /run/test-sniff.pid); sleep 1")
-    assert json.loads(hidden.on("h1", "cat /run/test-sniff.json")) == [[UDP, VPN_PORT]]
-    assert all(hidden.on(host, "stat -c '%a %U' /etc/wireguard/muster0.key") == "600 root" for host in HOSTS)
-    hosts = hidden.inventory / "hosts.yml"
-    hosts.write_text(hosts.read_text().replace("    train_vpn: wireguard\n", ""))
-    assert "Removing the VPN from h1, h2, h3" in must(hidden.fab("deploy"))
+def test_a_run_goes_through_the_vpn_alone_also_after_a_restart_of_it(lab: Lab) -> None:
+    with hidden(lab) as (nic, peer):
+        lab.on("h2", "wg-quick down muster0")  # as after a restart of a host without systemd
+        lab.on("h1", f"cat >/run/test-sniff.py <<'END'\n{SNIFF}\nEND")
+        lab.on("h1", f"(python3 /run/test-sniff.py {nic} {peer} >/run/test-sniff.json & echo $! >/run/test-sniff.pid)")
+        try:
+            must(lab.train("reduce.py", NODES=2))
+            lab.on("h1", "pid=$(cat /run/test-sniff.pid); kill $pid; while kill -0 $pid; do sleep 0.1; done")
+            seen = lab.on("h1", "cat /run/test-sniff.json")
+        finally:
+            lab.on("h1", "kill $(cat /run/test-sniff.pid); rm -f /run/test-sniff.*", check=False)
+        assert json.loads(seen) == [[UDP, VPN_PORT]]
+        assert all(lab.on(host, "stat -c '%a %U' /etc/wireguard/muster0.key") == "600 root" for host in HOSTS)
     for host in HOSTS:
-        assert hidden.on(host, "ls /sys/class/net/muster0 /etc/wireguard/muster0.* 2>/dev/null", check=False) == ""
+        left = "ls -d /sys/class/net/muster0 /etc/wireguard/muster0.* /run/wireguard 2>/dev/null"
+        assert lab.on(host, left, check=False) == ""

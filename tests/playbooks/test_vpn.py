@@ -36,7 +36,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A host with WireGuard, all in a folder; `calls` has what was asked of wg-quick."""
     links = tmp_path / "net"
     links.mkdir()
-    for name, folder in (("FOLDER", tmp_path), ("LINKS", links)):
+    for name, folder in (("FOLDER", tmp_path), ("LINKS", links), ("SOCKETS", tmp_path / "run")):
         monkeypatch.setattr(muster_vpn, name, folder)
     monkeypatch.setattr(muster_vpn, "SETTINGS", tmp_path / "muster0.conf")
     monkeypatch.setattr(muster_vpn, "KEY", tmp_path / "muster0.key")

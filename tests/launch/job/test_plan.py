@@ -134,10 +134,8 @@ def test_rdma_is_off_where_training_goes_through_a_vpn() -> None:
     hosts = [replace(host, facts=facts, interface=VPN_INTERFACE) for host in known.hosts]
     made = plans.make_plan(replace(known, hosts=hosts), Options(), "run-1", ports(2), "me@here", "now")
     for place in places(made):
-        assert {key: value for key, value in place.environment.items() if key.startswith("NCCL_IB")} == {
-            "NCCL_IB_DISABLE": "1"
-        }
-    assert all(plans.rdma_ports(host) == dict.fromkeys(plans.rdma_ports(host), []) for host in hosts)
+        own = {key: value for key, value in place.environment.items() if key.startswith("NCCL_IB")}
+        assert own == {"NCCL_IB_DISABLE": "1"}
 
 
 def test_cores_are_shared_among_the_ranks_of_a_host() -> None:
