@@ -168,6 +168,7 @@ def _work(
     elif former:
         with phases.phase("vpn", f"Removing the VPN from {', '.join(former)}"):
             vpn.remove([machine for machine in machines if machine.name in former])
+            measured = vpn.forget(measured)
     lacking = [name for name, known in facts.hosts.items() if (known["images"] or {}).get(image.ref) != image.id]
     kept = {"bytes_sent": 0, "control_bytes": 0, "changed": False, "seconds": 0.0}
     placed: dict[str, Any] = {name: {**kept, "id": image.id} for name in facts.hosts if name not in lacking}

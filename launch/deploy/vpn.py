@@ -150,22 +150,22 @@ def choose_it(
     measurements = measured.measurements
     if is_new or over.label not in measurements.links:
         links, busy = measure.measure(machines, [detect.addresses_of(over)], measure.BANDWIDTH_SECONDS, detail(console))
-        measurements = _without_vpn(measurements).with_round(links, busy)
+        measurements = forget(measured).measurements.with_round(links, busy)
     if reasons := measurements.failures.get(over.label):
         raise refuse("train_vpn", f"the VPN fails: {reasons[0]}", _FIX)
     _add_nics(facts, ends, own)
     return _choice(below, over, measurements.links[over.label]), replace(measured, measurements=measurements)
 
 
-def _without_vpn(measured: choose.Measurements) -> choose.Measurements:
-    """Without what was measured over it before it was changed."""
+def forget(measured: detect.Measured) -> detect.Measured:
+    """Without what was measured over it. Pure."""
 
     def others(each: Mapping[str, Any]) -> dict[str, Any]:
         return {label: one for label, one in each.items() if not label.endswith(f"({VPN_INTERFACE})")}
 
-    return replace(
-        measured, links=others(measured.links), speeds=others(measured.speeds), failures=others(measured.failures)
-    )
+    known = measured.measurements
+    kept = replace(known, links=others(known.links), speeds=others(known.speeds), failures=others(known.failures))
+    return replace(measured, measurements=kept)
 
 
 def _choice(below: choose.Choice, over: choose.Working, links: list[Link]) -> choose.Choice:

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.lab
 
 PORT = 29401
 INSTALL = "export DEBIAN_FRONTEND=noninteractive; apt-get update -qq; apt-get install -y -qq --no-install-recommends"
-PACKAGES = "ufw firewalld dbus netbase"  # firewalld reads /etc/protocols
+PACKAGES = "ufw firewalld dbus"
 #: Both at once, so that what one of them drops is dropped. There is no systemd here.
 START = """\
 mkdir -p /run/dbus && dbus-daemon --system --fork --nopidfile --print-pid >/run/test-dbus.pid

@@ -76,7 +76,7 @@ def test_it_waits_for_those_that_do_not_answer_and_names_them(host: Path, monkey
     monkeypatch.setattr(muster_vpn, "GREETING_SECONDS", 0.3)
     assert ask("[Interface]")["unmet"] == ["LATE"]
     monkeypatch.setattr(muster_vpn, "GREETING_SECONDS", 60.0)
-    monkeypatch.setattr(muster_vpn.time, "sleep", lambda seconds: (host / "late").unlink())
+    monkeypatch.setattr(muster_vpn.time, "sleep", lambda seconds: (host / "late").unlink(missing_ok=True))
     assert ask("[Interface]")["unmet"] == []
 
 

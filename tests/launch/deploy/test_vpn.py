@@ -13,6 +13,7 @@ import pytest
 
 from launch.cli.refusal import Refusal
 from launch.deploy import vpn
+from launch.hosts import hostcall
 from launch.hosts.clustermap import Network
 from launch.network import choose
 from launch.network.links import Link
@@ -113,7 +114,7 @@ def test_hosts_that_do_not_hear_each_other_are_named_once_all_others_are_up(monk
         asked.append((what, machine.name))
         return {"public_key": f"key-{machine.name}", "unmet": unmet[machine.name] if what == "up" else []}
 
-    monkeypatch.setattr(vpn.hostcall, "say_to", say_to)
+    monkeypatch.setattr(hostcall, "say_to", say_to)
     machines: Any = [types.SimpleNamespace(name=name) for name in unmet]
     with pytest.raises(Refusal) as refused:
         vpn.bring_up(machines, {name: facts() for name in unmet}, below())
