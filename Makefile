@@ -12,10 +12,10 @@ export INVENTORY
 # What was typed on the command line reaches the commands unchanged; make would expand each `$` in it.
 $(foreach name,$(.VARIABLES),$(if $(findstring command line,$(origin $(name))),$(eval override export $(name) := $$(value $(name)))))
 .DEFAULT_GOAL := help
-.PHONY: help local horovod demo lab lab-down lab-status trust deploy check train reproduce attach status logs stop gather report \
+.PHONY: help local horovod demo lab lab-down lab-status trust deploy data check train reproduce attach status logs stop gather report \
 	tensorboard teardown \
 	lock test test-fast test-gpu test-torch lint drill bench-deploy bench-launch bench-check bench-checkpoint bench-train bench-gpu bench-forecast \
-	bench-scale bench-hosts bench-stream bench-away bench-faults bench-links
+	bench-scale bench-hosts bench-stream bench-away bench-faults bench-links bench-data
 
 # Installed, and pyproject.toml has not changed since: make sees that by itself, without starting Python.
 .venv/.control .venv/.train .venv/.report: pyproject.toml
@@ -51,6 +51,9 @@ deploy:  ## provision, detect, choose the network, build and distribute the imag
 	$(need) $(if $(HOROVOD),train) control
 	@$(BIN)/fab deploy
 
+data: .venv/.control  ## bring a folder to every host as /data of its ranks; without SRC: list what is there  [SRC=dir NAME=stl10 VERIFY=1 | NAME=stl10 REMOVE=1]
+	@$(BIN)/fab data
+
 check: .venv/.control  ## measure links, hosts and sameness, forecast a run; report.html  [NODES=2 ARGS="..." PROJECT=dir FORECAST=0 JSON=1]
 	@$(BIN)/fab check
 
@@ -81,7 +84,7 @@ report: .venv/.report  ## write the page of a run, runs/<id>/report.html; withou
 tensorboard: .venv/.train  ## show the curves of all runs, or of one, on this machine alone; Ctrl-C ends it  [RUN=<id>]
 	@$(BIN)/python -m launch.tensorboard
 
-teardown: .venv/.control  ## remove Muster's containers, images, runs and settings from the hosts  [YES=1: runs in progress, too; PACKAGES=1: packages, too]
+teardown: .venv/.control  ## remove Muster's containers, images, runs and settings from the hosts  [YES=1: runs in progress and datasets, too; PACKAGES=1: packages, too]
 	@$(BIN)/fab teardown
 
 lock:  ## lock the training image's wheels with their hashes, after a change of pyproject.toml's group `train`
@@ -108,6 +111,9 @@ lint:  ## ruff, mypy, ansible-lint
 
 bench-deploy: .venv/.control  ## bytes and seconds of deploys to lab hosts, against `ansible -m ping`; deploys that are killed  [HOSTS=8 KILLED=20]
 	@$(BIN)/python -m benchmarks.deploy
+
+bench-data: .venv/.control  ## seconds of a dataset to lab hosts, then changed, then unchanged, against rsync to each in turn (root)  [HOSTS=3]
+	@$(BIN)/python -m benchmarks.data
 
 bench-launch: .venv/.control  ## from `make train` to the first optimizer step, against ssh and torchrun by hand
 	@$(BIN)/python -m benchmarks.launch

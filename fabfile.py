@@ -74,6 +74,32 @@ def deploy(context: Context, inventory: str = "", horovod: bool = False, measure
 
 @task(
     help={
+        "src": "the folder that ranks shall see as /data; nothing: list the datasets on the hosts, or use NAME again",
+        "name": "what the dataset is called on the hosts",
+        "verify": "read all files anew, here and on the hosts",
+        "remove": "remove the dataset NAME from all hosts",
+    }
+)
+def data(
+    context: Context, inventory: str = "", src: str = "", name: str = "", verify: bool = False, remove: bool = False
+) -> None:
+    """Bring the dataset SRC to every host, from host to host, only what differs; list and remove datasets."""
+    from launch.deploy import data as bringing
+
+    request = bringing.Request(
+        inventory=_inventory(inventory),
+        src=_given(src, "SRC"),
+        name=_given(name, "NAME"),
+        verify=_truth(verify, "VERIFY"),
+        remove=_truth(remove, "REMOVE"),
+    )
+    _end(
+        lambda: bringing.data(request, CONSOLE), request.inventory, "run the same command again: it goes on from there"
+    )
+
+
+@task(
+    help={
         "nodes": "run on the first N hosts of the inventory; all when not given",
         "args": "arguments of the trainer (python -m train --help) or of your own script",
         "project": "folder of your own model, dataset, loss or transform for our trainer; with its requirements.txt",
@@ -270,7 +296,7 @@ def stop(context: Context, inventory: str = "", run: str = "", grace: str = "") 
     _end(lambda: stopping.stop(path, name, CONSOLE, seconds), path)
 
 
-@task(help={"yes": "end runs in progress, too, and lose what they have on the hosts"})
+@task(help={"yes": "end runs in progress, too, and lose what they and `make data` have on the hosts"})
 def teardown(context: Context, inventory: str = "", yes: bool = False, packages: bool = False) -> None:
     """Remove Muster's containers, images and settings from every host; PACKAGES=1: also packages that it installed."""
     from launch.deploy import deploy as deploying

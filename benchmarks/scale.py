@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import close
+from keeper import engines
 from launch.files import ROOT, read_json, runs_dir
 from launch.hosts import clustermap, inventory
 from launch.hosts.clustermap import ClusterMap, MapHost, MapImage, Network
@@ -62,7 +63,7 @@ def cluster_map(hosts: int, folder: Path, sha256: str = "") -> ClusterMap:
                 gpus=[],
                 cpus=1,
                 data_dir=None,
-                facts={},
+                facts={"place": engines.ROOTS._asdict()},
                 firewall=False,  # all of them are one container
             )
             for number in range(1, hosts + 1)

@@ -29,7 +29,7 @@ from pathlib import Path
 from containers.base import GLIBC, PYTHON, SOURCE_DATE_EPOCH, SUITE
 from containers.engine import BUILD, REPOSITORY, CommandFailed, ContainersError, Progress, as_root, follow
 from containers.files import drafted, locked, scratch
-from containers.pip import PIP, cross_arguments, group_requirements, pinned
+from containers.pip import HERE, PIP, group_requirements, own_cross, pinned
 
 GROUP = "horovod"
 NAME = re.compile(r"horovod\s*==")
@@ -106,12 +106,15 @@ def torch_version() -> str:
         raise ContainersError(what, sys.executable, "run `make horovod`") from None
 
 
-def refuse_other_platform(image_torch: str) -> None:
-    """Raise ContainersError if a wheel that is built here would not load in the training image with its torch."""
-    if cross_arguments(sys.version_info[:2], platform.libc_ver(), platform.machine()):
+def refuse_other_platform(image_torch: str, machine: str = HERE) -> None:
+    """Raise ContainersError if a wheel that is built here would not load in the training image with its torch.
+
+    machine: the image's architecture.
+    """
+    if own_cross(machine):
         raise ContainersError(
-            f"Horovod compiled here (Python {platform.python_version()}, {' '.join(platform.libc_ver())}) would not "
-            f"load in the training image (Python {PYTHON}, glibc {GLIBC[0]}.{GLIBC[1]})",
+            f"Horovod compiled here (Python {platform.python_version()}, {' '.join(platform.libc_ver())}, {HERE}) "
+            f"would not load in the training image (Python {PYTHON}, glibc {GLIBC[0]}.{GLIBC[1]}, {machine})",
             "the control machine",
             f"deploy from a machine with Debian {SUITE}, or without HOROVOD=1",
         )

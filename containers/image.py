@@ -40,7 +40,7 @@ from containers.engine import (
 from containers.files import locked, scratch, write_whole
 from containers.horovod_wheel import horovod_wheels, refuse_other_platform, wheels_beyond
 from containers.own_base import CONFINED, USER, own_base, where_of
-from containers.pip import pinned, pip_folder
+from containers.pip import HERE, pinned, pip_folder
 from containers.sbom import PLACE
 from containers.wheels import added_wheels, content_hash, training_wheels
 
@@ -80,11 +80,13 @@ class OciExport:
     blobs: dict[str, int]  # hexadecimal digest -> size in bytes of its manifest, config and layers
 
 
-def build_training_image(progress: Progress, horovod: bool = False, base_image: str = "") -> Image:
+def build_training_image(
+    progress: Progress, horovod: bool = False, base_image: str = "", compiled: Path | None = None
+) -> Image:
     """Build the training image unless it is built: base, wheels and train/, and on request a layer with Horovod.
 
-    base_image: what the inventory gives as base in place of Muster's own. engine.abort() ends a build that another
-    thread has under way.
+    base_image: what the inventory gives as base in place of Muster's own. compiled: folder of horovod_wheels(), where
+    it was made elsewhere. engine.abort() ends a build that another thread has under way.
 
     Raises ContainersError if this user is not root, a tool is missing, Muster does not run on the base image, or a step
     of the build failed.
@@ -95,7 +97,7 @@ def build_training_image(progress: Progress, horovod: bool = False, base_image: 
     base = _in_background(lambda: ensure_base(progress))
     folder = training_wheels(progress)
     image = _train_on(base.result(), folder, TRAIN_REFERENCE, progress)
-    return _with_horovod(image, progress) if horovod else image
+    return _with_horovod(image, progress, compiled) if horovod else image
 
 
 def _train_on(base: str, wheels: Path, reference: str, progress: Progress) -> Image:
@@ -109,10 +111,9 @@ def _train_on(base: str, wheels: Path, reference: str, progress: Progress) -> Im
 
 def _on_own_base(base_image: str, progress: Progress, horovod: bool) -> Image:
     """The training image on a base of the user's own: what it lacks of our packages, and train/."""
-    where = where_of(base_image)
     if horovod:
-        what = "Horovod is compiled for the torch in .venv, not for the base image's"
-        raise ContainersError(what, where, "deploy without HOROVOD=1, or without base_image")
+        refuse_horovod_on(base_image)
+    where = where_of(base_image)
     base = own_base(base_image, progress)
     wheels = added_wheels(base.packages, base.target, where, progress)
     reference = own_reference(base_image)
@@ -126,6 +127,12 @@ def _on_own_base(base_image: str, progress: Progress, horovod: bool) -> Image:
             what = f"the trainer does not run on it as user {USER}, read-only. The last lines:\n{failure.tail}"
             raise ContainersError(what, where, "fix in the base image what they name") from failure
     return image
+
+
+def refuse_horovod_on(base_image: str) -> None:
+    """Raises ContainersError."""
+    what = "Horovod is compiled for the torch in .venv, not for the base image's"
+    raise ContainersError(what, where_of(base_image), "deploy without HOROVOD=1, or without base_image")
 
 
 def own_reference(base_image: str) -> str:
@@ -182,11 +189,17 @@ def _in_background(work: Callable[[], str]) -> Future[str]:
     return future
 
 
-def _with_horovod(train: Image, progress: Progress) -> Image:
+def compiled_horovod(wheels: Path, progress: Progress, machine: str = HERE) -> Path:
+    """Folder of Horovod's wheels for the training image of these wheels, compiled here. Raises ContainersError."""
+    refuse_other_platform(pinned(path.name for path in wheels.glob("*.whl"))["torch"], machine)
+    return horovod_wheels(progress)
+
+
+def _with_horovod(train: Image, progress: Progress, compiled: Path | None) -> Image:
     """The training image with one more layer: Horovod, and what it depends on that the training image lacks."""
-    present = pinned(path.name for path in training_wheels(lambda line: None).glob("*.whl"))
-    refuse_other_platform(present["torch"])
-    folder = horovod_wheels(progress)
+    wheels = training_wheels(lambda line: None)
+    present = pinned(path.name for path in wheels.glob("*.whl"))
+    folder = compiled or compiled_horovod(wheels, progress)
     with tempfile.TemporaryDirectory(prefix="horovod-", dir=IMAGES) as name:
         for path in wheels_beyond(folder, present):
             shutil.copy2(path, name)

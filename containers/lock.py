@@ -20,7 +20,7 @@ from pathlib import Path
 
 from containers.base import PYTHON
 from containers.engine import REPOSITORY, CommandFailed, ContainersError, follow, output
-from containers.pip import PIP, PIP_FIX, group_requirements, normal, own_cross
+from containers.pip import HERE, PIP, PIP_FIX, group_requirements, normal, own_cross
 
 GROUP = "train"
 LOCKS = Path(__file__).parent / "train"
@@ -41,8 +41,8 @@ def training_requirements() -> list[str]:
     return group_requirements(project["dependency-groups"], GROUP)
 
 
-def torch_build(requirements: Iterable[str]) -> str:
-    """The build of torch that pip takes here: "" is the registry's own, "cpu" that of torch ...+cpu.
+def torch_build(requirements: Iterable[str], machine: str = HERE) -> str:
+    """The build of torch that pip takes here for images of `machine`: "" is the registry's own, "cpu" torch ...+cpu.
 
     Raises ContainersError if pip finds no torch of the version that is required.
     """
@@ -50,7 +50,7 @@ def torch_build(requirements: Iterable[str]) -> str:
     if version is None:
         return ""
     try:
-        said = output([*PIP, "index", "versions", "torch", *own_cross()])
+        said = output([*PIP, "index", "versions", "torch", *own_cross(machine)])
     except CommandFailed as failure:
         what = f"pip finds no torch for the training image. Its last lines:\n{failure.tail}"
         raise ContainersError(what, "the control machine", PIP_FIX) from failure

@@ -15,6 +15,7 @@ from containers.base import GLIBC, PYTHON
 from containers.engine import ContainersError
 
 PIP = (sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check")
+HERE = platform.machine()
 PIP_FIX = "check network, proxy and mirror (`pip config list`), then run it again"
 
 
@@ -24,7 +25,7 @@ class Target:
 
     python: str  # such as 3.11
     glibc: tuple[int, int]
-    machine: str = platform.machine()
+    machine: str = HERE
 
     @property
     def words(self) -> list[str]:
@@ -59,9 +60,11 @@ def cross_arguments(python: tuple[int, int], libc: tuple[str, str], machine: str
     return Target(PYTHON, GLIBC, machine).words
 
 
-def own_cross() -> list[str]:
-    """cross_arguments of this interpreter on this machine."""
-    return cross_arguments(sys.version_info[:2], platform.libc_ver(), platform.machine())
+def own_cross(machine: str = HERE) -> list[str]:
+    """cross_arguments of this interpreter on this machine, for images of `machine`."""
+    if machine != HERE:
+        return Target(PYTHON, GLIBC, machine).words
+    return cross_arguments(sys.version_info[:2], platform.libc_ver(), machine)
 
 
 def group_requirements(groups: Mapping[str, Any], name: str) -> list[str]:

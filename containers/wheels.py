@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 import re
 import zipfile
 from collections.abc import Iterable, Mapping
@@ -19,7 +18,7 @@ from containers.base import PYTHON
 from containers.engine import BUILD, CommandFailed, ContainersError, Progress, follow
 from containers.files import drafted, locked
 from containers.lock import ENTRY, LOCK_NAME, LOCKS, lock_of, pins_of, torch_build, training_requirements
-from containers.pip import PIP, PIP_FIX, Target, own_cross, pinned
+from containers.pip import HERE, PIP, PIP_FIX, Target, own_cross, pinned
 
 FIXED = ("torch", "torchvision")  # what a workload cannot replace
 DOWNLOAD = re.compile(r"^\s*Downloading \S*?([^/\s]+)\.whl \((\S+ [MG]B)\)")
@@ -28,8 +27,10 @@ VERSION = re.compile(r"\d[\w.!]*(?:\+[\w.]+)?")
 NOT_LOCKED = re.compile(r"\s+(?P<package>\S+==\S+) from (?P<file>[^\s#]+)|\s+Got\s+(?P<hash>[0-9a-f]{64})$")
 
 
-def training_wheels(progress: Progress) -> Path:
+def training_wheels(progress: Progress, machine: str = HERE) -> Path:
     """Folder with the wheels of pyproject.toml's group `train` and of everything that they depend on, and their lock.
+
+    machine: the architecture of the image, as `platform.machine()` names it there.
 
     They are fetched once for each content of the locks. After a change of pip's own settings (CUDA instead of CPU),
     remove build/wheels-*.
@@ -37,12 +38,14 @@ def training_wheels(progress: Progress) -> Path:
     Raises ContainersError if pip cannot fetch one of them, there is no lock for them, or one is not what is locked.
     """
     requirements = training_requirements()
-    folder = BUILD / f"wheels-{_key(*requirements, *(path.read_text() for path in sorted(LOCKS.glob('*.lock'))))}"
+    folder = (
+        BUILD / f"wheels-{_key(machine, *requirements, *(path.read_text() for path in sorted(LOCKS.glob('*.lock'))))}"
+    )
     with locked(BUILD / "wheels.lock"):
         if not folder.exists():
             progress("wheels of the training image: downloading")
-            lock = lock_of(requirements, torch_build(requirements))
-            _fetch_locked(folder, lock, lock.read_text(), own_cross(), progress)
+            lock = lock_of(requirements, torch_build(requirements, machine))
+            _fetch_locked(folder, lock, lock.read_text(), own_cross(machine), progress)
     progress(f"wheels of the training image: {_summary(folder)}")
     return folder
 
@@ -66,7 +69,7 @@ def added_wheels(packages: Mapping[str, str], target: Target, where: str, progre
         for name in pins_of([entry])
         if name not in packages and not name.startswith(CUDA)
     ]
-    folder = BUILD / f"wheels-{_key(target.python, str(target.glibc), *lacking)}"
+    folder = BUILD / f"wheels-{_key(target.machine, target.python, str(target.glibc), *lacking)}"
     with locked(BUILD / "wheels.lock"):
         if not folder.exists():
             progress(f"wheels that the base image lacks: downloading {len(lacking)}")
@@ -81,8 +84,8 @@ def stand_ins(packages: Mapping[str, str], target: Target) -> Path:
     Each has the tag that pip prefers to all others, so that it fetches nothing in its place.
     """
     python = "cp" + target.python.replace(".", "")
-    tag = f"{python}-{python}-manylinux_{target.glibc[0]}_{target.glibc[1]}_{platform.machine()}"
-    folder = BUILD / f"wheels-{_key('stand-ins', tag, json.dumps(sorted(packages.items())))}"
+    tag = f"{python}-{python}-manylinux_{target.glibc[0]}_{target.glibc[1]}_{target.machine}"
+    folder = BUILD / f"wheels-{_key(target.machine, 'stand-ins', tag, json.dumps(sorted(packages.items())))}"
     with locked(BUILD / "wheels.lock"):
         if not folder.exists():
             with drafted(folder) as draft:
@@ -100,12 +103,14 @@ def _write_empty(folder: Path, name: str, version: str, tag: str) -> None:
         wheel.writestr(f"{described}/RECORD", "")
 
 
-def workload_wheels(workload: Path, train: Path, progress: Progress, target: Target | None = None) -> Path | None:
+def workload_wheels(
+    workload: Path, train: Path, progress: Progress, target: Target | None = None, machine: str = HERE
+) -> Path | None:
     """Folder with the wheels that `workload`'s requirements.txt asks for and the training image lacks.
 
     None if there is no such file. Versions that the image has are kept if the requirements allow it. If they do not,
     the requirements decide, except for torch and torchvision. train: folder of the training image's wheels, or of what
-    stands for them. target: what the wheels must fit; None: Muster's own base image.
+    stands for them. target: what the wheels must fit; None: Muster's own base image, of `machine`.
 
     Raises ContainersError if pip cannot download or build one of them, or they need another torch.
     """
@@ -114,8 +119,8 @@ def workload_wheels(workload: Path, train: Path, progress: Progress, target: Tar
         return None
     there = {path.name for path in train.glob("*.whl")}
     pins = pinned(there)
-    cross = target.words if target else own_cross()
-    folder = BUILD / f"wheels-{_key(*requirements_texts(requirements), *sorted(there))}"
+    cross = target.words if target else own_cross(machine)
+    folder = BUILD / f"wheels-{_key(machine, *requirements_texts(requirements), *sorted(there))}"
     with locked(BUILD / "wheels.lock"):
         if not folder.exists():
             progress("wheels of the workload's requirements.txt: downloading")
@@ -192,8 +197,8 @@ def _say_downloads(line: str, progress: Progress) -> None:
         progress(f"wheels: {match.group(1).split('-')[0]} ({match.group(2)})")
 
 
-def _key(*parts: str) -> str:
-    text = "\0".join([PYTHON, platform.machine(), *parts])
+def _key(machine: str, *parts: str) -> str:
+    text = "\0".join([PYTHON, machine, *parts])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -15,6 +15,7 @@ import json
 import os
 import re
 import tempfile
+from dataclasses import asdict
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from containers.engine import BUILD, REPOSITORY, ContainersError, Progress, podm
 from containers.files import locked, write_whole
 from containers.image import IMAGES, Image
 from containers.own_base import archive_state, own_base, where_of
-from containers.pip import pinned
+from containers.pip import Target, pinned
 from containers.wheels import (
     added_wheels,
     content_hash,
@@ -36,23 +37,32 @@ from containers.wheels import (
     workload_wheels,
 )
 
-BUILT = IMAGES / "workloads.json"  # {reference: {"state": of what the image was built from, "ids": {reference: id}}}
+BUILT = (
+    IMAGES / "workloads.json"
+)  # {reference: {"state": of what the image was built from, "ids": {reference: id}}}, and of
+# images that a host has built {"reference on host": {"state", "image": Image}}
 IGNORED = images.ROOM / "workload" / "ignore"
 
 
-def build(workload: Path, horovod: bool, progress: Progress, base_image: str = "") -> Image:
+def build(
+    workload: Path, horovod: bool, progress: Progress, base_image: str = "", compiled: Path | None = None
+) -> Image:
     """Build the image of a user's project, and the training image below it, as far as they are not built yet.
 
-    horovod: on the training image with Horovod. base_image: as in the inventory.
+    horovod: on the training image with Horovod. base_image: as in the inventory. compiled: as build_training_image.
     Raises ContainersError as build_training_image and build_on do.
     """
-    # Before: what changes meanwhile is seen next time.
-    state = _state(workload, horovod, base_image) if workload.is_dir() else ""
-    training = images.build_training_image(progress, horovod, base_image)
+    state = state_before(workload, horovod, base_image)
+    training = images.build_training_image(progress, horovod, base_image, compiled)
     built = build_on(training, workload, progress, base_image)
     found = _inspected([*([] if base_image else [BASE_REFERENCE]), training.ref, built.ref])
-    _note(built.ref, state, {reference: identity for reference, (identity, _) in found.items()})
+    _write_note(built.ref, {"state": state, "ids": {reference: identity for reference, (identity, _) in found.items()}})
     return built
+
+
+def state_before(workload: Path, horovod: bool, base_image: str = "") -> str:
+    """The state to be noted of an image that is to be built: what changes meanwhile is seen next time."""
+    return state_of(workload, horovod, base_image) if workload.is_dir() else ""
 
 
 def as_built(workload: Path, horovod: bool, base_image: str = "") -> Image | None:
@@ -60,11 +70,25 @@ def as_built(workload: Path, horovod: bool, base_image: str = "") -> Image | Non
     reference = reference_of(workload)
     with contextlib.suppress(ContainersError, OSError, ValueError):
         note = _notes().get(reference)
-        if note and note["state"] == _state(workload, horovod, base_image):
+        if note and note["state"] == state_of(workload, horovod, base_image):
             found = _inspected(list(note["ids"]))
             if {name: identity for name, (identity, _) in found.items()} == note["ids"]:
                 return Image(reference, *found[reference])
     return None
+
+
+def built_elsewhere(workload: Path, horovod: bool, base_image: str, host: str) -> Image | None:
+    """The image that `note_elsewhere` has noted of this state of a folder; None where there is none."""
+    with contextlib.suppress(ContainersError, OSError, ValueError):
+        note = _notes().get(f"{reference_of(workload)} on {host}")
+        if note and note["state"] == state_of(workload, horovod, base_image):
+            return Image(**note["image"])
+    return None
+
+
+def note_elsewhere(workload: Path, state: str, image: Image, host: str) -> None:
+    """Note what a host has built of a folder (inventory: `build_on`), in the state that it had before."""
+    _write_note(f"{image.ref} on {host}", {"state": state, "image": asdict(image)})
 
 
 def build_on(train: Image, workload: Path, progress: Progress, base_image: str = "") -> Image:
@@ -99,8 +123,14 @@ def _wheels(workload: Path, base_image: str, progress: Progress) -> Path | None:
         return workload_wheels(workload, training_wheels(quiet), progress)
     base = own_base(base_image, quiet)
     added = added_wheels(base.packages, base.target, where_of(base_image), quiet)
-    there = base.packages | pinned(path.name for path in added.glob("*.whl"))
-    return workload_wheels(workload, stand_ins(there, base.target), progress, base.target)
+    return wheels_on(base.packages, base.target, added, workload, progress)
+
+
+def wheels_on(packages: dict[str, str], target: Target, added: Path, workload: Path, progress: Progress) -> Path | None:
+    """Folder with the wheels that a workload asks for and an image lacks that has `packages` and the wheels of `added`;
+    None if it asks for none. Raises ContainersError as workload_wheels does."""
+    there = packages | pinned(path.name for path in added.glob("*.whl"))
+    return workload_wheels(workload, stand_ins(there, target), progress, target)
 
 
 def quiet(line: str) -> None:
@@ -117,9 +147,9 @@ def image_name(folder: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", folder.lower()).strip("-") or "workload"
 
 
-def _note(reference: str, state: str, ids: dict[str, str]) -> None:
+def _write_note(name: str, note: dict[str, Any]) -> None:
     with locked(IMAGES / "workloads.lock"):
-        write_whole(BUILT, json.dumps({**_notes(), reference: {"state": state, "ids": ids}}))
+        write_whole(BUILT, json.dumps({**_notes(), name: note}))
 
 
 def _notes() -> dict[str, Any]:
@@ -136,7 +166,7 @@ def _inspected(references: list[str]) -> dict[str, tuple[str, int]]:
     return {reference: (identity, int(size)) for reference, (identity, size) in zip(references, words, strict=True)}
 
 
-def _state(workload: Path, horovod: bool, base_image: str = "") -> str:
+def state_of(workload: Path, horovod: bool, base_image: str = "") -> str:
     """What changes when something does of which the image is made: the folder, what its requirements.txt names, our
     code, the base image's recipe and sources, or its archive, and the wheels, which are fetched anew where they were
     removed."""

@@ -86,11 +86,6 @@ SCRATCH = ".tmp"  # in the run's folder
 #: keeps the numbers from 60706 to 61183 unused). With it goes all that a run may write.
 USER_ID = 61000
 
-#: The same on a host.
-HOST_RUNS_DIR = "/var/lib/muster/runs"
-HOST_LEASE_DIR = "/var/lib/muster/lease"
-HOST_PRIVATE_DIR = "/run/muster"
-
 #: What is Muster's own in a run's folder on a host, as described above; anything else is the trainer's or a script's.
 OWN_NAMES = (
     *("plan.json", "host.json", "events.jsonl", "state.json", "exit.json", "failure.json", "gathered.json"),

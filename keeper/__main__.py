@@ -187,7 +187,7 @@ class Keeper:
         where = placed(self.plan, attempt.hosts, *attempt.ports, attempt.number)
         place = next(one for one in where if one.host == self.me)
         self.running = Running(
-            str(self.plan["run"]), place, self.run_dir, self.hold, self.note,
+            str(self.host["run_dir"]), place, self.run_dir, self.hold, self.note,
             lambda words: self.events.put((attempt.identity, words)), self._output_failed,
         )  # fmt: skip
         self._tell()

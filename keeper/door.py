@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Callable, Dict, List, Optional
 
-from keeper import OWN_NAMES, SCRATCH, WITNESSES, starting
+from keeper import OWN_NAMES, SCRATCH, WITNESSES, engines, starting
 from keeper.caller import Caller
 from keeper.host import (
     ENGINE_SECONDS,
@@ -202,7 +202,7 @@ def offer(options: Words, caller: Caller) -> None:
         remove_folder(run.folder / SCRATCH)
         written = _written(run)
         more = sorted(name for name in os.listdir(run.folder) if name not in OWN_NAMES and not name.startswith("."))
-        if user := os.environ.get("SUDO_USER"):
+        if user := "0" if engines.is_rootless() else os.environ.get("SUDO_USER"):
             call(["chown", "-R", "-h", user, str(run.folder)])
         call(["chmod", "-R", "u+rX", str(run.folder)])
     said = {"exit": run.document("exit.json"), "container": state, "node_rank": run.node_rank}
@@ -292,7 +292,7 @@ def queue(options: Words, caller: Caller) -> None:
 def deploy(options: Words, caller: Caller) -> None:
     """Let nobody else deploy to this host, for as long as the caller is there and says so now and then.
 
-    {by, what: "deploy" or "teardown"} -> {"held": true}
+    {by, what: "deploy", "data transfer" or "teardown"} -> {"held": true}
     """
     from keeper import lease
 

@@ -14,13 +14,35 @@ from __future__ import annotations
 
 import abc
 import json
+import os
 import re
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type
 
+
+class Place(NamedTuple):
+    """Where Muster keeps what it has on a host."""
+
+    folder: str
+    private: str  # in the host's memory: keys and secrets of runs
+
+    @property
+    def runs(self) -> str:
+        return f"{self.folder}/runs"
+
+    @property
+    def lease(self) -> str:
+        return f"{self.folder}/lease"
+
+
+#: Root's. A user who has no root there has a place of the user's own: `place`.
+ROOTS = Place("/var/lib/muster", "/run/muster")
+#: Set where Muster works without root, in the user namespace of a user's Podman (launch/hosts/ssh.py): root there is
+#: that user, and the users of containers are the user's subordinate ones.
+ROOTLESS = "MUSTER_ROOTLESS"
 #: Which engine a host's runs are started with; written by a deploy, gone with a teardown. Without it: Podman.
-NOTE = "/var/lib/muster/engine"
+NOTE = f"{ROOTS.folder}/engine"
 
 RUN_LABEL, OWNER_LABEL = "muster.run", "muster.owner"
 IMAGE_PREFIX = "localhost/muster/"  # of Muster's images
@@ -53,6 +75,7 @@ class About(NamedTuple):
     storage_driver: str
     storage: str  # the folder
     copies: int  # how often it keeps a layer
+    controllers: Optional[List[str]] = None  # the cgroups by which it can limit containers; None: all
 
 
 class Engine(abc.ABC):
@@ -178,7 +201,8 @@ class Podman(Engine):
     def read_about(self, printed: str) -> About:
         said = json.loads(printed)
         store = said["store"]
-        return About(said["version"]["Version"], store["graphDriverName"], store["graphRoot"], 1)
+        controllers = (said["host"].get("cgroupControllers") or []) if is_rootless() else None
+        return About(said["version"]["Version"], store["graphDriverName"], store["graphRoot"], 1, controllers)
 
     def read_storage(self, configuration: str) -> str:
         named = re.search(r'^\s*graphroot\s*=\s*"([^"]+)"', configuration, re.MULTILINE)
@@ -205,6 +229,15 @@ class Podman(Engine):
 
     def has_gpus(self, command: Sequence[str]) -> bool:
         return any(str(word).startswith("nvidia.com/gpu=") for word in command)
+
+
+class RootlessPodman(Podman):
+    """A user's own, as it is found on the host itself."""
+
+    def __init__(self) -> None:
+        home = os.path.expanduser("~")
+        self.storage = f"{home}/.local/share/containers/storage"
+        self.configuration = f"{home}/.config/containers/storage.conf"
 
 
 class Docker(Engine):
@@ -306,12 +339,27 @@ def engine(name: Any) -> Engine:
 def on_host(command: Callable[[Engine], str]) -> str:
     """A shell's command for the engine of the host on which it runs. Pure."""
     others = "".join(f"{name}) {command(kind())};; " for name, kind in ENGINES.items() if kind is not Podman)
-    return f'case "$(cat {NOTE} 2>/dev/null)" in {others}*) {command(Podman())};; esac'
+    return f'case "${{{ROOTLESS}:-$(cat {NOTE} 2>/dev/null)}}" in {others}*) {command(Podman())};; esac'
 
 
 def noted(root: str = "") -> Engine:
     """The engine of this host."""
+    if is_rootless():
+        return RootlessPodman()
     try:
         return engine(Path(root + NOTE).read_text(encoding="utf-8").strip())
     except OSError:
         return Podman()
+
+
+def is_rootless() -> bool:
+    """Whether this process works without root, for a user's own Podman."""
+    return ROOTLESS in os.environ
+
+
+def place() -> Place:
+    """Where Muster keeps what it has on this host."""
+    if not is_rootless():
+        return ROOTS
+    folder = os.path.realpath(os.path.expanduser("~/.local/share/muster"))  # may be a link to a larger disk
+    return Place(folder, f"{os.environ['XDG_RUNTIME_DIR']}/muster")

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from keeper import HOST_LEASE_DIR, HOST_PRIVATE_DIR, HOST_RUNS_DIR, engines
+from keeper import USER_ID, engines
 from keeper.output import read_file
 
 POLL_SECONDS = 0.1  # between two looks
@@ -42,10 +42,10 @@ class Host:
     """The folders of this host."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        root = options.get("root", "")
-        self.runs = Path(root + HOST_RUNS_DIR)
-        self.lease = Path(root + HOST_LEASE_DIR)
-        self.private = Path(root + HOST_PRIVATE_DIR)
+        root, place = options.get("root", ""), engines.place()
+        self.runs = Path(root + place.runs)
+        self.lease = Path(root + place.lease)
+        self.private = Path(root + place.private)
 
     def run(self, name: str) -> Run:
         """A run that has a folder here. Raises Refused."""
@@ -241,6 +241,21 @@ def remove_containers(names: Sequence[str], seconds: Optional[int] = KILL_SECOND
         except Refused as error:
             if not engine.is_absent(str(error)):
                 raise
+
+
+def keepers_of_others() -> List[int]:
+    """Processes that are keepers of runs which this door knows nothing of: of another user's Podman, or, for one
+    without root, of root's. Their user is none of ours here; where /proc hides them, none is found."""
+    found, here = [], os.readlink("/proc/self/ns/net")
+    for folder in (Path("/proc", name) for name in os.listdir("/proc") if name.isdigit()):
+        with contextlib.suppress(OSError):  # it has ended
+            if b"\0-m\0keeper\0" in (folder / "cmdline").read_bytes() and folder.stat().st_uid != USER_ID:
+                there = here
+                with contextlib.suppress(PermissionError):
+                    there = os.readlink(folder / "ns" / "net")
+                if there == here:  # else a neighbour's: this host is a container itself, or it runs in one
+                    found.append(int(folder.name))
+    return found
 
 
 # Files

@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from keeper import HOST_LEASE_DIR, lease
+from keeper import engines, lease
 
 PLACE_SECONDS = 0.2  # between two looks at the places
 CALLER_SILENT_SECONDS = 60  # without a word the caller is gone (power, network), and its place with it
@@ -35,9 +35,9 @@ ALONE_SECONDS = 10  # how long the folder's lock, which is held for microseconds
 def queue(options: dict[str, Any], requests: int, send: Callable[[dict[str, Any]], None]) -> None:
     """The door's verb: a ticket of one start on this host, until the end of `requests`.
 
-    `options`: {"run", "owner", "wait": whether the start waits for its turn, "root": what stands before HOST_LEASE_DIR
-    (tests)}. `requests`: a descriptor with JSON objects, one a line: {"commit": number}; {"starts": true}
-    when the start goes; {"ping": anything} at least each CALLER_SILENT_SECONDS. `send` takes the frames:
+    `options`: {"run", "owner", "wait": whether the start waits for its turn, "root": what stands before the
+    lease's folder (tests)}. `requests`: a descriptor with JSON objects, one a line: {"commit": number}; {"starts":
+    true} when the start goes; {"ping": anything} at least each CALLER_SILENT_SECONDS. `send` takes the frames:
 
     {"proposed": number}                first
     {"place": k, "ahead": [...], "lease": words of the lease's holder or null}
@@ -46,7 +46,7 @@ def queue(options: dict[str, Any], requests: int, send: Callable[[dict[str, Any]
 
     Raises TimeoutError when the caller is silent, and OSError.
     """
-    folder = options.get("root", "") + HOST_LEASE_DIR
+    folder = options.get("root", "") + engines.place().lease
     ticket = Ticket(folder, options["run"], options["owner"], bool(options.get("wait")))
     with contextlib.closing(ticket):
         send({"proposed": ticket.number})

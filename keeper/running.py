@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
-from keeper import HOST_RUNS_DIR, RUN_DIR, causes
+from keeper import RUN_DIR, causes
 from keeper.course import Resumable, Stepped
 from keeper.decide import CAUSE_SECONDS, LAST_WORDS_SECONDS, Cause, Done, Failed, Heard, Started, StopAsked
 from keeper.documents import read
@@ -31,7 +31,7 @@ class Running:
 
     def __init__(
         self,
-        run: str,
+        on_host: str,
         place: Place,
         run_dir: Path,
         hold: Path,
@@ -40,11 +40,12 @@ class Running:
         lost: Callable[[OSError], None],
         launch: Callable[..., Launcher] = Launcher,
     ) -> None:
-        """note: writes an event. report: takes what ranks and torchrun report, in a thread. lost: as in Outputs.
+        """on_host: the run's folder, as its host calls it. note: writes an event. report: takes what ranks and torchrun
+        report, in a thread. lost: as in Outputs.
 
         Raises OSError where the ranks cannot be started.
         """
-        self.run, self.me, self.run_dir, self._note = run, place.host, run_dir, note
+        self.on_host, self.me, self.run_dir, self._note = on_host, place.host, run_dir, note
         self.ranks: Dict[int, Dict[str, Any]] = {rank: {"state": "starting"} for rank in place.ranks}
         self.pids: Dict[int, int] = {}
         self.failures: List[Words] = []
@@ -182,7 +183,7 @@ class Running:
             patience = CAUSE_SECONDS
         elif failure.get("signal"):
             patience = 0.0
-        here = f"{HOST_RUNS_DIR}/{self.run}/"  # where people look for it
+        here = f"{self.on_host}/"  # where people look for it
         reason = causes.described(explained).replace(f"{RUN_DIR}/", here)[:REASON_CHARACTERS]
         cause = Cause(
             kind="launcher" if rank is None else "rank",

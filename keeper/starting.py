@@ -23,6 +23,7 @@ from keeper.host import (
     call,
     containers_of,
     is_name,
+    keepers_of_others,
     make_folder,
     remove_containers,
     remove_folder,
@@ -49,6 +50,8 @@ def start(options: Words, caller: Caller) -> None:
     run, own = Run(host, plan["run"]), plan["hosts"][node_rank]
     if run.folder.exists():
         raise Refused(f"run {run.name} is on this host already")
+    if others := keepers_of_others():
+        raise Refused(f"a run of another user's is in progress there, whose keeper is process {others[0]}")
     resumed = Run(host, plan["resume"]).folder if plan.get("resume") else None
     new = [folder for folder in [resumed] if folder and not folder.exists()]
     try:

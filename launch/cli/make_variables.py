@@ -15,7 +15,7 @@ KNOWN = (
     *("MEASURE", "PACKAGES", "KILLED", "SKIP_CHECK", "JSON", "FORECAST", "WAIT", "DETACH"),
     *("KEEP_RUNS", "SECRETS", "VIEW", "LAUNCHER", "MAX_RESTARTS", "MIN_NODES", "MAX_HOST_FAILURES"),
     *("LAB", "HOSTS", "LINK", "CPUS", "NPROC", "HOROVOD", "PYTHON", "FAULT", "FAULTS", "SEED", "REPEATS", "ANYWAY"),
-    *("TORCH", "OS", "UBUNTU_MIRROR"),
+    *("TORCH", "OS", "UBUNTU_MIRROR", "SRC", "NAME", "VERIFY", "REMOVE"),
 )
 DEFAULT_INVENTORY = Path("inventory/hosts.yml")
 
@@ -46,7 +46,7 @@ def name_inventory(message: str, inventory: Path | None) -> str:
     """A message whose `make` commands name the inventory, where it is not the default one."""
     if inventory is None or inventory == DEFAULT_INVENTORY:
         return message
-    targets = "trust|deploy|check|train|reproduce|attach|status|logs|stop|gather|teardown"
+    targets = "trust|deploy|data|check|train|reproduce|attach|status|logs|stop|gather|teardown"
     command = re.compile(rf"`make ({targets})((?: (?!INVENTORY=)[^`\s]+)*)`")
     return command.sub(lambda found: f"`make {found[1]}{found[2]} {naming(inventory)}`", message)
 

@@ -1,4 +1,5 @@
-"""One deploy or teardown at a time on a host, from whatever machine: a second one is refused, naming the first."""
+"""One deploy, teardown or `make data` at a time on a host, from whatever machine: a second one is refused, naming the
+first."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ PRESENCE_SECONDS = 15.0  # a door that hears nothing for four times as long give
 
 @contextmanager
 def alone(machines: Sequence[Machine], what: str) -> Iterator[None]:
-    """Have all hosts refuse other deploys. what: "deploy" or "teardown". Raises Refusal where a host is not free."""
+    """Have all hosts refuse other deploys. what: deploy, teardown or data transfer. Raises Refusal where a host is
+    not free."""
     machines = sorted(machines, key=lambda machine: (machine.target.address, machine.target.port))
     with ExitStack() as opened:
 
@@ -37,7 +39,7 @@ def alone(machines: Sequence[Machine], what: str) -> Iterator[None]:
         ]
         if failed:
             busy = all(isinstance(result, DoorError) for _, result in failed)
-            fix = f"wait until that has ended, then `make {what}` again"
+            fix = f"wait until that has ended, then `make {what.split()[0]}` again"
             problems = [Problem(f"host {machine.name}", str(result), fix) for machine, result in failed]
             raise Refusal(problems, exits.REFUSED if busy else exits.UNREACHABLE)
         ended = threading.Event()

@@ -1,5 +1,7 @@
 """Makes the control machine ready: Podman and the tools that build images, through playbooks/control.yml.
 
+Where a host builds them (`build_on`), ssh and rsync are all that is needed here, and nothing is installed.
+
 Done once per machine (a stamp under build/ says so); not for the hosts of the inventory.
 """
 
@@ -19,6 +21,16 @@ from launch.files import build_dir, write_whole
 from launch.hosts import inventory
 
 TOOLS = ("podman", "runc", "rsync", "mmdebstrap", "ssh", "ip", "tc")
+REACHING = ("ssh", "rsync")
+
+
+def ensure_reaching() -> None:
+    """Raises Refusal where this machine lacks what it takes to have a host build images."""
+    if missing := [tool for tool in REACHING if not shutil.which(tool)]:
+        what = f"lacks {' and '.join(missing)}"
+        raise refuse(
+            "this machine", what, "install them: the packages openssh-client and rsync, on a Mac `brew install rsync`"
+        )
 
 
 def ensure_ready(console: Console) -> None:
@@ -31,7 +43,10 @@ def ensure_ready(console: Console) -> None:
     if not has_root():
         lacking = f" (missing: {', '.join(missing)})" if missing else ""
         what = f"needs root to set up Podman here{lacking}"
-        fix = "run it as root, or allow passwordless sudo; `make local` trains on this machine without root"
+        fix = (
+            "run it as root, or allow passwordless sudo; or have a host of the inventory build the images: `build_on: "
+        )
+        fix += "<host>` in it. `make local` trains on this machine without root"
         raise refuse("this machine", what, fix)
     console.print("Setting up this machine" + (f": {', '.join(missing)} to install" if missing else ""))
     env = inventory.ansible_environment() | {"ANSIBLE_LOCALHOST_WARNING": "false"}

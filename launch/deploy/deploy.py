@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +24,18 @@ from rich.table import Table
 
 from containers import engine, own_base
 from containers import image as images
+from keeper import engines
 from launch.cli import exits
 from launch.cli.make_variables import naming
-from launch.cli.output import Phases, detail
-from launch.cli.refusal import Refusal, refuse
+from launch.cli.output import Phases, detail, say
+from launch.cli.refusal import Problem, Refusal, refuse
 from launch.cli.units import size
-from launch.deploy import control, detect, distribution, firewalls, package_proxy, playbook, vpn
+from launch.deploy import build_host, control, data, detect, distribution, firewalls, package_proxy, playbook, vpn
 from launch.deploy.alone import alone
 from launch.files import stored, write_json
 from launch.health import gpu_checks
-from launch.hosts import clustermap, door, inventory, preflight, ssh
-from launch.hosts.connection import Machine, revive
+from launch.hosts import clustermap, door, inventory, preflight, rootless, ssh
+from launch.hosts.connection import ANSWER_SECONDS, Machine, connected, revive
 from launch.network import choose
 
 ABORT_SECONDS = 30  # for Podman to clear away a build that is ended before its time
@@ -42,14 +44,13 @@ Built = tuple[images.Image, images.OciExport]
 
 
 @contextmanager
-def image_build(progress: Callable[[str], None], horovod: bool, base_image: str = "") -> Iterator[Future[Built]]:
-    """The training image and its export, built in a thread while Ansible works on the hosts."""
+def image_build(build: Callable[[], Built], end: Callable[[], None] = engine.abort) -> Iterator[Future[Built]]:
+    """The training image and its export, built in a thread while the hosts are worked on. end: what ends `build`."""
     built: Future[Built] = Future()
 
     def work() -> None:
         try:
-            image = images.build_training_image(progress, horovod, base_image)
-            built.set_result((image, images.export_oci(image, progress)))
+            built.set_result(build())
         except BaseException as error:
             built.set_exception(error)
 
@@ -59,8 +60,14 @@ def image_build(progress: Callable[[str], None], horovod: bool, base_image: str 
         yield built
     finally:
         if thread.is_alive():  # nobody waits for it any more, as the deploy has failed or was interrupted
-            engine.abort()
+            end()
             thread.join(ABORT_SECONDS)
+
+
+def built_here(progress: Callable[[str], None], horovod: bool, base_image: str) -> Built:
+    """The training image and its export, of this machine's Podman. Raises ContainersError."""
+    image = images.build_training_image(progress, horovod, base_image)
+    return image, images.export_oci(image, progress)
 
 
 def image_refusal(error: engine.ContainersError) -> Refusal:
@@ -87,9 +94,10 @@ def deploy(path: Path, console: Console, horovod: bool = False, remeasure: bool 
     with phases.phase("inventory", f"Reading {path}"):
         inv = inventory.read(path)
         console.print(f"    {len(inv.hosts)} hosts: {', '.join(host.name for host in inv.hosts)}")
-        refuse_missing_archive(inv)
+        if not inv.build_on:
+            refuse_missing_archive(inv)
     with phases.phase("control", "This machine"):
-        control.ensure_ready(console)
+        control.ensure_reaching() if inv.build_on else control.ensure_ready(console)
     with ExitStack() as held:
         with phases.phase("login", "Logging in to every host"):
             targets = [host.target for host in inv.hosts]
@@ -101,6 +109,9 @@ def deploy(path: Path, console: Console, horovod: bool = False, remeasure: bool 
     write_json(clustermap.path_of(path).with_name("deploy.json"), {"seconds": phases.seconds, "hosts": placed})
     console.print(_table(cluster, placed))
     console.print(f"Network [bold]{cluster.network.name}[/bold]: {cluster.network.reason}", highlight=False)
+    if without := [host.name for host in inv.hosts if host.target.rootless and "firewall" not in host.settings]:
+        what = "without root the ports of runs stay open to other machines (`firewall: false` says that they may)"
+        console.print(f"    {', '.join(without)}: {what}", style="yellow", highlight=False)
     for entry in cluster.network.refused:
         phases.say(f"not {entry['network']}: {entry['reason']}")
     if not {"provision", "firewalls", "vpn", "distribute"} & phases.seconds.keys():
@@ -124,19 +135,29 @@ def _work(
 ) -> tuple[clustermap.ClusterMap, dict[str, Any]]:
     """What changes the hosts; returns the cluster map, and of each host what it was sent."""
     last_map = None if remeasure else clustermap.path_of(inv.path)
-    with image_build(detail(console, "image: "), horovod, inv.base_image) as built:
+    progress = detail(console, "image: ")
+    builder = next((machine for machine in machines if machine.name == inv.build_on), None)
+    there = build_host.looked_at(builder, progress) if builder else None
+    with ExitStack() as held:
+        if not there:
+            built = held.enter_context(image_build(lambda: built_here(progress, horovod, inv.base_image)))
         with phases.phase("ask", "Asking the hosts what they are, and what they lack"):
             answers = detect.ask(inv, machines, console)
         for change in detect.changes_of_engine(answers):
             phases.say(change)
         if bare := detect.not_ready(answers):
-            with phases.phase("provision", f"Provisioning {', '.join(bare)} (Ansible)"):
-                fenced = {host.name for host in inv.hosts if host.settings.get("airgap")} & set(bare)
-                with package_proxy.for_hosts([machine for machine in machines if machine.name in fenced]) as more:
-                    playbook.run("provision", inv, bare, more)
+            those = [machine for machine in machines if machine.name in bare]
+            how = "" if all(machine.target.rootless for machine in those) else " (Ansible)"
+            with phases.phase("provision", f"Provisioning {', '.join(bare)}{how}"):
+                _provision(inv, those)
                 revive(machines)
                 answers |= detect.ask(inv, [machine for machine in machines if machine.name in bare], console)
         known = detect.facts_of(inv, answers, console)
+        detect.check_architecture(inv, known)
+        if there:  # it is provisioned now
+            settings = next(host.settings for host in inv.hosts if host.name == inv.build_on)
+            there.environment = held.enter_context(package_proxy.environment(there.machine, settings))
+            built = held.enter_context(image_build(lambda: there.build(horovod, inv.base_image), there.end))
         through = vpn.addresses(known) if inv.train_vpn and len(known) > 1 else {}
         own = {name: str(one.ip) for name, one in through.items()}
         if former := [] if through else vpn.left_over(known):
@@ -179,27 +200,50 @@ def _work(
             "distribute", f"Distributing the image ({whole}, sent compressed; a host gets what it lacks)"
         ):
             to = [machine for machine in machines if machine.name in lacking]
-            placed |= distribution.distribute(to, addresses, image, export, phases.say, below.links)
+            placed |= distribution.distribute(to, addresses, image, export, phases.say, below.links, builder)
     cluster = _cluster_map(inv, facts, choice, image, export, measured)
     clustermap.write(clustermap.path_of(inv.path), cluster)
     return cluster, placed
 
 
+def _provision(inv: inventory.Inventory, machines: Sequence[Machine]) -> None:
+    """Make hosts ready for runs: with Ansible, but those on which nothing is done as root. Raises Refusal."""
+    for machine, host in [(one, host) for one in machines for host in inv.hosts if host.name == one.name]:
+        if machine.target.rootless:
+            try:
+                said = rootless.ask(machine, "ready", rootless.ROOTLESS_READY_SECONDS, wanted=detect.wanted(host))
+            except RuntimeError as error:
+                fix = "fix what it names and run the same command again"
+                raise refuse(f"host {machine.name}", str(error), fix, exits.DEPLOY_FAILED) from None
+            if said["root_had"]:
+                _remove_roots(inv, machine)
+    if by_ansible := [machine for machine in machines if not machine.target.rootless]:
+        names = [machine.name for machine in by_ansible]
+        fenced = {host.name for host in inv.hosts if host.settings.get("airgap")} & set(names)
+        with package_proxy.for_hosts([machine for machine in by_ansible if machine.name in fenced]) as more:
+            playbook.run("provision", inv, names, more)
+
+
 def teardown(path: Path, console: Console, also_running: bool = False, packages: bool = False) -> int:
     """Remove what Muster left on the hosts, and workloads' images here; on demand also the packages that it installed.
 
-    Raises Refusal if that fails, and when a run is in progress, unless it is to be ended (`also_running`).
+    Raises Refusal if that fails, and when a run is in progress or there are datasets, unless these shall go, too
+    (`also_running`).
     """
     inv, known_hosts = inventory.read(path), inventory.known_hosts_path(path)
     targets = [host.target for host in inv.hosts]
     with preflight.checked(targets, known_hosts) as machines, alone(machines, "teardown"):
         if not also_running:
             refuse_running(ssh.in_parallel(lambda machine: door.ask(machine, "runs", {}), machines))
+            refuse_datasets(data.held(machines))
         firewalls.close(machines)
-        vpn.remove(machines)
+        vpn.remove([machine for machine in machines if not machine.target.rootless])
+        _remove_without_root([machine for machine in machines if machine.target.rootless])
+        names = [machine.name for machine in machines if not machine.target.rootless]
         words = ["ansible-playbook", str(playbook.path("teardown")), "-i", str(path)]
+        words += ["--limit", ",".join([*names, "localhost"])]
         words += ["--extra-vars", json.dumps({"muster_packages": True})] if packages else []
-        if playbook.run_bounded(words, playbook.environment(inv)) != 0:
+        if names and playbook.run_bounded(words, playbook.environment(inv)) != 0:
             what, fix = "failed; the task and the host stand above", "fix what it names and run `make teardown` again"
             raise refuse("playbooks/teardown.yml", what, fix, exits.DEPLOY_FAILED)
     with contextlib.suppress(engine.ContainersError):  # without Podman here there are none
@@ -209,6 +253,33 @@ def teardown(path: Path, console: Console, also_running: bool = False, packages:
     again = f"`make deploy {naming(path)}` brings it back."
     console.print(f"Removed Muster from {len(inv.hosts)} hosts; {again}{rest}", highlight=False)
     return exits.SUCCEEDED
+
+
+def _remove_roots(inv: inventory.Inventory, machine: Machine) -> None:
+    """Remove what Muster had as root on a host that has become `rootless`; without sudo there, say that it stays.
+
+    Raises Refusal where a run is in progress there, or it fails.
+    """
+    if machine.user("sudo -n true", ANSWER_SECONDS).exited != 0:
+        fix = "`make teardown` without `rootless`, by a user with sudo, removes it"
+        say(f"{machine.name}: what Muster had there as root stays: {fix}")
+        return
+    with connected([replace(machine.target, rootless=False)], machine.known_hosts) as before:
+        refuse_running([door.ask(before[0], "runs", {})])
+    playbook.run("teardown", inv, [machine.name])
+
+
+def _remove_without_root(machines: Sequence[Machine]) -> None:
+    """Raises Refusal, naming the hosts where it failed."""
+    results = ssh.in_parallel(lambda one: rootless.ask(one, "remove", rootless.ROOTLESS_REMOVE_SECONDS), machines)
+    fix = "fix what it names and run `make teardown` again"
+    problems = [
+        Problem(f"host {machine.name}", str(result), fix)
+        for machine, result in zip(machines, results, strict=True)
+        if isinstance(result, BaseException)
+    ]
+    if problems:
+        raise Refusal(problems, exits.DEPLOY_FAILED)
 
 
 def refuse_running(answers: Sequence[Any]) -> None:
@@ -221,10 +292,29 @@ def refuse_running(answers: Sequence[Any]) -> None:
         raise refuse("the hosts", what, fix)
 
 
+def refuse_datasets(held: Sequence[str]) -> None:
+    """Raises Refusal for datasets on the hosts. `held`: in words."""
+    if held:
+        fix = "`make data NAME=<name> REMOVE=1` removes one, `make teardown YES=1` all of them with Muster"
+        raise refuse("the hosts", f"they hold datasets that `make data` has brought: {', '.join(held)}", fix)
+
+
 def ranks_and_gpus(host: inventory.Host, facts: Mapping[str, Any]) -> tuple[int, list[int]]:
     """Ranks on a host, and the GPUs they use: one rank per usable GPU, or nproc_per_node on the CPU. Pure."""
     gpus = gpu_checks.usable_gpus(facts, host.settings.get("gpus"))
     return host.settings.get("nproc_per_node", len(gpus) or 1), gpus
+
+
+def dataset_dirs(facts: detect.Facts) -> dict[str, str | None]:
+    """By host the folder of the dataset that `make data` has brought last to any of them; None: none was. Pure."""
+    known = [found for host in facts.hosts.values() if (found := host.get("dataset"))]
+    latest = max(known, key=lambda found: float(found["at"]), default=None)
+    return {
+        name: clustermap.dataset_dir(engines.Place(**host["place"]), latest["name"], latest["version"])
+        if latest
+        else None
+        for name, host in facts.hosts.items()
+    }
 
 
 def _cluster_map(
@@ -235,7 +325,7 @@ def _cluster_map(
     export: images.OciExport,
     measured: detect.Measured,
 ) -> clustermap.ClusterMap:
-    hosts = []
+    hosts, brought = [], dataset_dirs(facts)
     for host in inv.hosts:
         nproc, gpus = ranks_and_gpus(host, facts.hosts[host.name])
         end = choice.endpoints[host.name]
@@ -248,8 +338,8 @@ def _cluster_map(
                 nproc_per_node=nproc,
                 gpus=gpus,
                 cpus=facts.hosts[host.name]["cpus"],
-                data_dir=host.settings.get("data_dir"),
-                firewall=host.settings.get("firewall", True),
+                data_dir=host.settings.get("data_dir", brought[host.name]),
+                firewall=host.settings.get("firewall", not host.target.rootless),
                 facts=facts.hosts[host.name],
                 spare=host.spare,
             )
@@ -262,7 +352,7 @@ def _cluster_map(
         known_hosts=stored(inventory.known_hosts_path(inv.path)),
         hosts=hosts,
         network=choice.network,
-        image=clustermap.MapImage(image.ref, image.id, sum(export.blobs.values()), inv.base_image),
+        image=clustermap.MapImage(image.ref, image.id, sum(export.blobs.values()), inv.base_image, inv.build_on),
         measured=dataclasses.asdict(measured.measurements),
         measured_at=measured.when,
         measured_key=measured.key,

@@ -10,25 +10,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 
+from containers.pip import HERE
 from keeper import engines
 from launch.cli import exits
 from launch.cli.output import detail
 from launch.cli.refusal import Problem, Refusal, refuse
 from launch.deploy import firewalls
-from launch.files import ROOT, read_json
+from launch.files import read_json
 from launch.health import gpu_checks
 from launch.health.host_checks import RUNNING
-from launch.hosts import hostcall
+from launch.hosts import hostcall, rootless
 from launch.hosts.connection import Machine
 from launch.hosts.inventory import Host, Inventory, known_hosts_path
 from launch.network import choose, measure
 from launch.network.links import Link
 
-#: The packages that each host needs.
-ENGINE_DEFAULTS = ROOT / "playbooks" / "roles" / "engine" / "defaults" / "main.yml"
 SURVEY_SECONDS = 60  # the engine's answers are awaited for 20 s, nvidia-smi's for 30 s
 REACH_SECONDS = hostcall.MEET_SECONDS + 15
 REMEASURE_SECONDS = 12 * 3600  # after this time a deploy measures again, on the same networks too
@@ -52,19 +50,26 @@ Answers = dict[str, hostcall.Answer | BaseException]
 
 def ask(inv: Inventory, machines: Sequence[Machine], console: Console) -> Answers:
     """What hosts say of themselves."""
-    settings = {host.name: host.settings for host in inv.hosts}
     ports = firewalls.ports(bool(inv.train_vpn))
-    packages = yaml.safe_load(ENGINE_DEFAULTS.read_text())["engine_packages"]
 
-    def asked(name: str) -> dict[str, Any]:
-        own = settings[name]
-        chosen = {key: own.get(key) for key in ("train_interface", "train_network")}
-        wanted = {"packages": packages, "engine": own.get("container_engine", "auto"), "gpus": own.get("gpus") != []}
-        wanted["vpn"] = bool(inv.train_vpn)
-        return {"survey": {"full": True, "wanted": wanted, "ports": ports, **chosen}}
+    def asked(host: Host) -> dict[str, Any]:
+        chosen = {key: host.settings.get(key) for key in ("train_interface", "train_network")}
+        needed = wanted(host, host.name == inv.build_on)
+        return {"survey": {"full": True, "wanted": needed, "ports": ports, **chosen}}
 
-    options = {machine.name: asked(machine.name) for machine in machines}
+    options = {host.name: asked(host) for host in inv.hosts}
     return hostcall.call_hosts(machines, options, SURVEY_SECONDS, detail(console))
+
+
+def wanted(host: Host, builds: bool = False) -> dict[str, Any]:
+    """What a host is to have, as playbooks/module_utils/muster_ready.py takes it. builds: it builds images, too."""
+    own, defaults = host.settings, rootless.defaults()
+    packages, builders = defaults["engine_packages"], defaults["engine_builder_packages"]
+    if builds:
+        packages = {kind: {**them, "all": them["all"] | builders[kind]["all"]} for kind, them in packages.items()}
+    engine = own.get("container_engine", "auto")
+    given = {"packages": packages, "engine": engine, "gpus": own.get("gpus") != []}
+    return given | {"builds": builds, "vpn": "train_vpn" in own}
 
 
 def not_ready(answers: Answers) -> list[str]:
@@ -133,6 +138,17 @@ def _all_answers(answers: Mapping[str, hostcall.Answer | BaseException]) -> dict
     if problems:
         raise Refusal(problems, exits.DEPLOY_FAILED)
     return {name: answer for name, answer in answers.items() if isinstance(answer, hostcall.Answer)}
+
+
+def check_architecture(inv: Inventory, facts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raises Refusal where a host has another architecture than the machine that builds: the image would not run."""
+    where, builds = (f"host {inv.build_on}", facts[inv.build_on]["arch"]) if inv.build_on else ("this machine", HERE)
+    others = sorted(name for name, known in facts.items() if known["arch"] != builds)
+    if others:
+        found = ", ".join(sorted({facts[name]["arch"] for name in others}))
+        what = f"it builds images for {builds}, and {', '.join(others)} {'is' if len(others) == 1 else 'are'} {found}"
+        fix = "name a host of their architecture: `build_on: <host>` in the inventory; hosts of one make a cluster"
+        raise refuse(where, what, fix)
 
 
 def choose_network(

@@ -1,6 +1,7 @@
-"""Brings an image to hosts: only layers that a host lacks travel, from host to host (relay.py); one SSH call to each.
+"""Brings an image, or a dataset, to hosts: only what a host lacks travels, from host to host (relay.py); one SSH call
+to each.
 
-What the hosts do and say: playbooks/module_utils/muster_distribution.py and muster_relay.py.
+What the hosts do and say: playbooks/module_utils/muster_distribution.py, muster_data.py and muster_relay.py.
 """
 
 from __future__ import annotations
@@ -38,10 +39,12 @@ LISTENING_SECONDS = 20.0  # for a host to say whether it listens
 CALLS = 3  # of a host whose SSH connection breaks again and again
 STEP_SECONDS = 1.0  # between two looks at how far all hosts are
 
+BLOBS = "blobs/sha256"  # in an export's folder
 CHUNK_BYTES = 1 << 20  # of a layer in one frame; as muster_relay has it, like the frame itself
 HEADER = struct.Struct(">QI32s")
 SMALL_BYTES = 16 << 20  # of a layer that may be compressed slowly: one of code alone
 LEVEL, SMALL_LEVEL = 4, 9  # of zlib
+SAMPLE_BYTES, WORTHWHILE = 1 << 13, 0.95  # as muster_relay has them
 FRAMES_KEPT, FRAMES_AHEAD = 64, 4
 
 
@@ -52,23 +55,56 @@ def distribute(
     export: images.OciExport,
     say: Callable[[str], None],
     links: Sequence[Link] = (),
+    origin: Machine | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Bring an image to these hosts. Returns host -> {"id", "changed", "seconds", "bytes_sent" (that came to it, from
     whomever), "control_bytes" (of these, what this machine sent)}.
 
-    addresses: of all hosts, on the training network; links: what was measured there.
+    addresses: of all hosts, on the training network; links: what was measured there. origin: the host that has built
+    the image and has its layers in the export's folder; this machine then sends none. It gets the image, too.
 
     Raises Refusal when a host does not end up with this very image; before anything is sent, where one has no room.
     """
-    order = relay.chain([machine.name for machine in machines], links)
+    machines = [*([origin] if origin else []), *(one for one in machines if not origin or one.name != origin.name)]
     options = {"ref": image.ref, "id": image.id, "index": export.index, "blobs": export.blobs}
+    folder = export.path / BLOBS
+
+    def read(digest: str, offset: int, length: int) -> bytes:
+        with (folder / digest).open("rb") as file:
+            file.seek(offset)
+            return file.read(length)
+
+    blobs = Blobs(export.blobs, read, SMALL_BYTES)
+    first, own = (origin.name, {origin.name: {"built": str(folder)}}) if origin else (relay.CONTROL, {})
+    return pass_on(machines, addresses, "muster_distribution", options, blobs, say, links, "layers", first, own)
+
+
+def pass_on(
+    machines: Sequence[Machine],
+    addresses: Mapping[str, str],
+    module: str,
+    options: Mapping[str, Any],
+    blobs: Blobs,
+    say: Callable[[str], None],
+    links: Sequence[Link],
+    what: str,
+    origin: str = relay.CONTROL,
+    more: Mapping[str, Mapping[str, Any]] | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Bring blobs to these hosts, which run `module` of playbooks/module_utils; the rest is as of `distribute`.
+
+    options: the module's, but `relay`; more: further ones of some hosts. what: what the blobs are, for people. origin:
+    the one of the hosts that has them all, where that is not this machine.
+    """
+    order = relay.chain([machine.name for machine in machines if machine.name != origin], links)
     secret = secrets.token_bytes(32)
     changed = threading.Condition()
-    with Frames(export, secret) as frames:
+    with Frames(blobs, secret) as frames:
         hosts: dict[str, Host] = {}
         for machine in machines:
             own = {"secret": secret.hex(), "address": addresses[machine.name], "ports": clustermap.REACH_PORTS}
-            hosts[machine.name] = Host(machine, {**options, "relay": own}, frames, changed)
+            asked = {**options, "relay": own, **(more or {}).get(machine.name, {})}
+            hosts[machine.name] = Host(machine, module, asked, frames, changed)
         try:
             _wait_for_needs(hosts, say, changed)
             _refuse_failed(hosts)  # nothing was sent yet
@@ -76,14 +112,15 @@ def distribute(
             for host in hosts.values():
                 host.begin()
             lacking = [name for name in order if hosts[name].needed == "pull"]
-            _Distribution(lacking, hosts, addresses, say, changed).run()
+            first = [origin] if origin in hosts else []
+            _Distribution([*first, *lacking], hosts, addresses, say, changed, what, origin).run()
             _refuse_failed(hosts)
         finally:
             for host in hosts.values():
                 host.close()
     return {
         name: {
-            "id": host.image,
+            "id": host.holds,
             "changed": host.needed != "nothing",
             "seconds": host.seconds,
             "bytes_sent": host.received,
@@ -114,11 +151,23 @@ def _refuse_failed(hosts: Mapping[str, Host]) -> None:
         raise Refusal(problems, exits.UNREACHABLE if lost else exits.DEPLOY_FAILED)
 
 
-class Frames:
-    """The layers in frames, compressed a few ahead, on all processors; hosts that take the same get the same."""
+@dataclass(frozen=True)
+class Blobs:
+    """What is sent: digest -> bytes, and a function of digest, offset and length that gives a piece.
 
-    def __init__(self, export: images.OciExport, secret: bytes) -> None:
-        self.sizes, self._folder, self._secret = export.blobs, export.path / "blobs" / "sha256", secret
+    small_bytes: of a blob that may be compressed slowly.
+    """
+
+    sizes: Mapping[str, int]
+    read: Callable[[str, int, int], bytes]
+    small_bytes: int = 0
+
+
+class Frames:
+    """The blobs in frames, compressed a few ahead, on all processors; hosts that take the same get the same."""
+
+    def __init__(self, blobs: Blobs, secret: bytes) -> None:
+        self.sizes, self._blobs, self._secret = blobs.sizes, blobs, secret
         self.bz2 = False  # whether all hosts can read it
         self._kept: collections.OrderedDict[tuple[str, int], Future[bytes]] = collections.OrderedDict()
         self._lock = threading.Lock()
@@ -144,12 +193,16 @@ class Frames:
         return future
 
     def _pack(self, digest: str, offset: int) -> bytes:
-        with (self._folder / digest).open("rb") as file:
-            file.seek(offset)
-            data = file.read(CHUNK_BYTES)
-        if self.sizes[digest] > SMALL_BYTES:
-            return frame(self._secret, digest, offset, zlib.compress(data, LEVEL))
+        data = self._blobs.read(digest, offset, min(CHUNK_BYTES, self.sizes[digest] - offset))
+        if self.sizes[digest] > self._blobs.small_bytes:
+            return frame(self._secret, digest, offset, zlib.compress(data, LEVEL if shrinks(data) else 0))
         return frame(self._secret, digest, offset, bz2.compress(data) if self.bz2 else zlib.compress(data, SMALL_LEVEL))
+
+
+def shrinks(data: bytes) -> bool:
+    """Whether compressing is worth its while, by samples: JPEG files do not shrink. As in muster_relay."""
+    sample = b"".join(data[at : at + SAMPLE_BYTES] for at in range(0, len(data), CHUNK_BYTES // 4))
+    return len(zlib.compress(sample, 1)) < WORTHWHILE * len(sample)
 
 
 def frame(secret: bytes, digest: str, offset: int, piece: bytes) -> bytes:
@@ -162,13 +215,13 @@ class Host:
     """One host's call: what it has said so far, and what it is sent. `changed` is notified of every word."""
 
     def __init__(
-        self, machine: Machine, options: Mapping[str, Any], frames: Frames, changed: threading.Condition
+        self, machine: Machine, module: str, options: Mapping[str, Any], frames: Frames, changed: threading.Condition
     ) -> None:
         self.name = machine.name
         self.state = relay.State(lacks=0)
         self.needed: str | None = None
         self.has_bz2 = False
-        self.image = ""
+        self.holds = ""  # the image or the dataset, when it has all of it
         self.is_ready = False  # to be named a source
         self.port: int | None = None
         self.why = ""  # it waits, has lost its source, or does not listen
@@ -176,7 +229,7 @@ class Host:
         self.failure: BaseException | None = None
         self.received = self.control_bytes = 0
         self.seconds = 0.0
-        self._machine, self._frames, self._changed = machine, frames, changed
+        self._machine, self._module, self._frames, self._changed = machine, module, frames, changed
         self._moved = self._begun = time.monotonic()
         self._lacked = 0
         self._may_begin = False
@@ -205,8 +258,8 @@ class Host:
             self.state = replace(self.state, listens=False)
 
     def fail(self, error: BaseException) -> None:
-        """Give the host up; where it has the image, that is no failure."""
-        if not self.image:
+        """Give the host up; where it has all, that is no failure."""
+        if not self.holds:
             self.failure = self.failure or error
         self.close()
 
@@ -225,7 +278,7 @@ class Host:
             except TimeoutError as error:
                 return self._end(error)
             except LINK_ERRORS as error:
-                if self.image or self.state.gone or not calls_left or not self._connect_again():
+                if self.holds or self.state.gone or not calls_left or not self._connect_again():
                     return self._end(error)
             except Exception as error:
                 return self._end(error)
@@ -233,9 +286,7 @@ class Host:
     def _hear(self) -> None:
         """One call. Raises what ended it."""
         to_send = self._to_send
-        with Call(
-            self._machine, hostcall.command(self._machine.target.python, "muster_distribution"), self._question
-        ) as call:
+        with Call(self._machine, hostcall.command(self._machine.target.python, self._module), self._question) as call:
             self._call = call
             talking = None
             for said in call.frames(HOST_SECONDS):
@@ -289,8 +340,8 @@ class Host:
             self._to_send.put(dict(words))
         elif "waiting" in words:
             self.why = words["waiting"]
-        elif "image" in words:
-            self.image, self.seconds = words["image"], words["seconds"]
+        elif "holds" in words:
+            self.holds, self.seconds = words["holds"], words["seconds"]
 
     def _talk(self, call: Call, to_send: queue.Queue[dict[str, Any] | None]) -> None:
         """Send what is to be sent, and a sign of life when there is nothing."""
@@ -312,9 +363,9 @@ class Host:
                 self._end(error)
 
     def _serve(self, call: Call, digest: str, offset: int) -> None:
-        """Send a layer from an offset on."""
+        """Send a blob from an offset on."""
         if offset % CHUNK_BYTES:
-            raise RuntimeError("it asked for what is no piece of a layer")
+            raise RuntimeError("it asked for what is no piece of a blob")
         for at in range(offset, self._frames.sizes[digest], CHUNK_BYTES):
             piece = self._frames.get(digest, at)
             if self.state.gone or not call.is_open:
@@ -325,18 +376,23 @@ class Host:
 
 @dataclass
 class _Distribution:
-    """The way of an image from host to host, until each has it or has failed. `order`: the hosts that lack it."""
+    """The way of blobs from host to host, until each has all or has failed.
+
+    order: the hosts that lack some, after the origin where that is a host; what: what the blobs are, for people.
+    """
 
     order: Sequence[str]
     hosts: Mapping[str, Host]
     addresses: Mapping[str, str]
     say: Callable[[str], None]
     changed: threading.Condition
+    what: str
+    origin: str = relay.CONTROL
 
     def run(self) -> None:
         said, before = time.monotonic(), dict[str, tuple[float, int]]()
         with self.changed:
-            while not all(host.image or host.state.gone for host in self.hosts.values()):
+            while not all(host.holds or host.state.gone for host in self.hosts.values()):
                 self._step()
                 if time.monotonic() - said >= PROGRESS_SECONDS:
                     said = time.monotonic()
@@ -352,24 +408,39 @@ class _Distribution:
             host = self.hosts[name]
             host.look()
             if relay.CONTROL in host.state.failed:
-                host.fail(RuntimeError(f"it could not take layers from the control machine: {host.why}"))
+                host.fail(RuntimeError(f"it could not take {self.what} from the control machine: {host.why}"))
             if host.state.source == relay.CONTROL and host.state.lacks and host.state.quiet_seconds > HOST_SECONDS:
                 host.fail(RuntimeError(f"nothing came to it from the control machine for {HOST_SECONDS:.0f} s"))
         states = {name: self.hosts[name].state for name in self.order}
         for name, source in relay.failed_with(self.order, states).items():
             self.hosts[name].why = f"nothing came for {relay.STANDSTILL_SECONDS:.0f} s"
             states[name] = self.hosts[name].state = replace(states[name], failed=states[name].failed | {source})
-        for name, source in relay.next_sources(self.order, states).items():
+        for name in relay.stranded(self.order, states, self.origin):
+            self.hosts[name].fail(RuntimeError(self._why_stranded(name)))
+        for name, source in relay.next_sources(self.order, states, self.origin).items():
             if not self.hosts[name].is_ready:
                 continue
             self._say_why(name, source, states)
             port = self.hosts[source].port if source in self.hosts else None
             self.hosts[name].name_source(source, port, self.addresses.get(source))
 
+    def _why_stranded(self, name: str) -> str:
+        origin, own = self.hosts[self.origin], self.hosts[name].why
+        if origin.state.gone:
+            why = "has failed itself"
+        elif origin.state.listens is False:
+            why = f"does not listen: {origin.why or 'no answer in time'}"
+        else:
+            why = f"could not be used: {own}"
+        first, last = clustermap.REACH_PORTS
+        return (
+            f"it has nobody to take layers from: {self.origin}, on which they were built, {why} (ports {first}-{last})"
+        )
+
     def _say_why(self, name: str, source: str, states: Mapping[str, relay.State]) -> None:
         """Where a host does not take from the one before it in the chain."""
         place, host = self.order.index(name), self.hosts[name]
-        usual = self.order[place - 1] if place else relay.CONTROL
+        usual = self.order[place - 1] if place else self.origin
         former = host.last_source or usual
         if source == usual or former == relay.CONTROL:
             return
@@ -379,7 +450,9 @@ class _Distribution:
             why = f"does not listen: {self.hosts[former].why or f'no answer within {LISTENING_SECONDS:.0f} s'}"
         else:
             why = f"cannot be used: {host.why}" if former in states[name].failed else "is slow"
-        self.say(f"{name} takes layers from {'the ' if source == relay.CONTROL else ''}{source}, as {former} {why}")
+        self.say(
+            f"{name} takes {self.what} from {'the ' if source == relay.CONTROL else ''}{source}, as {former} {why}"
+        )
 
 
 def _words(host: str, now: tuple[float, int], before: tuple[float, int] | None) -> str:

@@ -38,13 +38,14 @@ def unsettled(
 ) -> dict[str, list[str]]:
     """Host -> all addresses that its firewalls are to let in, of the hosts where they do not do just that. Pure.
 
-    A host with `firewall: false` lets nobody in by rules of ours. vpn: the hosts' addresses in the VPN, if any.
+    A host with `firewall: false` lets nobody in by rules of ours, and one without root cannot be asked for any.
+    vpn: the hosts' addresses in the VPN, if any.
     """
     usable = {host.name: [end.address for end in choose.candidates(facts[host.name], {})] for host in hosts}
     for name, address in (vpn or {}).items():
         usable[name].append(address)
     found = {}
-    for host in hosts:
+    for host in (one for one in hosts if not one.target.rootless):
         others = sorted({one for name, own in usable.items() for one in own if name != host.name})
         wanted = dict.fromkeys(others, True) if host.settings.get("firewall", True) else {}
         opened = facts[host.name]["firewalls"] or {}
@@ -74,7 +75,8 @@ def open_to_peers(
 
 def close(machines: Sequence[Machine]) -> None:
     """Take all rules of ours out of the hosts' firewalls, active or not. Raises Refusal as `open_to_peers` does."""
-    _settle(machines, {machine.name: [] for machine in machines}, ports(has_vpn=False))
+    those = [machine for machine in machines if not machine.target.rootless]
+    _settle(those, {machine.name: [] for machine in those}, ports(has_vpn=False))
 
 
 def _settle(machines: Sequence[Machine], sources: Mapping[str, Sequence[str]], asked: Ports) -> dict[str, list[str]]:

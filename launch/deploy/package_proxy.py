@@ -16,7 +16,7 @@ import shutil
 import socket
 import threading
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from http.client import HTTPMessage
 from http.server import BaseHTTPRequestHandler
@@ -61,6 +61,15 @@ def for_hosts(machines: Sequence[Machine]) -> Iterator[dict[str, str]]:
             raise Refusal(problems, exits.DEPLOY_FAILED)
         named = {machine.name: url for machine, url in zip(machines, urls, strict=True)}
         yield {VARIABLE: json.dumps(named)} if named else {}
+
+
+@contextlib.contextmanager
+def environment(machine: Machine, settings: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    """The proxy of a host for what is fetched there by other programs than its package manager, as variables of their
+    environment. settings: of the host. Raises Refusal as for_hosts does."""
+    with for_hosts([machine] if settings.get("airgap") else []) as more:
+        url = json.loads(more[VARIABLE])[machine.name] if more else settings.get("package_proxy", "")
+        yield {"http_proxy": url, "https_proxy": url} if url else {}
 
 
 def serve(connection: Any, word: str) -> None:

@@ -1,9 +1,10 @@
 """Who sends to whom while an image is distributed. Pure. On the hosts: playbooks/module_utils/muster_relay.py.
 
-The hosts are a chain: the control machine sends to the first one, and each passes on to the next what it has. So every
-byte crosses each line once each way, however many hosts there are, and as pieces are passed on as they come, the last
-host has all hardly later than the first. A host leaves a source that fails, stands still or is slow for one further
-ahead in the chain, at last for the control machine.
+The hosts are a chain: the origin sends to the first one, and each passes on to the next what it has. So every byte
+crosses each line once each way, however many hosts there are, and as pieces are passed on as they come, the last host
+has all hardly later than the first. A host leaves a source that fails, stands still or is slow for one further ahead in
+the chain, at last for the origin: the control machine, or the host that has built the image, which is then the first
+of the chain and has all.
 """
 
 from __future__ import annotations
@@ -47,16 +48,32 @@ def chain(hosts: Sequence[str], links: Sequence[Link]) -> list[str]:
     return sorted(hosts, key=lambda host: -slow.get(host, float("inf")))
 
 
-def next_sources(order: Sequence[str], states: Mapping[str, State]) -> dict[str, str]:
+def next_sources(order: Sequence[str], states: Mapping[str, State], origin: str = CONTROL) -> dict[str, str]:
     """The sources that hosts shall take from now on, where these are not what they have; states: of all in `order`."""
+    wanted = _wanted(order, states, origin)
+    cut_off = stranded(order, states, origin)
+    return {host: source for host, source in wanted.items() if source != states[host].source and host not in cut_off}
+
+
+def stranded(order: Sequence[str], states: Mapping[str, State], origin: str = CONTROL) -> list[str]:
+    """The hosts for which nothing is left but an origin that cannot be used, or with which they have failed."""
+    if origin not in states:
+        return []
+    lost = not _is_usable(states[origin], states)
+    wanted = _wanted(order, states, origin)
+    return [host for host, source in wanted.items() if source == origin and (lost or origin in states[host].failed)]
+
+
+def _wanted(order: Sequence[str], states: Mapping[str, State], origin: str) -> dict[str, str]:
+    """The hosts that need a source, and which one they would get."""
     found = {}
     for place, host in enumerate(order):
         state = states[host]
         if state.gone or not state.lacks or state.source == CONTROL:
             continue
         if state.source is None or _to_leave(state, states):
-            source = _best(place, order, states)
-            if source is not None and source != state.source:
+            source = _best(place, order, states, origin)
+            if source is not None:
                 found[host] = source
     return found
 
@@ -79,19 +96,19 @@ def _to_leave(state: State, states: Mapping[str, State]) -> bool:
     return state.source in state.failed or not _is_usable(states[state.source or ""], states)
 
 
-def _best(place: int, order: Sequence[str], states: Mapping[str, State]) -> str | None:
+def _best(place: int, order: Sequence[str], states: Mapping[str, State], origin: str) -> str | None:
     """Whom the host at this place takes from: the nearest one before it that can be used, first of those that have had
-    no trouble themselves; else one behind it that has all, else the control machine. None: that shows when the nearest
-    one has said whether it listens."""
+    no trouble themselves; else one behind it that has all, else the origin. None: that shows when the nearest one has
+    said whether it listens."""
     host = states[order[place]]
     if len(host.failed) >= FAILED_PEERS:
-        return CONTROL
+        return origin
     ahead = sorted(reversed(order[:place]), key=lambda name: len(states[name].failed))
     whole = (name for name in order[place + 1 :] if states[name].lacks == 0)
     for name in (*ahead, *whole):
         if name not in host.failed and _is_usable(states[name], states):
             return name if states[name].listens else None
-    return CONTROL
+    return origin
 
 
 def _is_usable(state: State, states: Mapping[str, State]) -> bool:

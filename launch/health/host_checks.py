@@ -13,6 +13,7 @@ from keeper import engines
 from launch.cli.units import age, size
 from launch.health import gpu_checks
 from launch.health.verdicts import ERROR, HEALTHY, INCOMPLETE, WARNING, Asked, Facts, Missing, Verdict, fact, of_host
+from launch.hosts import clustermap
 
 MIB, GIB = 2**20, 2**30
 #: Seconds that a clock may be off.
@@ -90,7 +91,8 @@ def disk(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
     free, storage = fact(facts, "muster_disk_free_bytes"), fact(facts, "disk_free_bytes")
     need = None if asked.checkpoint_bytes is None else 2 * asked.checkpoint_bytes
     needed = "" if need is None else f"; two checkpoints need {size(need)}"
-    fix = "remove old runs in /var/lib/muster/runs, or put /var/lib/muster on a larger disk"
+    folder = (facts.get("place") or {}).get("folder", engines.ROOTS.folder)
+    fix = f"remove old runs in {folder}/runs, or put {folder} on a larger disk"
     short = need is not None and free < need
     level = ERROR if short or free < DISK_ERROR else WARNING if free < DISK_WARNING else HEALTHY
     verdicts = [of_host("disk", name, level, f"{size(free)} free for runs{needed}", fix)]
@@ -168,8 +170,12 @@ def data(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
     """Whether the data set is there. Whether it is the same on all hosts is a question for sameness.py."""
     if asked.data_dir is None:
         return []
-    known = fact(facts, "data")
+    known, dataset = fact(facts, "data"), clustermap.dataset_in(asked.data_dir)
+    bring = f"`make data SRC=<folder> NAME={dataset}` brings it"
     if not known["present"]:
+        if dataset:
+            what = f"the dataset {dataset}, as `make data` last brought it, is not there"
+            return [of_host("data", name, ERROR, what, bring)]
         fix = "put the data there, or correct `data_dir` in the inventory"
         return [of_host("data", name, ERROR, f"there is no folder {asked.data_dir}", fix)]
     if known.get("closed"):
@@ -178,10 +184,21 @@ def data(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
     if "complete" not in known:
         return [of_host("data", name, HEALTHY, f"{asked.data_dir} is there")]
     what = f"{asked.data_dir}: {known['files']} files, {size(known['bytes'])}"
+    brought = known.get("brought")
     if not known["complete"]:
+        if brought:
+            what += (
+                f" seen in {known.get('seconds', 0):.0f} s; compared by what `make data` brought, {brought['files']}"
+            )
+            return [of_host("data", name, HEALTHY, f"{what} files, {size(brought['bytes'])}")]
         fix = "nothing to do: the trainer compares the data itself before the first step"
         what += f" read in {known.get('seconds', 0):.0f} s: that is not all of it, so it was not compared"
         return [of_host("data", name, INCOMPLETE, what, fix)]
+    if brought and brought["fingerprint"] != known["sha256"]:
+        what += (
+            f"; they are no longer those that `make data` brought: {brought['files']} files, {size(brought['bytes'])}"
+        )
+        return [of_host("data", name, ERROR, what, bring.replace("`make data", "`make data VERIFY=1"))]
     if not known["files"]:
         return [of_host("data", name, ERROR, f"{asked.data_dir} is empty", "put the data there")]
     return [of_host("data", name, HEALTHY, what)]

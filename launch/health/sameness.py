@@ -81,11 +81,15 @@ def _data(facts: Facts) -> Value:
         return "none"
     if not data["present"]:
         return "missing"
+    if data.get("brought") and not data["complete"]:  # there was no time to look into all of it
+        data = {**data["brought"], "sha256": data["brought"]["fingerprint"]}
     return f"{data['files']} files, {data['bytes']} bytes, {data['sha256'][:12]}"
 
 
 _DEPLOY = "run `make deploy`, which brings all hosts the same image"
-_COPY = "copy the data there from a host that has the right data: `rsync -a --delete`"
+_COPY = (
+    "`make data SRC=<folder> NAME=<name>` brings all hosts the same; or copy it there from one that has the right data"
+)
 _ONE_ARCHITECTURE = "leave the odd host out: hosts of one architecture make a cluster"
 _SAME_DRIVER = "install the same driver version there and reboot"
 _BY_SPEED = 'divide the batch by speed with ARGS="--shares auto", or choose equal GPUs with `gpus` in the inventory'

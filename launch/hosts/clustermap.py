@@ -8,21 +8,37 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from keeper import engines
 from launch.cli.make_variables import naming
 from launch.cli.refusal import refuse
 from launch.files import ROOT, build_dir, read_json, write_json
 from launch.hosts import inventory
 
-SCHEMA = "muster.cluster/6"
+SCHEMA = "muster.cluster/7"
 
 #: What must be open between the hosts on the training network, with MASTER_PORTS; the README states it.
 REACH_PORTS = (29400, 29415)  # every pair of hosts is tested and measured here, below the ephemeral range
 VPN_INTERFACE = "muster0"  # of the VPN, where training goes through one; muster_vpn has the same name
 VPN_PORT = 51820  # of UDP, on the network below the VPN
+
+#: Where `make data` puts datasets on the hosts: <name>/<version>/ (playbooks/module_utils/muster_data.py).
+DATASET = re.compile(r"/.+/data/([A-Za-z0-9][A-Za-z0-9_-]{0,63})/[0-9a-f]{16}")  # its folder, wherever a host has it
+
+
+def dataset_dir(place: engines.Place, name: str, version: str) -> str:
+    """The folder of a version of a dataset on a host, which ranks see as /data."""
+    return f"{place.folder}/data/{name}/{version}"
+
+
+def dataset_in(data_dir: str | None) -> str | None:
+    """The name of the dataset that `make data` has brought to this folder; None: the inventory names the folder."""
+    found = DATASET.fullmatch(data_dir or "")
+    return found[1] if found else None
 
 
 @dataclass(frozen=True)
@@ -36,10 +52,15 @@ class MapHost:
     nproc_per_node: int
     gpus: list[int]  # indices to use; empty: train on CPU
     cpus: int
-    data_dir: str | None
+    data_dir: str | None  # the inventory's, else that of the dataset that `make data` has brought last
     facts: dict[str, Any]  # all that playbooks/module_utils/muster_survey.py says
     firewall: bool = True  # a run answers its own hosts alone
     spare: bool = False  # as in inventory.Host
+
+    @property
+    def place(self) -> engines.Place:
+        """Where Muster keeps what it has there."""
+        return engines.Place(**self.facts["place"])
 
 
 @dataclass(frozen=True)
@@ -60,6 +81,7 @@ class MapImage:
     id: str
     bytes: int
     base_image: str = ""  # as in inventory.Inventory
+    build_on: str = ""  # likewise
 
 
 @dataclass(frozen=True)

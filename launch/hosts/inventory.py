@@ -35,12 +35,14 @@ VARIABLES = {
     "package_proxy": "the URL of an HTTP proxy, such as http://proxy.example.org:3128",
     "firewall": "true or false",
     "train_vpn": "wireguard",
+    "rootless": "true or false",
     "container_engine": "auto, podman or docker",
-    "base_image": "the reference of an image, or the absolute path of an archive of one on this machine",
+    "base_image": "the reference of an image, or the absolute path of an archive of one on the machine that builds",
+    "build_on": "control or the name of a host of this inventory",
 }
 
 #: Those that are true or false. In an INI file a value such as `true` is a text; Ansible takes these words for it.
-SWITCHES = ("airgap", "firewall")
+SWITCHES = ("airgap", "firewall", "rootless")
 TRUTH = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
 
 #: Ansible's variables for a login and for becoming root (`ansible-doc -t connection ssh`, `-t become sudo`, and the
@@ -61,6 +63,9 @@ CONNECTION_VARIABLES = frozenset(f"ansible_{name}" for name in _CONNECTION_VARIA
 #: An image's name with its registry, tag or digest; Podman itself looks closer.
 REFERENCE = re.compile(r"[a-z0-9][A-Za-z0-9.:-]*(?:/[a-z0-9._-]+)*(?::[\w.-]+)?(?:@sha256:[0-9a-f]{64})?")
 
+#: As build_on: the machine where make is typed.
+CONTROL = "control"
+
 #: The group of hosts that wait in each run, and take the place of one that is lost.
 SPARES = "spares"
 
@@ -80,6 +85,7 @@ class Target:
     proxy_command: str | None = None
     python: str = "python3"
     sudo_password: str | None = field(default=None, repr=False)
+    rootless: bool = False  # nothing there is done as root: the user's own Podman
 
 
 @dataclass(frozen=True)
@@ -103,6 +109,7 @@ class Inventory:
     hosts: tuple[Host, ...]
     sha256: str
     base_image: str = ""  # what the training image stands on; empty: Muster's own base
+    build_on: str = ""  # the host that builds images; empty: this machine
     train_vpn: str = ""  # what training goes through between hosts; empty: the network itself
 
 
@@ -172,17 +179,32 @@ def read(path: Path) -> Inventory:
         except ValueError as error:
             problems.append(Problem(where, str(error), "correct this value"))
     problems += check_distinct(str(path), [host.target for host in hosts])
-    bases = {host.settings.get("base_image", "") for host in hosts}
-    if len(bases) > 1:
-        what = f"hosts differ in `base_image`: {', '.join(base or 'none' for base in sorted(bases))}"
-        problems.append(Problem(str(path), what, "set it once, under `vars:` of all hosts: they run one image"))
-    vpns = {host.settings.get("train_vpn", "") for host in hosts}
-    if len(vpns) > 1:
-        what = "some hosts have `train_vpn`, and some have not"
-        problems.append(Problem(str(path), what, "set it once, under `vars:` of all hosts: both ends need it"))
+    base_image, build_on = (_set_once(path, hosts, name, problems) for name in ("base_image", "build_on"))
+    builder = "" if build_on == CONTROL else build_on
+    if builder and builder not in names:
+        what = f"`build_on: {builder}` names no host of this inventory{_did_you_mean(builder, names)}"
+        problems.append(Problem(str(path), what, f"name one of {', '.join(names)}, or `{CONTROL}`: this machine"))
+    if any(host.name == builder and host.target.rootless for host in hosts):
+        what = f"`build_on: {builder}` and `rootless: true` there: building images needs root"
+        problems.append(Problem(str(path), what, "name another host"))
+    train_vpn = _set_once(path, hosts, "train_vpn", problems, "both ends need it")
+    if train_vpn and (without := [host.name for host in hosts if host.target.rootless]):
+        what = f"`train_vpn`, and `rootless: true` on {', '.join(without)}: a VPN needs root"
+        problems.append(Problem(str(path), what, "leave out one of them"))
     if problems:
         raise Refusal(merge_problems(problems))
-    return Inventory(path, tuple(hosts), digest(path), bases.pop(), vpns.pop())
+    return Inventory(path, tuple(hosts), digest(path), base_image, builder, train_vpn)
+
+
+def _set_once(
+    path: Path, hosts: list[Host], name: str, problems: list[Problem], why: str = "they run one image"
+) -> str:
+    """A setting that all hosts share; empty: not set. Adds a problem where they differ."""
+    values = {str(host.settings.get(name, "")) for host in hosts}
+    if len(values) > 1:
+        what = f"hosts differ in `{name}`: {', '.join(value or 'none' for value in sorted(values))}"
+        problems.append(Problem(str(path), what, f"set it once, under `vars:` of all hosts: {why}"))
+    return min(values, default="")
 
 
 def merge_problems(problems: list[Problem]) -> list[Problem]:
@@ -321,6 +343,24 @@ def check_variables(path: str, host: str, variables: dict[str, Any]) -> list[Pro
         elif not _good_value(key, value):
             what = f"`{key}: {value}` is not {VARIABLES[key]}"
             problems.append(Problem(where, what, f"give {VARIABLES[key]}"))
+    return problems + (_not_without_root(where, variables) if _is_rootless(variables) else [])
+
+
+def _is_rootless(variables: dict[str, Any]) -> bool:
+    return _setting("rootless", variables.get("rootless")) is True
+
+
+def _not_without_root(where: str, variables: dict[str, Any]) -> list[Problem]:
+    """What does not go with `rootless: true`. Pure."""
+    problems = []
+    for setting, why, fix in (
+        ("container_engine: docker", "with Docker, Muster needs root", "write `container_engine: podman` there"),
+        ("firewall: true", "only root can close ports", "leave `firewall` out: a run's ports stay open there"),
+        ("ansible_user: root", "root is nobody else there", "log in as a user, or leave `rootless` out"),
+    ):
+        key, value = setting.split(": ")
+        if str(_setting(key, variables.get(key))).lower() == value:
+            problems.append(Problem(where, f"`{setting}` and `rootless: true`: {why}", fix))
     return problems
 
 
@@ -350,6 +390,8 @@ def _good_value(key: str, value: Any) -> bool:
         return value in ("auto", *engines.ENGINES)
     if key == "base_image":
         return isinstance(value, str) and (value.startswith("/") or bool(REFERENCE.fullmatch(value)))
+    if key == "build_on":
+        return isinstance(value, str) and bool(value)
     if key == "data_dir":
         return isinstance(value, str) and value.startswith("/")
     raise KeyError(key)  # a variable of VARIABLES that nobody checks
@@ -390,6 +432,7 @@ def _host(path: Path, name: str, variables: dict[str, Any]) -> Host:
     address = get("ansible_host", "ansible_ssh_host") or name
     arguments = f"{get('ansible_ssh_common_args') or ''} {get('ansible_ssh_extra_args') or ''}"
     ssh = openssh_settings(address, port, get("ansible_user", "ansible_ssh_user"), arguments)
+    rootless = _is_rootless(variables)
     target = Target(
         name=name,
         address=address,
@@ -399,7 +442,8 @@ def _host(path: Path, name: str, variables: dict[str, Any]) -> Host:
         jump=ssh.get("proxyjump"),
         proxy_command=ssh.get("proxycommand"),
         python=get("ansible_python_interpreter") or "python3",
-        sudo_password=get("ansible_become_password", "ansible_become_pass", "ansible_sudo_pass"),
+        sudo_password=None if rootless else get("ansible_become_password", "ansible_become_pass", "ansible_sudo_pass"),
+        rootless=rootless,
     )
     if target.key_file and not Path(target.key_file).is_file():
         raise ValueError(f"the key file {target.key_file} does not exist")

@@ -11,7 +11,7 @@ import paramiko
 
 from launch.cli import exits
 from launch.cli.refusal import Problem, Refusal
-from launch.hosts import ssh
+from launch.hosts import rootless, ssh
 from launch.hosts.connection import Machine
 from launch.hosts.inventory import Target
 
@@ -34,6 +34,8 @@ def look_at(machine: Machine) -> list[Problem]:
     script = script.replace("PYTHON", shlex.quote(target.python))
     stdin = ssh.Input(f"{target.sudo_password}\n") if target.sudo_password else None
     try:
+        if target.rootless and (problems := rootless.problems_of(machine)):
+            return problems
         result = machine.user(f"sh -c {shlex.quote(script)}", PREFLIGHT_SECONDS, stdin)
         if result.exited < 0:  # the connection ended before the command did
             raise EOFError
@@ -58,6 +60,9 @@ def problems_in(target: Target, answer: str) -> list[Problem]:
         problems.append(Problem(where, what, "install a newer python3, or set ansible_python_interpreter"))
     if root != "yes":
         who = target.user or "the login user"
+        if target.rootless:
+            fix = "see what `podman info` says there, as this user"
+            return [*problems, Problem(where, f"{who} cannot use Podman without root: {root}", fix)]
         fix = f"allow it: `echo '{who} ALL=(ALL) NOPASSWD: ALL' > /etc/sudoers.d/muster`, or set a right "
         fix += "ansible_become_password"
         problems.append(Problem(where, f"{who} cannot become root by sudo: {root}", fix))

@@ -31,6 +31,7 @@ from fabric.runners import Remote
 from invoke.exceptions import CommandTimedOut, ThreadException
 from paramiko.hostkeys import InvalidHostKey
 
+from keeper import engines
 from launch.cli import exits
 from launch.cli.refusal import Problem, Refusal
 from launch.hosts import openssh
@@ -242,8 +243,18 @@ def jump_problem(where: str, said: str) -> Problem:
     return Problem(where, what, fix + "and that the host is up and its address and port are right")
 
 
+#: sshd sets XDG_RUNTIME_DIR only where systemd's PAM module is in use.
+_UNSHARE = f'export XDG_RUNTIME_DIR="/run/user/$(id -u)" {engines.ROOTLESS}=yes; exec podman unshare "$@"'
+
+
 def sudo_prefix(target: Target) -> str:
-    """What to put before a command that needs root. Never asks: with no password a refusal comes at once."""
+    """What to put before a command that needs root. Never asks: with no password a refusal comes at once.
+
+    Without root that is the user namespace of the user's Podman: there that user is root, as far as what the user's
+    containers have, and are, is concerned. See `is_rootless` of keeper/engines.py.
+    """
+    if target.rootless:
+        return f"sh -c {shlex.quote(_UNSHARE)} sh "
     if target.user == "root":
         return ""
     return "sudo -S -p '' " if target.sudo_password else "sudo -n "

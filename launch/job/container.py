@@ -41,7 +41,7 @@ def start_words(
         *(word for key, value in labels.items() for word in ("--label", f"{key}={value}")),
         *("--network", "host"),
         *("--user", f"{USER_ID}:{USER_ID}", "--cap-drop", "all", "--security-opt", "no-new-privileges", "--read-only"),
-        *_limits(host.facts.get("memory_bytes"), host.facts.get("threads_max")),
+        *_limits(host),
         *("--stop-timeout", str(stop_seconds(grace))),
         *engine.run_words(host.gpus),
         *(_rdma(host) if host.gpus else ()),
@@ -70,13 +70,18 @@ def _rdma(host: MapHost) -> list[str]:
     ]
 
 
-def _limits(memory_bytes: int | None, threads_max: int | None) -> list[str]:
-    """How much of the host the container may take; None: that was not found out, and the engine's own limit holds."""
+def _limits(host: MapHost) -> list[str]:
+    """How much of the host the container may take. What was not found out, is limited as the engine does it; what a
+    user's own Podman was not given to limit, is not."""
     memory = shm = threads = ""
+    memory_bytes, threads_max = host.facts.get("memory_bytes"), host.facts.get("threads_max")
     if memory_bytes:
         rest = int(min(max(memory_bytes * REST_OF_MEMORY, LEAST_REST), MOST_REST, memory_bytes / 4))
         memory, shm = f"{memory_bytes - rest}b", f"{int(memory_bytes * SHM_OF_MEMORY)}b"
     if threads_max:
         threads = str(int(threads_max * PART_OF_THREADS))
+    controllers = (host.facts.get("engine") or {}).get("controllers")
+    if controllers is not None:
+        memory, threads = memory * ("memory" in controllers), threads * ("pids" in controllers)
     pairs = zip(LIMITS, (memory, shm, threads), strict=True)
     return [word for option, value in pairs if value for word in (option, value)]

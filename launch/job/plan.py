@@ -14,6 +14,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
+import re
 import secrets
 import shlex
 from dataclasses import dataclass, is_dataclass, replace
@@ -21,9 +22,6 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from keeper import (
-    HOST_LEASE_DIR,
-    HOST_PRIVATE_DIR,
-    HOST_RUNS_DIR,
     LEASE_DIR,
     PRIVATE_DIR,
     RUN_DIR,
@@ -32,6 +30,7 @@ from keeper import (
     WORKLOAD_DIR,
     lease,
 )
+from keeper.engines import ROOTS
 from keeper.placement import placed
 from launch.cli.refusal import refuse
 from launch.hosts.clustermap import VPN_INTERFACE, ClusterMap, MapHost
@@ -207,9 +206,9 @@ def new_run_id() -> str:
     return f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
-def run_dir_on_host(run: str) -> str:
+def run_dir_on_host(host: MapHost, run: str) -> str:
     """Where a host keeps the folder of a run."""
-    return f"{HOST_RUNS_DIR}/{run}"
+    return f"{host.place.runs}/{run}"
 
 
 def make_plan(cluster: ClusterMap, options: Options, run: str, ports: Ports, owner: str, created: str) -> Plan:
@@ -246,7 +245,7 @@ def received(found: Any, run: str) -> Plan:
     if digest(plan) != plan.sha256:
         raise ValueError("the plan was changed: its SHA-256 is not the one that it names")
     for node_rank, one in enumerate(plan.hosts):
-        if one.node_rank != node_rank or one.run_dir != run_dir_on_host(run) or not _is_folder(one.host):
+        if one.node_rank != node_rank or not _is_run_dir(one.run_dir, run) or not _is_folder(one.host):
             raise ValueError(f"this is no plan: its host {one.host!r} has a name, number or folder that none can have")
     return plan
 
@@ -263,6 +262,12 @@ def _fits(value: Any, kind: Any) -> bool:
     if is_dataclass(kind):
         return all(_fits(getattr(value, key), hint) for key, hint in get_type_hints(kind).items())
     return type(value) is kind
+
+
+def _is_run_dir(folder: str, run: str) -> bool:
+    """Whether a host can keep this run there. No script can write to a folder of this form: its own are below one."""
+    plain = bool(re.fullmatch(r"(?:/\w[\w.@+-]*|/\.local)+", folder))
+    return plain and folder.endswith(f"/runs/{run}") and folder.count("/runs/") == 1
 
 
 def _is_folder(host: str) -> bool:
@@ -308,8 +313,8 @@ def _assemble(cluster: ClusterMap, options: Options, run: str, ports: Ports, own
                 addresses=_addresses(host),
                 firewall=host.firewall,
                 keeper_port=ports.keepers[node_rank],
-                run_dir=run_dir_on_host(run),
-                resume_dir=run_dir_on_host(options.resume) if options.resume else None,
+                run_dir=run_dir_on_host(host, run),
+                resume_dir=run_dir_on_host(host, options.resume) if options.resume else None,
                 container=container,
                 environment=environment,
                 rdma=rdma_ports(host),
@@ -427,14 +432,14 @@ def _flight_recorder() -> dict[str, str]:
 
 def _mounts(host: MapHost, run: str, options: Options) -> list[str]:
     """What a container sees of its host, as `folder of the host:folder of the container`, and `:ro`."""
-    folder = run_dir_on_host(run)
+    folder = run_dir_on_host(host, run)
     return [
         f"{folder}:{RUN_DIR}",
         f"{folder}/{SCRATCH}:{SCRATCH_DIR}",
-        f"{lease.file_of(HOST_LEASE_DIR)}:{lease.file_of(LEASE_DIR)}",
-        f"{HOST_PRIVATE_DIR}/{run}:{PRIVATE_DIR}:ro",
+        f"{lease.file_of(host.place.lease)}:{lease.file_of(LEASE_DIR)}",
+        f"{host.place.private}/{run}:{PRIVATE_DIR}:ro",
         *([f"{folder}/workload:{WORKLOAD_DIR}"] if options.script else []),
-        *([f"{run_dir_on_host(options.resume)}:{CONTAINER_RESUME_DIR}:ro"] if options.resume else []),
+        *([f"{run_dir_on_host(host, options.resume)}:{CONTAINER_RESUME_DIR}:ro"] if options.resume else []),
         *([f"{host.data_dir}:{CONTAINER_DATA_DIR}:ro"] if host.data_dir else []),
     ]
 
@@ -457,5 +462,6 @@ def describe(plan: Plan) -> str:
         starts = f", starts {shlex.join(place.agent)}" if place else ""
         lines.append(f"  keeper: {host_plan.address}:{host_plan.keeper_port}{starts}")
         lines.append(f"  answers: {'the addresses of these hosts alone' if host_plan.firewall else 'whoever calls'}")
-        lines.append(f"  $ sudo {shlex.join(host_plan.command)}")
+        sudo = "sudo " if host_plan.run_dir.startswith(f"{ROOTS.runs}/") else ""
+        lines.append(f"  $ {sudo}{shlex.join(host_plan.command)}")
     return "\n".join(lines)

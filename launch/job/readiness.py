@@ -15,7 +15,7 @@ from keeper import MASTER_PORTS, USER_ID, engines, ports
 from launch.cli import exits
 from launch.cli.refusal import Problem, Refusal
 from launch.hosts import ssh
-from launch.hosts.clustermap import REACH_PORTS, VPN_INTERFACE, MapHost
+from launch.hosts.clustermap import REACH_PORTS, VPN_INTERFACE, MapHost, dataset_in
 from launch.hosts.connection import Machine
 from launch.job import resume as resuming
 from launch.job.plan import Ports
@@ -62,10 +62,10 @@ def check(
     Raises Refusal, naming every host that is not ready, and why; with UNREACHABLE where one did not answer.
     ImageLacking where all answered, and not all have the image.
     """
-    resume = resuming.has_checkpoint_command(earlier) if earlier else None
 
     def ask_one(pair: tuple[Machine, MapHost]) -> Readiness:
         machine, host = pair
+        resume = resuming.has_checkpoint_command(earlier, host) if earlier else None
         return ask(machine, image, host.data_dir, host.address, 2 if host is hosts[0] else 0, resume, host.interface)
 
     results = ssh.in_parallel(ask_one, zip(machines, hosts, strict=True))
@@ -132,7 +132,9 @@ def problems_of(host: MapHost, readiness: Readiness, image: str, is_master: bool
     if not readiness.has_image:
         problems.append(Problem(where, f"{NO_IMAGE} {image[:12]}", "run `make deploy`"))
     if not readiness.data_dir:
-        problems.append(Problem(where, f"has no folder {host.data_dir} (data_dir)", "create it, or correct data_dir"))
+        name = dataset_in(host.data_dir)
+        fix = f"`make data SRC=<folder> NAME={name}` brings it" if name else "create it, or correct data_dir"
+        problems.append(Problem(where, f"has no folder {host.data_dir} (data_dir)", fix))
     if readiness.data_dir == "closed":
         what = f"its folder {host.data_dir} (data_dir) is closed to ranks, which run as a user that no host has"
         problems.append(Problem(where, what, f"there: sudo chmod -R o+rX {shlex.quote(str(host.data_dir))}"))

@@ -16,6 +16,7 @@ from launch.cli import exits
 from launch.cli.output import say
 from launch.cli.refusal import Refusal, refuse
 from launch.files import ROOT, read_json, runs_dir
+from launch.hosts.clustermap import MapHost
 from launch.hosts.inventory import build_name
 from launch.job.plan import SCHEMA, Options, run_dir_on_host
 from launch.job.project import parted
@@ -98,12 +99,12 @@ def same_communication(args: tuple[str, ...]) -> tuple[str, ...]:
     return kept
 
 
-def has_checkpoint_command(earlier: Earlier) -> str:
+def has_checkpoint_command(earlier: Earlier, host: MapHost) -> str:
     """A shell command that succeeds on a host that holds something to continue from.
 
     Our trainer's checkpoints exist once their manifest does; a user's script may leave anything.
     """
-    folder = shlex.quote(run_dir_on_host(earlier.run))
+    folder = shlex.quote(run_dir_on_host(host, earlier.run))
     pattern = f"{folder}/checkpoints/step-*.json" if earlier.script is None else f"{folder}/*"
     return f"ls -d {pattern} >/dev/null 2>&1"
 

@@ -134,6 +134,8 @@ def main() -> None:
             "gpus": {"type": "list", "elements": "int"},
             # Whether training goes through a VPN, which takes packages, too.
             "vpn": {"type": "bool", "default": False},
+            # This host builds images, with Podman, whatever its engine is.
+            "builds": {"type": "bool", "default": False},
             # For state absent. keep: packages stay. list: say which ones Muster has installed and can be removed.
             # stopped: the services that `list` has named are, and what they have left in the kernel shall go.
             # forget: the packages are gone, and what they have left shall go, too.
@@ -153,9 +155,8 @@ def main() -> None:
             removed = {"forget": forget, "stopped": remove_rules}.get(wanted, remove)(module.check_mode)
             packages, services = packages_to_remove() if wanted == "list" else ([], [])
             module.exit_json(changed=bool(removed), removed=removed, packages=packages, services=services)
-        asked = Wanted(
-            module.params["packages"], module.params["engine"], module.params["gpus"] != [], module.params["vpn"]
-        )
+        given = module.params
+        asked = Wanted(given["packages"], given["engine"], given["gpus"] != [], given["builds"], given["vpn"])
         module.exit_json(**ensure(asked, module.check_mode, module.params["strict"]))
     except RuntimeError as error:
         module.fail_json(msg=str(error))

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils import muster_docker, muster_podman
-from ansible.module_utils.muster_engines import Engine, Images
+from ansible.module_utils.muster_engines import Engine, Images, place
 from ansible.module_utils.muster_host import disk, existing, read, run, write_atomically
 
-LAYOUT = Path("/var/lib/muster/images/oci")
+LAYOUT = Path(place().folder, "images", "oci")
 POOL = LAYOUT / "blobs" / "sha256"
 LEDGER = LAYOUT.with_name("ledger.json")
 SLACK_BYTES = 256 << 20  # left free on every file system that gets something
@@ -107,9 +107,11 @@ def bring(of: Engine, ref: str, identity: str, index: str, sizes: dict[str, int]
     """Makes `ref` stand for the image. Returns what was needed. Raises RuntimeError with words for the user."""
     known = known_images(of)
     ledger = json.loads(read(LEDGER) or '{"images": {}, "stale": []}')
+    # Of a host that has built the image itself, the engine does not know any more what the name stood for.
+    former = {known.names.get(ref), ledger["images"].get(ref, {}).get("id")} - {None, identity}
     # Without names that the engine no longer knows.
     ledger["images"] = {name: image for name, image in ledger["images"].items() if known.names.get(name) == image["id"]}
-    former, wanted = known.names.get(ref), needed(known, ref, identity)
+    wanted = needed(known, ref, identity)
     if wanted == "pull":
         pull(of, identity, index, sizes)
     if wanted != "nothing":
@@ -117,8 +119,7 @@ def bring(of: Engine, ref: str, identity: str, index: str, sizes: dict[str, int]
         if tagged.rc != 0:
             raise RuntimeError(f"{of.name} tag {identity} {ref} failed: {tagged.complaint}")
     ledger["images"][ref] = {"id": identity, "blobs": sorted(sizes)}
-    if former and former != identity:
-        ledger["stale"].append(former)
+    ledger["stale"] += sorted(former)
     ledger["stale"] = remove_stale(of, ledger["stale"])
     write_atomically(LEDGER, json.dumps(ledger, indent=2) + "\n")
     for path in (POOL / name for name in unneeded_blobs(ledger, os.listdir(POOL))):

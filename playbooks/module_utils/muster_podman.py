@@ -14,15 +14,19 @@ import json
 import os
 import re
 import resource
+import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from ansible.module_utils.muster_engines import Podman
+from ansible.module_utils.muster_engines import Podman, is_rootless, place
 from ansible.module_utils.muster_gpus import nvidia_devices
 from ansible.module_utils.muster_host import Result, find_command, read, run, write_atomically
 
-DROP_IN = Path("/etc/containers/containers.conf.d/50-muster.conf")
+USERS_SETTINGS = Path(os.path.expanduser("~"), ".config", "containers")
+DROP_IN = (USERS_SETTINGS if is_rootless() else Path("/etc/containers")) / "containers.conf.d" / "50-muster.conf"
+USERS_STORAGE = USERS_SETTINGS / "storage.conf"
+STORAGE_HEADER = "# Written by Muster (make deploy): Podman would copy every layer of an image.\n"
 CDI = Path("/etc/cdi/nvidia.yaml")
 OLDEST = (3, 4)
 CDI_HEADER = "# Written by Muster (make deploy) with nvidia-ctk; make teardown removes it.\n"
@@ -148,6 +152,22 @@ def settle(check_mode: bool) -> bool:
     raise RuntimeError(f"Podman cannot run a container on this host. It said: {said}. Fix: {fix(said)}")
 
 
+def prefer_overlay() -> None:
+    """Lets the storage of this user's Podman be on overlay, where there is none yet: without fuse-overlayfs Debian's
+    Podman takes vfs, and holds to what it has begun with."""
+    home = Path(os.path.expanduser("~"))
+    storage = home / ".local/share/containers/storage"
+    words = (storage / "libpod", storage / "db.sql")  # in which Podman, and that from release 5 on, has its driver
+    begun = any(path.exists() for path in (USERS_STORAGE, *words)) or any(storage.glob("*-images"))
+    if not begun and not find_command("fuse-overlayfs") and not Path("/etc/containers/storage.conf").exists():
+        USERS_STORAGE.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomically(USERS_STORAGE, f'{STORAGE_HEADER}[storage]\ndriver = "overlay"\n')
+        if run(["podman", "info"], timeout=TRIAL_SECONDS).rc != 0:  # not upon this file system, or by this kernel
+            USERS_STORAGE.unlink()
+            for path in words:
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
 def text_of(path: Path) -> str | None:
     return path.read_text(encoding="utf-8") if path.exists() else None
 
@@ -163,7 +183,7 @@ def put_drop_in(text: str | None) -> None:
 def make_cdi(check_mode: bool) -> bool:
     """Describes NVIDIA GPUs to Podman (CDI), where there are some and nvidia-ctk is. Returns whether it changed."""
     before = text_of(CDI)
-    if not nvidia_devices() or (before is not None and not before.startswith(CDI_HEADER)):
+    if is_rootless() or not nvidia_devices() or (before is not None and not before.startswith(CDI_HEADER)):
         return False
     result = run(["nvidia-ctk", "cdi", "generate"], timeout=60.0)
     if result.rc != 0 or CDI_HEADER + result.out == before:
@@ -177,6 +197,7 @@ def pull(layout: Path, identity: str, index: str) -> None:
     """Lets Podman read the image that an index.json names from the pool. Raises RuntimeError with what Podman said."""
     write_atomically(layout / "oci-layout", '{"imageLayoutVersion": "1.0.0"}')
     write_atomically(layout / "index.json", index)
+    layout = _plain_name(layout)
     pulled = run(["podman", "pull", "--quiet", f"oci:{layout}"], timeout=PULL_SECONDS)
     if pulled.rc != 0:
         raise RuntimeError(pulled.complaint)
@@ -185,6 +206,17 @@ def pull(layout: Path, identity: str, index: str) -> None:
     run(["podman", "untag", got, f"localhost{layout}:latest"])
     if got != identity:
         raise RuntimeError(f"it made image {got} out of layers of {identity}")
+
+
+def _plain_name(layout: Path) -> Path:
+    """A path to this folder of which Podman can make a name: not every folder in a user's home is such a one."""
+    if not is_rootless():
+        return layout
+    link = Path(place().private, "oci")
+    link.parent.mkdir(mode=0o700, exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(layout)
+    return link
 
 
 def layers(storage: str) -> set[str]:

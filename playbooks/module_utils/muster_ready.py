@@ -15,11 +15,21 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple
 
 from ansible.module_utils import muster_docker, muster_packages, muster_podman
-from ansible.module_utils.muster_engines import ENGINES, IMAGE_PREFIX, LIVING, NOTE, Engine, engine
+from ansible.module_utils.muster_engines import (
+    ENGINES,
+    IMAGE_PREFIX,
+    LIVING,
+    NOTE,
+    Engine,
+    engine,
+    is_rootless,
+    noted,
+    place,
+)
 from ansible.module_utils.muster_gpus import nvidia_devices
 from ansible.module_utils.muster_host import find_command, parse_os_release, read, run, write_atomically
 
-ROOT = Path("/var/lib/muster")  # Muster's folder; the SSH user gets it, so that rsync needs no sudo
+ROOT = Path(place().folder)  # Muster's folder; the SSH user gets it, so that rsync needs no sudo
 PACKAGES = ROOT / "packages.json"  # what was installed here: module_utils/muster_packages.py
 LEDGER = ROOT / "images" / "ledger.json"  # which image each name stands for: library/muster_image.py
 FAMILIES = ("debian", "rhel")  # as os-release writes them
@@ -37,6 +47,7 @@ class Wanted(NamedTuple):
     packages: Packages
     engine: str = "auto"  # or the name of one
     gpus: bool = True  # ranks may use this host's GPUs
+    builds: bool = False  # it builds images, with Podman, whatever its engine is
     vpn: bool = False  # training goes through a VPN
 
 
@@ -66,6 +77,8 @@ def change_of_engine(wanted: Wanted) -> List[str]:
 
 
 def _chosen(wanted: Wanted) -> Engine:
+    if is_rootless():
+        return noted()
     there = [name for name, kind in ENGINES.items() if find_command(kind.program)]
     needed = wanted.gpus and nvidia_devices()
     gives = [name for name in there if not needed or find_command(ENGINES[name].gpu_tool)]
@@ -85,7 +98,7 @@ def make_folders(root: Path, owner: str, check_mode: bool) -> bool:
     states = {root / name: (root / name).stat() if (root / name).exists() else None for name in names}
     wrong = [folder for folder, state in states.items() if state is None or (state.st_uid, state.st_gid) != wanted]
     for folder in [] if check_mode else wrong:
-        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700 if is_rootless() else 0o755, parents=True, exist_ok=True)
         os.chown(folder, *wanted)
     return bool(wrong)
 
@@ -96,6 +109,8 @@ def lacking(wanted: Wanted) -> List[str]:
 
 
 def _missing(wanted: Wanted, chosen: Engine, kind: str) -> List[str]:
+    if is_rootless():
+        return []  # muster_rootless has looked
     own = wanted.packages.get(kind or FAMILIES[0], {})
     parts = ["all", chosen.name, *(["vpn"] if wanted.vpn else [])]
     parts += ["vpn_program"] if wanted.vpn and not _kernel_has_wireguard() else []
@@ -123,11 +138,11 @@ def take(chosen: Engine, check_mode: bool) -> bool:
 
     Raises RuntimeError where a run is in progress there.
     """
-    noted = read(NOTE)
-    if noted == chosen.name:
+    known = read(NOTE)
+    if is_rootless() or known == chosen.name:
         return False
     if not check_mode:
-        former = engine(noted)
+        former = engine(known)
         if former.name != chosen.name:  # Podman was the only one before there was a note
             leave(former)
         write_atomically(Path(NOTE), chosen.name + "\n")
@@ -153,7 +168,7 @@ def remove_all(of: Engine, check_mode: bool) -> List[str]:
         return []
     listed, images = run(of.containers()), run(of.image_words)
     if listed.rc != 0 or images.rc != 0:
-        if engine(read(NOTE)).name == of.name:
+        if is_rootless() or engine(read(NOTE)).name == of.name:
             said = (listed if listed.rc else images).complaint
             raise RuntimeError(f"{of.name} does not answer: {said}. Fix: see that `{of.name} ps` works there")
         return []
@@ -202,6 +217,8 @@ def ensure(wanted: Wanted, check_mode: bool, strict: bool = False) -> Dict[str, 
         _refuse_missing(missing, kind, strict)
         if not check_mode:
             muster_packages.note_begin(PACKAGES)
+            if wanted.builds:  # before Podman comes: a host keeps the engine that it has
+                take(chosen, check_mode)
         return {**found, "service": chosen.service}
     if stopped and not strict:
         return found
@@ -209,6 +226,8 @@ def ensure(wanted: Wanted, check_mode: bool, strict: bool = False) -> Dict[str, 
         raise RuntimeError(problem)
     owner = os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
     changed = [muster_packages.note_end(PACKAGES, check_mode), SETTLE[chosen.name](check_mode)]
+    if wanted.builds and chosen.name != "podman":
+        changed.append(muster_podman.settle(check_mode))
     changed += [make_folders(ROOT, owner, check_mode), take(chosen, check_mode)]
     return {**found, "changed": any(changed), "service": ""}
 

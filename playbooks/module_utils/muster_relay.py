@@ -1,10 +1,12 @@
-"""How hosts pass the blobs of an image on to hosts: each takes them from one source, and serves whoever comes next.
+"""How hosts pass the blobs of an image, or of a dataset, on to hosts: each takes them from one source, and serves
+whoever comes next.
 
 A blob travels in frames, each a piece of CHUNK_BYTES (the last one is shorter), compressed with zlib or bz2:
     offset, bytes of the compressed piece, HMAC-SHA256 over digest, offset and piece, and the piece itself
 No bytes: the source is there, but has not got the piece itself yet. A host passes a frame on as it came, as soon as its
 HMAC is right; the key is known to the hosts of one distribution alone. A blob gets its name (its SHA-256) when it is
-whole and has that digest; until then it is `.DIGEST.part`, from whose end another attempt goes on.
+whole and has that digest; until then it is `.DIGEST.part`, from whose end another attempt goes on. What becomes of the
+blobs of a dataset then: muster_data.Tree.
 
 The source is another host, or the control machine, which alone decides on it (launch/deploy/relay.py). Over standard
 input it says
@@ -51,6 +53,8 @@ BZ2_MAGIC = b"BZh"
 FRAME_BYTES = CHUNK_BYTES + (1 << 16)  # at most: what does not compress becomes a little longer
 RECENT_BYTES = 64 << 20  # of frames that are kept to be passed on without compressing them again
 HOST_LEVEL = 1  # of zlib, for a frame that is not kept any more
+SAMPLE_BYTES = 1 << 13  # of each quarter of a piece, by which is seen whether it shrinks: JPEG files do not
+WORTHWHILE = 0.95  # of its bytes, which it has to lose
 DIAL_SECONDS = 3.0  # a SYN that is sent again (after 1 s) still fits
 SIGN_SECONDS = 2.0  # between two signs of a source that has nothing to send
 SIGNLESS_SECONDS = 15.0  # without a sign, after which a source has failed
@@ -70,8 +74,14 @@ class Refused(Exception):
 
 def pack(secret: bytes, digest: str, offset: int, data: bytes, level: int) -> bytes:
     """A frame."""
-    piece = zlib.compress(data, level)
+    piece = zlib.compress(data, level if shrinks(data) else 0)
     return HEADER.pack(offset, len(piece), _mac(secret, digest, offset, piece)) + piece
+
+
+def shrinks(data: bytes) -> bool:
+    """Whether compressing is worth its while."""
+    sample = b"".join(data[at : at + SAMPLE_BYTES] for at in range(0, len(data), CHUNK_BYTES // 4))
+    return len(zlib.compress(sample, 1)) < WORTHWHILE * len(sample)
 
 
 def unpack(secret: bytes, digest: str, offset: int, length: int, frame: bytes) -> bytes:
@@ -79,7 +89,7 @@ def unpack(secret: bytes, digest: str, offset: int, length: int, frame: bytes) -
     at, _, mac = HEADER.unpack_from(frame)
     piece = frame[HEADER.size :]
     if at != offset or not hmac.compare_digest(mac, _mac(secret, digest, offset, piece)):
-        raise Refused("it sent something else than the layer")
+        raise Refused("it sent something else than what it was asked for")
     opened = bz2.BZ2Decompressor() if bz2 and piece.startswith(BZ2_MAGIC) else zlib.decompressobj()
     data = opened.decompress(piece, length + 1)
     if len(data) != length:
@@ -92,7 +102,7 @@ def _mac(secret: bytes, digest: str, offset: int, piece: bytes) -> bytes:
 
 
 class Store:
-    """The blobs of an image on this host: what has arrived of each."""
+    """Blobs on this host: what has arrived of each. sizes: digest -> bytes of all of them."""
 
     def __init__(self, pool: Path, sizes: dict[str, int], secret: bytes) -> None:
         self.pool, self.sizes, self.secret = pool, sizes, secret
@@ -100,7 +110,7 @@ class Store:
         self._recent: collections.OrderedDict[tuple[str, int], bytes] = collections.OrderedDict()
         self._recent_bytes = 0
         self.arrived = {digest: self._on_disk(digest) for digest in sizes}
-        self.missing = [digest for digest in sizes if not self._is_whole(digest)]
+        self.missing = [digest for digest in sizes if not self.is_whole(digest)]
 
     def draft(self, digest: str) -> Path:
         return self.pool / f".{digest}.part"
@@ -109,12 +119,18 @@ class Store:
         """Bytes that are to come."""
         return sum(self.sizes[digest] - self.arrived[digest] for digest in self.missing)
 
-    def _is_whole(self, digest: str) -> bool:
+    def is_whole(self, digest: str) -> bool:
         path = self.pool / digest
         return path.is_file() and path.stat().st_size == self.sizes[digest]
 
+    def keep(self, digest: str, found: str) -> bool:
+        """Take what has arrived, whose SHA-256 is `found`, for the blob; False where it is something else."""
+        if found == digest:
+            self.draft(digest).replace(self.pool / digest)
+        return found == digest
+
     def _on_disk(self, digest: str) -> int:
-        if self._is_whole(digest):
+        if self.is_whole(digest):
             return self.sizes[digest]
         begun = self.draft(digest).stat().st_size if self.draft(digest).is_file() else 0
         return min(begun, self.sizes[digest]) // CHUNK_BYTES * CHUNK_BYTES
@@ -141,13 +157,14 @@ class Store:
             if not self._changed.wait_for(lambda: self.arrived[digest] >= end, seconds):
                 return None
             kept = self._recent.get((digest, offset))
-        return kept or pack(self.secret, digest, offset, self._read(digest, offset, end - offset), HOST_LEVEL)
+        return kept or pack(self.secret, digest, offset, self.read(digest, offset, end - offset), HOST_LEVEL)
 
-    def _read(self, digest: str, offset: int, length: int) -> bytes:
+    def read(self, digest: str, offset: int, length: int) -> bytes:
+        """A piece of a blob that has arrived. Raises OSError."""
         for path in (self.draft(digest), self.pool / digest):  # in this order: it may be renamed meanwhile
             with contextlib.suppress(FileNotFoundError), open(path, "rb", buffering=0) as file:
                 return os.pread(file.fileno(), length, offset)
-        raise FileNotFoundError(errno.ENOENT, "a layer has gone", digest)
+        raise FileNotFoundError(errno.ENOENT, "it has gone", digest)
 
 
 class Server:
@@ -239,7 +256,7 @@ class Peer:
             header = self._exactly(HEADER.size)
             length = HEADER.unpack(header)[1]
             if length > FRAME_BYTES:
-                raise Refused("it sent something else than the layer")
+                raise Refused("it sent something else than what it was asked for")
             if length:
                 yield header + self._exactly(length)
                 offset += CHUNK_BYTES
@@ -310,7 +327,7 @@ class Fetcher:
                         f"cannot write {path}: {error.strerror}. Fix: see `df` and `ls -l` there"
                     ) from None
             else:
-                again = f"a layer came {ATTEMPTS} times with the wrong digest: {digest}"
+                again = f"it came {ATTEMPTS} times with the wrong digest: {digest}"
                 raise RuntimeError(f"{again}. Fix: check the disks of this host and of the control machine")
 
     def _get(self, digest: str) -> bool:
@@ -328,12 +345,11 @@ class Fetcher:
                     state.update(data)
                     offset += len(data)
                     store.note(digest, offset, frame)
-        if state.hexdigest() != digest:
-            store.note(digest, 0)
-            store.draft(digest).unlink()
-            return False
-        store.draft(digest).replace(store.pool / digest)
-        return True
+        if store.keep(digest, state.hexdigest()):
+            return True
+        store.note(digest, 0)
+        store.draft(digest).unlink()
+        return False
 
     def _pieces(self, digest: str, offset: int) -> Iterator[tuple[bytes, bytes]]:
         """(frame, piece) of a blob, until its end or that of the source."""
@@ -382,11 +398,11 @@ def _words(error: Exception) -> str:
     return str(error) if isinstance(error, Refused) else "it sent what cannot be read"
 
 
-def run(pool: Path, sizes: dict[str, int], options: dict[str, Any], say: Say, whole: Callable[[], Any]) -> None:
+def run(store: Store, options: dict[str, Any], say: Say, whole: Callable[[], Any]) -> None:
     """Serve, and get what is missing, until standard input ends; call `whole` when everything is there.
 
-    sizes: digest -> bytes of all blobs of the image. options: secret (hexadecimal digits), address (own), ports
-    [first, last]. Never returns: the process ends, and where something failed it has said {"error": why}.
+    options: address (own), ports [first, last]. Never returns: the process ends, and where something failed it has said
+    {"error": why}.
     """
     one_at_a_time = threading.Lock()
 
@@ -394,7 +410,6 @@ def run(pool: Path, sizes: dict[str, int], options: dict[str, Any], say: Say, wh
         with one_at_a_time:
             say(words)
 
-    store = Store(pool, sizes, bytes.fromhex(options["secret"]))
     server = Server(store, options["address"], range(options["ports"][0], options["ports"][1] + 1))
     fetcher = Fetcher(store, options["address"], tell)
 

@@ -8,6 +8,7 @@ Runs on bare hosts: standard library alone, Python 3.8 and later.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import platform
 import resource
@@ -16,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ansible.module_utils.muster_engines import IMAGE_PREFIX, Engine, noted
+from ansible.module_utils.muster_engines import IMAGE_PREFIX, Engine, noted, place
 from ansible.module_utils.muster_firewalls import opened
 from ansible.module_utils.muster_gpu_health import gpu_health, read_processes, read_xid
 from ansible.module_utils.muster_gpus import find_gpus, in_words
@@ -38,7 +39,7 @@ from ansible.module_utils.muster_nics import fill_speeds, read_nics, read_rdma
 from ansible.module_utils.muster_ready import Wanted, change_of_engine, is_ready, lacking
 from ansible.module_utils.muster_vpn import about as about_vpn
 
-ROOT = "/var/lib/muster"
+DATASETS = Path(place().folder, "data")  # what `make data` has brought: muster_data
 ANSWERED_SECONDS = 20.0
 #: With these, kernels of torch and oneDNN compute in another order, so that their results are rounded differently.
 NUMERIC_FLAGS = {
@@ -66,6 +67,7 @@ def about_engine(of: Engine, full: bool) -> dict[str, Any]:
     except (ValueError, KeyError):
         return absent
     known = {"name": of.name, "version": about.version, "storage_driver": about.storage_driver}
+    known["controllers"] = about.controllers
     return {"engine": known, "storage": about.storage}
 
 
@@ -212,12 +214,24 @@ def _manifest(folder: Path, sizes: dict[str, int], deadline: float) -> str | Non
     return total.hexdigest()
 
 
+def used_dataset() -> dict[str, Any] | None:
+    """Which dataset `make data` has brought last: {"name", "version", "at"}; None: there is none."""
+    return _document(DATASETS / "used.json")
+
+
+def _document(path: Path) -> dict[str, Any] | None:
+    try:
+        return dict(json.loads(read(path) or "null") or {}) or None
+    except (ValueError, TypeError):
+        return None
+
+
 def _data(data_dir: str | None, full: bool) -> dict[str, Any] | None:
     if not data_dir:
         return None
-    if full:
-        return fingerprint(Path(data_dir))
-    return {"path": data_dir, "present": Path(data_dir).is_dir()}
+    found = fingerprint(Path(data_dir)) if full else {"path": data_dir, "present": Path(data_dir).is_dir()}
+    noted = _document(Path(f"{data_dir.rstrip('/')}.json")) if Path(data_dir).parent.parent == DATASETS else None
+    return {**found, "brought": noted} if noted else found
 
 
 def survey(options: dict[str, Any]) -> dict[str, Any]:
@@ -236,13 +250,16 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
     busy (share of the machine's processor time in use when the survey began, 0.0 to 1.0; null unless full),
     limits {nofile, nofile_hard} (-1 is none), threads_max (of all processes; null: not known), memory_bytes,
     memory_free_bytes, disk_free_bytes (of the engine's storage), muster_disk_free_bytes,
-    engine {name, version, storage_driver (null unless full)} or null,
+    place {folder, private} of Muster's own,
+    engine {name, version, storage_driver (null unless full), controllers (if full: see muster_engines.About)} or null,
     nics [{name, kind, up, carrier, mtu, mac, speed_mbits, master, parent (what a VLAN is on),
     addresses [{address, prefix, family, scope}], refused (why, or null)}],
     rdma (see read_rdma), gpus and gpu_problems (see find_gpus), gpu_problem (the fatal ones in words, or null),
     gpu_health (see gpu_health), xid (see parse_xid) or null with xid_problem (why the kernel's log cannot be read),
     images {ref: id} or null, runs (see parse_runs) or null (the engine fails),
-    data {path, present} or null (no data_dir); if full, see fingerprint
+    data {path, present} or null (no data_dir); if full, see fingerprint; of a dataset that `make data` has brought also
+    brought {name, version, files, bytes, fingerprint, at}: what it was then
+    dataset {name, version, at} or null: the one that `make data` has brought last
     ready (whether make deploy has nothing to do for the engine; null: not asked),
     engine_change ([from, to], or empty; it and `ready` are all that a host says which lacks packages),
     firewalls (see muster_firewalls.opened; null: not asked),
@@ -285,7 +302,8 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
             "memory_bytes": usable_memory(),
             "memory_free_bytes": available_memory(),
             "disk_free_bytes": disk(known["storage"])[0],
-            "muster_disk_free_bytes": disk(ROOT)[0],
+            "muster_disk_free_bytes": disk(place().folder)[0],
+            "place": place()._asdict(),
             "engine": known["engine"],
             "nics": nics,
             "rdma": rdma,
@@ -298,6 +316,7 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
             "images": parse_images(of, images.result()),
             "runs": parse_runs(of, containers.result(), time.time()),
             "data": data.result(),
+            "dataset": used_dataset(),
             "ready": ready.result() if ready else None,
             "engine_change": change_of_engine(wanted) if wanted else [],
             "firewalls": firewalls.result() if firewalls else None,

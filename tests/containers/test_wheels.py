@@ -10,7 +10,7 @@ import pytest
 
 from containers import lock, wheels
 from containers.engine import ContainersError
-from containers.pip import cross_arguments, group_requirements, pinned
+from containers.pip import HERE, cross_arguments, group_requirements, own_cross, pinned
 from tests.wheels import write_wheel
 
 QUIET = lambda line: None  # noqa: E731
@@ -38,6 +38,11 @@ def test_another_python_or_a_newer_libc_asks_for_the_images(python: tuple[int, i
     assert "--python-version=3.11" in arguments
     assert "--platform=manylinux_2_28_x86_64" in arguments
     assert "--platform=manylinux_2_37_x86_64" not in arguments
+
+
+def test_for_a_host_of_another_architecture_its_wheels_are_chosen_whatever_this_machine_is() -> None:
+    assert "--platform=manylinux_2_28_sparc64" in own_cross("sparc64")
+    assert own_cross(HERE) == own_cross()
 
 
 def test_a_changed_requirement_in_an_included_file_is_another_set_of_wheels(tmp_path: Path) -> None:

@@ -50,14 +50,14 @@ def test_what_an_image_is_made_from_is_more_than_its_folder(tmp_path: Path, monk
     build = tmp_path / "build"
     (build / "wheels-1").mkdir(parents=True)
     monkeypatch.setattr(workload_image, "BUILD", build)
-    known = workload_image._state(project, False)
-    assert workload_image._state(project, False) == known != workload_image._state(project, True)
+    known = workload_image.state_of(project, False)
+    assert workload_image.state_of(project, False) == known != workload_image.state_of(project, True)
     more.write_text("einops==0.8.1\n")
-    assert (asked := workload_image._state(project, False)) != known
+    assert (asked := workload_image.state_of(project, False)) != known
     (build / "wheels-1").rmdir()
-    assert (without := workload_image._state(project, False)) != asked
+    assert (without := workload_image.state_of(project, False)) != asked
     monkeypatch.setattr(workload_image, "own_sources", lambda: {"muster.list": "deb other\n"})
-    assert workload_image._state(project, False) != without
+    assert workload_image.state_of(project, False) != without
 
 
 def test_without_podman_or_a_note_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,8 +70,8 @@ def test_without_podman_or_a_note_nothing_is_known(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(workload_image, "BUILT", tmp_path / "built.json")
     monkeypatch.setattr(workload_image, "podman", no_podman)
     assert as_built(project, False) is None
-    reference, state = workload_image.reference_of(project), workload_image._state(project, False)
-    workload_image._note(reference, state, {reference: "ab"})
+    reference, state = workload_image.reference_of(project), workload_image.state_of(project, False)
+    workload_image._write_note(reference, {"state": state, "ids": {reference: "ab"}})
     assert as_built(project, False) is None
     monkeypatch.setattr(workload_image, "podman", lambda *words: "ab 17\n")
     assert as_built(project, False) == image.Image(reference, "ab", 17)

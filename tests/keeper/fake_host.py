@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from keeper import HOST_LEASE_DIR, HOST_PRIVATE_DIR, HOST_RUNS_DIR, lease
+from keeper import lease
+from keeper.engines import ROOTS
 from launch.hosts import door
 from launch.job.start import pack
 
@@ -83,8 +84,8 @@ class Host:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.runs, self.private = Path(f"{root}{HOST_RUNS_DIR}"), Path(f"{root}{HOST_PRIVATE_DIR}")
-        self.lease = f"{root}{HOST_LEASE_DIR}"
+        self.runs, self.private = Path(f"{root}{ROOTS.runs}"), Path(f"{root}{ROOTS.private}")
+        self.lease = f"{root}{ROOTS.lease}"
         self.engine = root / "engine"
         self.engine.mkdir()
         (self.engine / "podman").write_text(PODMAN)

@@ -8,7 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from keeper.engines import ENGINES, NAMED_BY_ID, NOTE, Container, Docker, Podman, engine, noted, on_host
+from keeper.engines import (
+    ENGINES,
+    NAMED_BY_ID,
+    NOTE,
+    ROOTLESS,
+    ROOTS,
+    Container,
+    Docker,
+    Podman,
+    engine,
+    noted,
+    on_host,
+    place,
+)
 
 ID, MANIFEST = "8ecbdab659ff" + "0" * 52, "2c59383456e4" + "1" * 52
 TRAIN = "localhost/muster/train:latest"
@@ -66,10 +79,10 @@ def test_an_image_that_lost_its_name_is_still_known_by_its_id() -> None:
 
 def test_engines_say_what_they_are() -> None:
     podman = {"version": {"Version": "4.3.1"}, "store": {"graphDriverName": "overlay", "graphRoot": "/data"}}
-    assert Podman().read_about(json.dumps(podman)) == ("4.3.1", "overlay", "/data", 1)
+    assert Podman().read_about(json.dumps(podman)) == ("4.3.1", "overlay", "/data", 1, None)
     docker = {"ServerVersion": "20.10.24+dfsg1", "Driver": "overlay2", "DockerRootDir": "/var/lib/docker"}
     older = {**docker, "DriverStatus": [["Backing Filesystem", "extfs"], ["Supports d_type", "true"]]}
-    assert Docker().read_about(json.dumps(older)) == ("20.10.24+dfsg1", "overlay2", "/var/lib/docker", 1)
+    assert Docker().read_about(json.dumps(older)) == ("20.10.24+dfsg1", "overlay2", "/var/lib/docker", 1, None)
     newer = {**docker, "DriverStatus": [["driver-type", "io.containerd.snapshotter.v1"]]}
     assert Docker().read_about(json.dumps(newer)).copies == 2
     silent = {"ServerErrors": ["Cannot connect to the Docker daemon"], "ClientInfo": {}}  # with exit status 0
@@ -118,3 +131,25 @@ def test_a_shell_asks_the_engine_of_its_host(tmp_path: Path, name: str, there: s
     found = {"image": ["image=yes", "goes on"], "no image": ["goes on"], "no answer": []}[there]
     assert [line for line in done.stdout.splitlines() if line != "{}"] == found
     assert done.returncode == (1 if there == "no answer" else 0)
+
+
+def test_without_root_it_is_the_users_own_podman_and_a_place_of_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever root has noted for its own runs."""
+    (tmp_path / NOTE[1:]).parent.mkdir(parents=True)
+    (tmp_path / NOTE[1:]).write_text("docker\n")
+    assert place() == ROOTS
+    monkeypatch.setenv(ROOTLESS, "yes")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/1001")
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "home/.local/share").mkdir(parents=True)
+    (tmp_path / "home/.local/share/muster").symlink_to(tmp_path / "disk")
+    assert noted(str(tmp_path)).name == "podman" and noted(str(tmp_path)).storage.startswith(f"{tmp_path}/home/")
+    assert place() == (f"{tmp_path}/disk", "/run/user/1001/muster")
+    command = on_host(lambda kind: f"echo {kind.name}").replace(NOTE, str(tmp_path / NOTE[1:]))
+    assert subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout == "podman\n"
+    host = {"security": {"rootless": True}, "cgroupControllers": None}
+    podman = {"version": {"Version": "5"}, "store": {"graphDriverName": "vfs", "graphRoot": "/d"}, "host": host}
+    assert Podman().read_about(json.dumps(podman)).controllers == []

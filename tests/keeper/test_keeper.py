@@ -74,6 +74,7 @@ class Run:
                 "ranks": list(range(node * ranks, node * ranks + ranks)) if node < count - spares else [],
                 "address": f"127.0.0.{node + 1}",
                 "interface": interface,
+                "run_dir": "/var/lib/muster/runs/20260101-000000-abcd",
                 "keeper_port": ports[node],
                 "nproc_per_node": ranks,
                 "rdma": {"infiniband": [], "roce": [], "any": []},
@@ -266,7 +267,7 @@ def test_nothing_starts_on_a_host_whose_training_network_is_down(run: Run) -> No
 
 def keeper_here(folder: Path, port: int, *others: str) -> Keeper:
     """A keeper in this process, with folders of its own."""
-    host = {"host": "h1", "ranks": [0], "address": "127.0.0.1", "keeper_port": port, "interface": "lo"}
+    host = {"host": "h1", "ranks": [0], "address": "127.0.0.1", "keeper_port": port, "interface": "lo", "run_dir": ""}
     for name in ("run", "lease", "private"):
         (folder / name).mkdir()
     (folder / "private" / "key").write_text("the run's own key")
@@ -306,8 +307,8 @@ def running_here(folder: Path, status: int = 0) -> Running:
     """Rank 0 of an attempt on h1, without a process. status: with which torchrun has ended; 0: it runs."""
     place = Place("h1", [0], [], {})
     made = Running(
-        "some-run", place, folder / "run", folder / "hold", lambda name, words: None, lambda words: None,
-        lambda error: None, cast(Any, lambda *_: Ends(status)),
+        "/var/lib/muster/runs/some-run", place, folder / "run", folder / "hold", lambda name, words: None,
+        lambda words: None, lambda error: None, cast(Any, lambda *_: Ends(status)),
     )  # fmt: skip
     made.memory = Full()  # type: ignore[assignment]
     return made

@@ -13,13 +13,15 @@ from typing import Any
 
 import pytest
 
-from keeper import HOST_LEASE_DIR, lease, queue
+from keeper import lease, queue
+from keeper.engines import ROOTS
 from tests.conftest import ROOT
 
 #: The verb as the door runs it, without the door: requests on standard input, frames as lines.
 VERB = """
 import json, sys
 from keeper import queue
+from keeper.engines import ROOTS
 queue.queue(json.loads(sys.argv[1]), 0, lambda words: print(json.dumps(words), flush=True))
 """
 
@@ -64,7 +66,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Start]]:
 
 
 def folder(host: Path) -> str:
-    return f"{host}{HOST_LEASE_DIR}"
+    return f"{host}{ROOTS.lease}"
 
 
 def runs(host: Path) -> list[tuple[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from keeper.engines import ROOTS
 from launch.hosts import clustermap
 from launch.hosts.clustermap import ClusterMap, MapHost, MapImage, Network
 
@@ -77,7 +78,7 @@ def cluster(*nprocs: int, gpus: bool = False) -> ClusterMap:
                 gpus=list(range(nproc)) if gpus else [],
                 cpus=4,
                 data_dir="/srv/data" if i == 0 else None,
-                facts={},
+                facts={"place": ROOTS._asdict()},
             )
             for i, nproc in enumerate(nprocs)
         ],

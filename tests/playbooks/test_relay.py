@@ -42,7 +42,8 @@ import muster_relay
 given = json.loads(sys.argv[2])
 vars(muster_relay).update(given["values"])
 say = lambda words: print(json.dumps(words), flush=True)
-muster_relay.run(pathlib.Path(given["pool"]), given["sizes"], given["options"], say, lambda: say({"whole": True}))
+store = muster_relay.Store(pathlib.Path(given["pool"]), given["sizes"], bytes.fromhex(given["options"]["secret"]))
+muster_relay.run(store, given["options"], say, lambda: say({"whole": True}))
 """
 
 
@@ -219,10 +220,10 @@ def test_a_cut_transfer_goes_on_where_it_stopped(make: Make, net: str, tmp_path:
 @pytest.mark.parametrize(
     ("frame", "why"),
     [
-        (pack(bytes(32), DIGEST, 0, DATA[:CHUNK_BYTES], 1), "it sent something else than the layer"),
-        (pack(SECRET, DIGEST, CHUNK_BYTES, DATA[:CHUNK_BYTES], 1), "it sent something else than the layer"),
+        (pack(bytes(32), DIGEST, 0, DATA[:CHUNK_BYTES], 1), "it sent something else than what it was asked for"),
+        (pack(SECRET, DIGEST, CHUNK_BYTES, DATA[:CHUNK_BYTES], 1), "it sent something else than what it was asked for"),
         (pack(SECRET, DIGEST, 0, DATA[:CHUNK_BYTES] + b"x", 1), "it sent a piece of another length"),
-        (HEADER.pack(0, 1 << 31, bytes(32)), "it sent something else than the layer"),
+        (HEADER.pack(0, 1 << 31, bytes(32)), "it sent something else than what it was asked for"),
     ],
     ids=["by a stranger", "another piece", "too long", "endless"],
 )
@@ -346,6 +347,17 @@ def test_a_host_ends_when_the_control_machine_says_nothing_any_more(make: Make) 
 
 
 def test_control_machine_and_hosts_mean_the_same_frame() -> None:
-    piece = zlib.compress(b"abc", 1)
-    assert distribution.frame(SECRET, DIGEST, CHUNK_BYTES, piece) == pack(SECRET, DIGEST, CHUNK_BYTES, b"abc", 1)
+    data = b"abc" * 100
+    piece = zlib.compress(data, 1)
+    assert distribution.frame(SECRET, DIGEST, CHUNK_BYTES, piece) == pack(SECRET, DIGEST, CHUNK_BYTES, data, 1)
     assert (distribution.CHUNK_BYTES, relay.CONTROL) == (CHUNK_BYTES, CONTROL)
+
+
+@pytest.mark.parametrize(
+    ("data", "worthwhile"),
+    [(bytes(CHUNK_BYTES), True), (DATA[:CHUNK_BYTES], False), (DATA[: 1 << 19] + bytes(1 << 19), True)],
+)
+def test_what_does_not_shrink_is_passed_on_as_it_is(data: bytes, worthwhile: bool) -> None:
+    """JPEG files, say: compressing them costs a processor more than the line gives."""
+    assert muster_relay.shrinks(data) == distribution.shrinks(data) == worthwhile
+    assert (len(pack(SECRET, DIGEST, 0, data, 1)) < len(data)) == worthwhile

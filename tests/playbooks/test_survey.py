@@ -149,9 +149,9 @@ KEYS = {
     *("ended", "kernel", "arch", "os", "python", "cpus", "machine_cpus"),
     *("cpu_model", "cpu_flags", "busy", "limits", "memory_bytes", "memory_free_bytes"),
     "disk_free_bytes",
-    *("muster_disk_free_bytes", "threads_max", "ready", "engine_change", "engine", "nics"),
+    *("muster_disk_free_bytes", "threads_max", "ready", "engine_change", "engine", "place", "nics"),
     *("rdma", "gpus", "gpu_problems", "gpu_problem", "gpu_health", "xid", "xid_problem", "images", "runs", "data"),
-    *("firewalls", "vpn"),
+    *("firewalls", "dataset", "vpn"),
 }
 
 

@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import os
 import random
+import shutil
 import signal
 import sys
 import threading
@@ -92,7 +93,7 @@ class Hosts:
         """A signal to all processes of a host."""
         os.killpg(os.getpgid(self.pid(name)), number)
 
-    def bring(self, *names: str, say: Callable[[str], None] | None = None) -> dict[str, Any]:
+    def bring(self, *names: str, say: Callable[[str], None] | None = None, origin: str = "") -> dict[str, Any]:
         machines = []
         for name in names:
             python = self.folder / f"python-{name}"
@@ -102,7 +103,10 @@ class Hosts:
         with contextlib.ExitStack() as opened:
             for machine in machines:
                 opened.callback(machine.close)
-            return distribution.distribute(machines, self.addresses, IMAGE, self.export, say or self.said.append)
+            built = next((machine for machine in machines if machine.name == origin), None)
+            more = [machine for machine in machines if machine is not built]
+            told = say or self.said.append
+            return distribution.distribute(more, self.addresses, IMAGE, self.export, told, origin=built)
 
 
 @pytest.fixture
@@ -129,6 +133,31 @@ def test_this_machine_sends_every_byte_once_however_many_hosts_there_are(hosts: 
     assert hosts.said == []
     again = hosts.bring("h1", "h2")
     assert [(host["changed"], host["bytes_sent"]) for host in again.values()] == [(False, 0), (False, 0)]
+
+
+def test_from_a_host_that_has_built_the_image_it_comes_to_the_others_and_nothing_from_this_machine(
+    hosts: Hosts,
+) -> None:
+    found = hosts.bring("h1", "h2", "h3", origin="h2")
+    assert all(hosts.has_all(name) for name in ("h1", "h2", "h3"))
+    assert [host["control_bytes"] for host in found.values()] == [0, 0, 0]
+    assert found["h2"]["bytes_sent"] == 0 and 6 * MIB < found["h1"]["bytes_sent"] < 8 * MIB
+    again = hosts.bring("h2", "h3", "h4", origin="h2")
+    assert hosts.has_all("h4") and again["h4"]["control_bytes"] == again["h3"]["bytes_sent"] == 0
+
+
+def test_where_the_host_that_has_built_it_lacks_a_layer_or_cannot_be_reached_that_is_said(hosts: Hosts) -> None:
+    good = hosts.addresses["h1"]
+    hosts.addresses["h1"] = "192.0.2.1"  # no address of that host
+    with pytest.raises(Refusal, match=r"nobody to take layers from: h1, on which they were built, does not listen: "):
+        hosts.bring("h1", "h2", origin="h1")
+    hosts.addresses["h1"] = good
+    shutil.rmtree(hosts.pool("h1"))
+    hosts.pool("h1").mkdir()
+    next((hosts.export.path / "blobs" / "sha256").iterdir()).unlink()
+    with pytest.raises(Refusal, match=r"a layer cannot be taken from .* No such file") as refused:
+        hosts.bring("h1", "h2", origin="h1")
+    assert [problem.where for problem in refused.value.problems] == ["host h1"]
 
 
 def test_nothing_is_sent_before_every_host_was_found_to_have_room(hosts: Hosts) -> None:

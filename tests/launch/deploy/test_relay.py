@@ -123,3 +123,27 @@ def test_whatever_hosts_are_cut_off_every_host_ends_with_a_source_and_nobody_wai
             assert name not in seen and name not in blocked
             seen.add(name)
     assert list(found.values()).count(CONTROL) <= len(blocked) + 1
+
+
+def test_a_host_that_has_built_the_image_sends_it_and_the_control_machine_never() -> None:
+    states = start(h1=State(0, listens=True))
+    assert relay.next_sources(HOSTS, states, "h1") == dict(zip(HOSTS[1:], HOSTS, strict=False))
+    assert relay.stranded(HOSTS, states, "h1") == []
+    states["h1"] = State(0)  # it has not said yet whether it listens
+    assert "h2" not in relay.next_sources(HOSTS, states, "h1") and relay.stranded(HOSTS, states, "h1") == []
+    taking = in_a_chain(h1={"lacks": 0, "source": None}, h2={"gone": True})
+    assert relay.next_sources(HOSTS, taking, "h1") == {"h3": "h1"}
+
+
+@pytest.mark.parametrize("fields", [{"gone": True}, {"listens": False}])
+def test_without_the_host_that_has_built_it_an_image_comes_from_those_that_have_all_of_it(fields: Any) -> None:
+    states = start(h1=replace(State(0, listens=True), **fields))
+    assert relay.stranded(HOSTS, states, "h1") == ["h2"] and "h2" not in relay.next_sources(HOSTS, states, "h1")
+    states["h5"] = State(0, listens=True)
+    assert relay.stranded(HOSTS, states, "h1") == [] and relay.next_sources(HOSTS, states, "h1")["h2"] == "h5"
+
+
+def test_a_host_that_has_failed_with_the_one_that_has_built_it_does_not_ask_it_again() -> None:
+    states = start(h1=State(0, listens=True), h2=State(GIB, listens=True, failed=frozenset({"h1"})))
+    assert relay.stranded(HOSTS, states, "h1") == ["h2"]
+    assert relay.stranded(HOSTS, states) == []  # the control machine has it

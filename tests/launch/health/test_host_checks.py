@@ -212,6 +212,9 @@ def test_each_run_is_reported_once() -> None:
     assert not [verdict for verdict in verdicts if verdict.check == "runs"]
 
 
+BROUGHT = {"name": "stl10", "version": "ab12", "files": 3, "bytes": 10, "fingerprint": "ab", "at": 1.0}
+
+
 @pytest.mark.parametrize(
     ("data", "level"),
     [
@@ -220,6 +223,9 @@ def test_each_run_is_reported_once() -> None:
         ({"present": True, "complete": True, "files": 3, "bytes": 10, "sha256": "ab"}, HEALTHY),
         ({"present": True, "complete": True, "files": 0, "bytes": 0, "sha256": "ab"}, ERROR),
         ({"present": True, "complete": False, "files": 3, "bytes": 10, "seconds": 8.0}, INCOMPLETE),
+        ({"present": True, "complete": True, "files": 3, "bytes": 10, "sha256": "ab", "brought": BROUGHT}, HEALTHY),
+        ({"present": True, "complete": True, "files": 3, "bytes": 10, "sha256": "cd", "brought": BROUGHT}, ERROR),
+        ({"present": True, "complete": False, "files": 2, "bytes": 9, "seconds": 8.0, "brought": BROUGHT}, HEALTHY),
         (None, INCOMPLETE),
     ],
 )
@@ -227,6 +233,13 @@ def test_data(data: dict[str, Any] | None, level: str) -> None:
     verdict = one("data", host(data=data))
     assert verdict.level == level
     assert about("data", host(data=data), Asked()) == []
+
+
+def test_a_host_without_the_dataset_that_make_data_brought_is_told_what_brings_it() -> None:
+    [verdict] = about(
+        "data", host(data={"present": False}), Asked(data_dir="/var/lib/muster/data/stl10/ab12ab12ab12ab12")
+    )
+    assert verdict.level == ERROR and "NAME=stl10" in verdict.fix
 
 
 def port(state: str, soft: bool = False) -> dict[str, Any]:

@@ -54,6 +54,7 @@ def test_equal_hosts_have_one_healthy_line() -> None:
     assert "3 hosts" in verdicts[0].what and "torch" in verdicts[0].what and "data" in verdicts[0].what
 
 
+BROUGHT = {"name": "x", "version": "1", "files": 4, "bytes": 12, "fingerprint": "ef" * 32, "at": 1.0}
 OTHER_DATA = {"path": "/d", "present": True, "complete": True, "files": 3, "bytes": 12, "sha256": "cd" * 32}
 
 
@@ -67,6 +68,7 @@ OTHER_DATA = {"path": "/d", "present": True, "complete": True, "files": 3, "byte
         ({}, {"cuda": "none"}, "cuda", ERROR, "none"),
         ({"data": OTHER_DATA}, {}, "data", ERROR, "cdcdcd"),
         ({"data": {"path": "/d", "present": False}}, {}, "data", ERROR, "missing"),
+        ({"data": {**OTHER_DATA, "complete": False, "sha256": None, "brought": BROUGHT}}, {}, "data", ERROR, "efefef"),
         ({"data": None}, {}, "data", ERROR, "none"),
         ({"arch": "aarch64"}, {}, "arch", ERROR, "aarch64"),
         ({"gpus": [gpu(driver="535.183.01")]}, {}, "driver", WARNING, "535.183.01"),

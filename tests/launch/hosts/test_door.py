@@ -18,7 +18,8 @@ from typing import Any
 import paramiko
 import pytest
 
-from keeper import HOST_LEASE_DIR, HOST_RUNS_DIR, lease
+from keeper import lease
+from keeper.engines import ROOTS
 from keeper.output import Writer
 from launch.hosts import ssh
 from launch.hosts.connection import Machine
@@ -66,7 +67,7 @@ def root(tmp_path: Path) -> str:
 
 def run_on(root: str, **documents: Any) -> Path:
     """The folder of run r1."""
-    folder = Path(f"{root}{HOST_RUNS_DIR}/r1")
+    folder = Path(f"{root}{ROOTS.runs}/r1")
     folder.mkdir(parents=True)
     for name, words in {"plan": {"run": "r1"}, **documents}.items():
         (folder / f"{name}.json").write_text(json.dumps(words))
@@ -166,7 +167,7 @@ def following(connect: Connect, root: str) -> tuple[Machine, Door]:
 
 def test_a_door_that_is_closed_leaves_no_process(connect: Connect, root: str, server: Sshd) -> None:
     run_on(root)
-    with lease.take(root + HOST_LEASE_DIR, {"run": "r1", "owner": "ann"}):
+    with lease.take(root + ROOTS.lease, {"run": "r1", "owner": "ann"}):
         machine, door = following(connect, root)
         door.close()
         assert server.programs[-1].wait(SECONDS) == 1
@@ -175,7 +176,7 @@ def test_a_door_that_is_closed_leaves_no_process(connect: Connect, root: str, se
 
 def test_a_control_machine_that_is_gone_leaves_no_process(connect: Connect, root: str, server: Sshd) -> None:
     run_on(root)
-    with lease.take(root + HOST_LEASE_DIR, {"run": "r1", "owner": "ann"}):
+    with lease.take(root + ROOTS.lease, {"run": "r1", "owner": "ann"}):
         machine, _ = following(connect, root)
         machine.close()
         assert server.programs[-1].wait(SECONDS) == 1
@@ -186,7 +187,7 @@ def test_a_view_whose_connection_ends_does_not_end_as_if_the_run_had(
     connect: Connect, root: str, server: Sshd, closed: str
 ) -> None:
     run_on(root)
-    with lease.take(root + HOST_LEASE_DIR, {"run": "r1", "owner": "ann"}):
+    with lease.take(root + ROOTS.lease, {"run": "r1", "owner": "ann"}):
         _, door = following(connect, root)
         threading.Timer(0.2, server.close if closed == "the connection" else door.close).start()
         with pytest.raises(EOFError, match=r"^h1: "):
@@ -195,7 +196,7 @@ def test_a_view_whose_connection_ends_does_not_end_as_if_the_run_had(
 
 def test_a_door_that_is_killed_is_no_end_either(connect: Connect, root: str, server: Sshd) -> None:
     run_on(root)
-    with lease.take(root + HOST_LEASE_DIR, {"run": "r1", "owner": "ann"}):
+    with lease.take(root + ROOTS.lease, {"run": "r1", "owner": "ann"}):
         _, door = following(connect, root)
         os.killpg(server.programs[-1].pid, 9)
         with pytest.raises((EOFError, DoorError)):

@@ -159,19 +159,35 @@ def test_a_base_image_is_one_for_all_hosts(tmp_path: Path, base: str) -> None:
     assert f"hosts differ in `base_image`: none, {base}" in said
 
 
+def test_images_are_built_here_or_on_one_host_of_the_inventory(tmp_path: Path) -> None:
+    hosts = "hosts:\n    a: {ansible_host: 192.0.2.1}\n    b: {ansible_host: 192.0.2.2}\n"
+    path = tmp_path / "hosts.yml"
+    for setting, builder in {"{build_on: b}": "b", "{build_on: control}": "", "{}": ""}.items():
+        path.write_text(f"all:\n  vars: {setting}\n  {hosts}")
+        assert inventory.read(path).build_on == builder
+    said = refusal(tmp_path, f"all:\n  vars: {{build_on: bb}}\n  {hosts}")
+    assert "`build_on: bb` names no host of this inventory" in said and "name one of a, b, or `control`" in said
+    said = refusal(tmp_path, "all:\n  hosts:\n    a: {ansible_host: 192.0.2.1, build_on: a}\n    b: {}\n")
+    assert "hosts differ in `build_on`: none, a" in said
+
+
 @pytest.mark.slow  # each asks ansible-inventory
 def test_a_vpn_is_for_all_hosts_or_none(tmp_path: Path) -> None:
     path = tmp_path / "hosts.yml"
     path.write_text("all:\n  vars: {train_vpn: wireguard}\n  hosts:\n    a: {ansible_host: 192.0.2.1}\n    b: {}\n")
     assert inventory.read(path).train_vpn == "wireguard"
     said = refusal(tmp_path, "all:\n  hosts:\n    a: {ansible_host: 192.0.2.1, train_vpn: wireguard}\n    b: {}\n")
-    assert "some hosts have `train_vpn`, and some have not" in said
+    assert "hosts differ in `train_vpn`: none, wireguard" in said and "both ends need it" in said
+    hosts = "a: {ansible_host: 192.0.2.1}\n    b: {rootless: true}\n"
+    said = refusal(tmp_path, f"all:\n  vars: {{train_vpn: wireguard}}\n  hosts:\n    {hosts}")
+    assert "`rootless: true` on b: a VPN needs root" in said
 
 
 @pytest.mark.slow  # each asks ansible-inventory
 @pytest.mark.parametrize(
     "setting",
     [
+        "build_on: 7",
         "nproc_per_node: 0",
         "nproc_per_node: two",
         "gpus: 0",
@@ -183,6 +199,7 @@ def test_a_vpn_is_for_all_hosts_or_none(tmp_path: Path) -> None:
         "train_vpn: true",
         "data_dir: relative/path",
         "firewall: sometimes",
+        "rootless: sometimes",
         "base_image: relative/Archive.tar",
         "base_image: 7",
         "ansible_port: 99999",
@@ -195,6 +212,14 @@ def test_a_vpn_is_for_all_hosts_or_none(tmp_path: Path) -> None:
 def test_bad_values(tmp_path: Path, setting: str) -> None:
     said = refusal(tmp_path, f"all:\n  hosts:\n    a:\n      ansible_host: 192.0.2.1\n      {setting}\n")
     assert "host a" in said
+
+
+def test_what_does_not_go_without_root_is_refused(tmp_path: Path) -> None:
+    settings = "{rootless: true, container_engine: docker, firewall: true, ansible_user: root}"
+    said = refusal(tmp_path, f"all:\n  vars: {settings}\n  hosts:\n    a: {{ansible_host: 192.0.2.1}}\n")
+    assert all(
+        one in said for one in ("`container_engine: docker` and", "`firewall: true` and", "`ansible_user: root`")
+    )
 
 
 @pytest.mark.parametrize(

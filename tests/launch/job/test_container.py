@@ -15,7 +15,7 @@ from tests.launch.samples import cluster
 GIB = 1 << 30
 
 
-def words(**facts: int) -> list[str]:
+def words(**facts: object) -> list[str]:
     host = replace(cluster(2).hosts[0], facts=facts)
     return start_words(host, "muster-run-0", {"muster.run": "run"}, ["/a:/b:ro"], {"NAME": "value"}, 30)
 
@@ -69,3 +69,13 @@ def test_gpus_get_the_rdma_devices_that_work() -> None:
     assert given == ["/dev/infiniband/uverbs0", "/dev/infiniband/uverbs1"]
     assert value(command, "--ulimit") == "memlock=-1:-1"
     assert "--ulimit" not in start_words(replace(host, gpus=[]), "muster-run-0", {}, [], {}, 30)
+
+
+def test_a_users_own_podman_limits_what_it_was_given_to_limit() -> None:
+    facts = {"memory_bytes": 4 * GIB, "threads_max": 1000}
+    some = words(engine={"name": "podman", "controllers": ["cpu", "pids"]}, **facts)
+    assert value(some, "--pids-limit") == "500" and "--memory" not in some and "--shm-size" in some
+    none = words(engine={"name": "podman", "controllers": []}, **facts)
+    assert not {"--memory", "--pids-limit"} & set(none)
+    roots = words(engine={"name": "podman", "controllers": None}, **facts)
+    assert {"--memory", "--pids-limit"} <= set(roots)

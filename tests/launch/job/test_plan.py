@@ -121,7 +121,10 @@ def test_rdma_is_used_where_every_host_has_an_active_port_of_one_kind(
     first: list[dict[str, Any]], second: list[dict[str, Any]], wanted: list[dict[str, str]]
 ) -> None:
     known = cluster(1, 1)
-    hosts = [replace(host, facts={"rdma": ports}) for host, ports in zip(known.hosts, (first, second), strict=True)]
+    hosts = [
+        replace(host, facts={**host.facts, "rdma": ports})
+        for host, ports in zip(known.hosts, (first, second), strict=True)
+    ]
     made = plans.make_plan(replace(known, hosts=hosts), Options(), "run-1", ports(2), "me@here", "now")
     for place, settings in zip(places(made), wanted, strict=True):
         assert {key: value for key, value in place.environment.items() if key.startswith("NCCL_IB")} == settings
@@ -346,6 +349,7 @@ def forged(**more: Any) -> dict[str, Any]:
         {"run": "20260101-000000-ffff"},
         {"run_dir": "/var/lib/muster/runs/20260101-000000-abcd/../../../etc"},
         {"run_dir": "$(reboot)"},
+        {"run_dir": "/var/lib/muster/runs/20251231-000000-ffff/runs/20260101-000000-abcd"},
         {"node_rank": 1},
         {"ranks": []},
         {"ranks": 3},

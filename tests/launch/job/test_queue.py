@@ -24,7 +24,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keeper import HOST_LEASE_DIR, lease
+from keeper import lease
+from keeper.engines import ROOTS
 from keeper.queue import Ticket, waiting
 from launch.cli import exits
 from launch.cli.refusal import Refusal
@@ -50,7 +51,7 @@ def hosts(tmp_path: Path) -> list[Any]:
 
 
 def folder(host: Host) -> str:
-    return host.root + HOST_LEASE_DIR
+    return host.root + ROOTS.lease
 
 
 @contextmanager

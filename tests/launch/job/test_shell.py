@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from launch.hosts.inventory import Target
 from launch.job import readiness, resume
 from launch.job.resume import Earlier
+from tests.launch.samples import cluster
 
 #: What ends a word, a string or a command, or begins another one; and the command that must not be run.
 PIECES = st.lists(st.sampled_from(["touch owned", *"\"'`$;&|<>(){}\\\n #!*?~-/ab", "$(", "\\'", "%s"]), max_size=8)
@@ -48,7 +49,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @given(data_dir=TEXTS.map("/{}".format), run=TEXTS)
 def test_a_folder_or_a_run_of_any_name_is_only_looked_for(host: Any, data_dir: str, run: str) -> None:
     earlier = Earlier(run, "main.py", (), ("h1",))
-    found = readiness.ask(host, "ab" * 32, data_dir, resume=resume.has_checkpoint_command(earlier))
+    found = readiness.ask(host, "ab" * 32, data_dir, resume=resume.has_checkpoint_command(earlier, cluster(1).hosts[0]))
     assert found.has_image and sorted(path.name for path in host.folder.iterdir()) == ["podman"]
 
 
