@@ -133,8 +133,8 @@ def test_rdma_is_used_where_every_host_has_an_active_port_of_one_kind(
 
 def test_rdma_is_off_where_training_goes_through_a_vpn() -> None:
     known = cluster(1, 1)
-    facts = {"rdma": [port("mlx5_0", "InfiniBand")]}
-    hosts = [replace(host, facts=facts, interface=VPN_INTERFACE) for host in known.hosts]
+    rdma = {"rdma": [port("mlx5_0", "InfiniBand")]}
+    hosts = [replace(host, facts=host.facts | rdma, interface=VPN_INTERFACE) for host in known.hosts]
     made = plans.make_plan(replace(known, hosts=hosts), Options(), "run-1", ports(2), "me@here", "now")
     for place in places(made):
         own = {key: value for key, value in place.environment.items() if key.startswith("NCCL_IB")}
