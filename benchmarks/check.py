@@ -1,7 +1,9 @@
 """`make bench-check`: seconds of the full and the quick check on three lab hosts, and what they cost with 64 and 256.
 
 Parts (ARGS="--parts many"): `lab` needs root and Podman; the full check is measured without the forecast, and both
-without the time that make needs to start. `many` needs neither, for its hosts are simulated:
+without the time that make needs to start. `vpn`, which is measured only when asked for, needs both, too: what
+`train_vpn` leaves of the bandwidth between two lab hosts, in turn with that of the network below it, in both directions
+at once. `many` needs neither, for its hosts are simulated:
 
 - bytes on the standard input of each host's one SSH call, and the longest argument of a command, are those of the real
   call, to machines that only remember it;
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import random
 import shlex
 import statistics
@@ -32,7 +35,7 @@ from typing import Any
 from invoke.context import Context
 from rich.console import Console
 
-from benchmarks.common import FAB, close, environment, fab, lab
+from benchmarks.common import FAB, close, environment, fab, lab, take_data_network
 from launch.health import check, link_checks, records
 from launch.health.report import charts, page, terminal
 from launch.hosts import clustermap, hostcall, ssh
@@ -42,7 +45,7 @@ from launch.network import measure
 from launch.network.links import Link
 from launch.network.measure import NetworkAddresses, rounds
 
-PARTS = ("lab", "many")
+PARTS, MORE_PARTS = ("lab", "many"), ("vpn",)
 RUNS = 5
 TURNS = 3
 SOME, MANY = 64, 256  # hosts
@@ -86,6 +89,44 @@ def on_the_lab() -> dict[str, Any]:
                 full.append(whole)
                 quick.append(short)
     return {"full_seconds": round(statistics.median(full), 2), "quick_seconds": round(statistics.median(quick), 2)}
+
+
+def nics_of(host: clustermap.MapHost) -> list[dict[str, Any]]:
+    """The one that training takes."""
+    return [nic for nic in host.facts["nics"] if nic["name"] == host.interface]
+
+
+def through_vpn() -> dict[str, Any]:
+    """Bandwidths between two lab hosts, through the VPN and without it. Raises SystemExit: a pair failed."""
+    with lab("bench-check", 2) as name:
+        take_data_network(name)
+        settings = Path("inventory") / name / "group_vars" / "all.yml"
+        networks = []
+        for label, more in (("plain", ""), ("vpn", "train_vpn: wireguard\n")):
+            settings.write_text(settings.read_text() + more)
+            fab(name, "deploy")
+            cluster = clustermap.read(Path("inventory") / name)
+            addresses = {host.name: host.address for host in cluster.hosts}
+            mtus = {host.name: nic["mtu"] for host in cluster.hosts for nic in nics_of(host)}
+            networks.append(NetworkAddresses(label, addresses, mtus))
+        seen: dict[str, list[float]] = {"plain": [], "vpn": []}
+        with machines(cluster, cluster.hosts) as opened:
+            for turn in range(RUNS):
+                links, _ = measure.measure(opened, networks, measure.BANDWIDTH_SECONDS, print)
+                for label, each in links.items():
+                    if failed := [link.error for link in each if link.error or not link.mbits]:
+                        raise SystemExit(f"benchmark: a pair failed: {failed[0]}")
+                    seen[label] += [link.mbits for link in each if link.mbits]
+                print(f"turn {turn}: {', '.join(f'{label} {values[-2:]} Mbit/s' for label, values in seen.items())}")
+    vpn, plain = statistics.median(seen["vpn"]), statistics.median(seen["plain"])
+    kernel = Path("/sys/module/wireguard").exists()
+    return {
+        "vpn_mbits": round(vpn, 1),
+        "vpn_reference_mbits": round(plain, 1),
+        "vpn_over_plain": round(vpn / plain, 3),
+        "wireguard": "kernel" if kernel else "wireguard-go",
+        "load": round(os.getloadavg()[0], 1),
+    }
 
 
 # -- simulated hosts ----------------------------------------------------------------------------------------------
@@ -228,9 +269,10 @@ def with_many() -> dict[str, Any]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--parts", nargs="+", choices=PARTS + MORE_PARTS, default=list(PARTS))
     parts = parser.parse_args().parts
     figures = with_many() if "many" in parts else {}
+    figures |= through_vpn() if "vpn" in parts else {}
     close((on_the_lab() if "lab" in parts else {}) | figures)
 
 

@@ -30,7 +30,7 @@ from launch.cli.make_variables import naming
 from launch.cli.output import Phases, detail, say
 from launch.cli.refusal import Problem, Refusal, refuse
 from launch.cli.units import size
-from launch.deploy import build_host, control, data, detect, distribution, firewalls, package_proxy, playbook
+from launch.deploy import build_host, control, data, detect, distribution, firewalls, package_proxy, playbook, vpn
 from launch.deploy.alone import alone
 from launch.files import stored, write_json
 from launch.health import gpu_checks
@@ -114,7 +114,7 @@ def deploy(path: Path, console: Console, horovod: bool = False, remeasure: bool 
         console.print(f"    {', '.join(without)}: {what}", style="yellow", highlight=False)
     for entry in cluster.network.refused:
         phases.say(f"not {entry['network']}: {entry['reason']}")
-    if not {"provision", "firewalls", "distribute"} & phases.seconds.keys():
+    if not {"provision", "firewalls", "vpn", "distribute"} & phases.seconds.keys():
         console.print("Nothing had to be changed on the hosts.")
     nodes = sum(not host.spare for host in inv.hosts)
     console.print(
@@ -158,9 +158,13 @@ def _work(
             settings = next(host.settings for host in inv.hosts if host.name == inv.build_on)
             there.environment = held.enter_context(package_proxy.environment(there.machine, settings))
             built = held.enter_context(image_build(lambda: there.build(horovod, inv.base_image), there.end))
-        if shut := firewalls.unsettled(inv.hosts, known):
+        through = vpn.addresses(known) if inv.train_vpn and len(known) > 1 else {}
+        own = {name: str(one.ip) for name, one in through.items()}
+        if former := [] if through else vpn.left_over(known):
+            vpn.refuse_runs(known)
+        if shut := firewalls.unsettled(inv.hosts, known, own):
             with phases.phase("firewalls", f"Changing the firewalls of {', '.join(shut)}"):
-                firewalls.open_to_peers(machines, shut, list(known), phases)
+                firewalls.open_to_peers(machines, shut, list(known), firewalls.ports(bool(through)), phases)
         with phases.phase("detect", "Asking the hosts whom they reach"):
             facts = detect.networks_of(inv, machines, known, console)
         with phases.phase("image", "Waiting for the training image"):
@@ -176,20 +180,58 @@ def _work(
     with phases.phase("measure", "Measuring the links between all hosts"):
         revive(machines)
         choice, measured = detect.choose_network(inv, machines, facts, last_map, console)
+    below = choice  # which layers of the image take, too: they are no secret, and a VPN in user space is slow
+    if through:
+        choice, measured = _through_vpn(machines, facts, below, measured, phases, console)
+    elif former:
+        with phases.phase("vpn", f"Removing the VPN from {', '.join(former)}"):
+            vpn.remove([machine for machine in machines if machine.name in former])
+            measured = vpn.forget(measured)
+    placed = _place(machines, facts, image, export, below, builder, phases)
+    cluster = _cluster_map(inv, facts, choice, image, export, measured, vendor)
+    clustermap.write(clustermap.path_of(inv.path), cluster)
+    return cluster, placed
+
+
+def _through_vpn(
+    machines: Sequence[Machine],
+    facts: detect.Facts,
+    below: choose.Choice,
+    measured: detect.Measured,
+    phases: Phases,
+    console: Console,
+) -> tuple[choose.Choice, detect.Measured]:
+    """Have training go through the VPN, over the network `below`; what is then chosen, and measured there, too."""
+    if changed := vpn.to_change(facts.hosts, below):
+        with phases.phase("vpn", f"Bringing up the VPN that training goes through, as {', '.join(changed)} need it"):
+            vpn.refuse_runs(facts.hosts)
+            vpn.bring_up(machines, facts.hosts, below)
+    with phases.phase("through", "Asking the hosts what comes through the VPN"):
+        return vpn.choose_it(machines, facts.hosts, below, measured, bool(changed), console)
+
+
+def _place(
+    machines: Sequence[Machine],
+    facts: detect.Facts,
+    image: images.Image,
+    export: images.OciExport,
+    below: choose.Choice,
+    builder: Machine | None,
+    phases: Phases,
+) -> dict[str, Any]:
+    """Bring the image to the hosts that lack it; returns what each host was sent."""
     lacking = [name for name, known in facts.hosts.items() if (known["images"] or {}).get(image.ref) != image.id]
     kept = {"bytes_sent": 0, "control_bytes": 0, "changed": False, "seconds": 0.0}
     placed: dict[str, Any] = {name: {**kept, "id": image.id} for name in facts.hosts if name not in lacking}
     if lacking:
         whole = size(sum(export.blobs.values()))
-        addresses = {name: end.address for name, end in choice.endpoints.items()}
+        addresses = {name: end.address for name, end in below.endpoints.items()}
         with phases.phase(
             "distribute", f"Distributing the image ({whole}, sent compressed; a host gets what it lacks)"
         ):
             to = [machine for machine in machines if machine.name in lacking]
-            placed |= distribution.distribute(to, addresses, image, export, phases.say, choice.links, builder)
-    cluster = _cluster_map(inv, facts, choice, image, export, measured, vendor)
-    clustermap.write(clustermap.path_of(inv.path), cluster)
-    return cluster, placed
+            placed |= distribution.distribute(to, addresses, image, export, phases.say, below.links, builder)
+    return placed
 
 
 def _provision(inv: inventory.Inventory, machines: Sequence[Machine]) -> None:
@@ -223,6 +265,7 @@ def teardown(path: Path, console: Console, also_running: bool = False, packages:
             refuse_running(ssh.in_parallel(lambda machine: door.ask(machine, "runs", {}), machines))
             refuse_datasets(data.held(machines))
         firewalls.close(machines)
+        vpn.remove([machine for machine in machines if not machine.target.rootless])
         _remove_without_root([machine for machine in machines if machine.target.rootless])
         names = [machine.name for machine in machines if not machine.target.rootless]
         words = ["ansible-playbook", str(playbook.path("teardown")), "-i", str(path)]

@@ -51,11 +51,12 @@ Answers = dict[str, hostcall.Answer | BaseException]
 
 def ask(inv: Inventory, machines: Sequence[Machine], console: Console) -> Answers:
     """What hosts say of themselves."""
+    ports = firewalls.ports(bool(inv.train_vpn))
 
     def asked(host: Host) -> dict[str, Any]:
         chosen = {key: host.settings.get(key) for key in ("train_interface", "train_network")}
         needed = wanted(host, host.name == inv.build_on)
-        return {"survey": {"full": True, "wanted": needed, "ports": firewalls.PORTS, **chosen}}
+        return {"survey": {"full": True, "wanted": needed, "ports": ports, **chosen}}
 
     options = {host.name: asked(host) for host in inv.hosts}
     return hostcall.call_hosts(machines, options, SURVEY_SECONDS, detail(console))
@@ -73,6 +74,7 @@ def wanted(host: Host, builds: bool = False) -> dict[str, Any]:
         "gpus": own.get("gpus") != [],
         "builds": builds,
         "driver": own.get("install_driver", False),
+        "vpn": "train_vpn" in own,
     }
 
 
@@ -104,8 +106,8 @@ def networks_of(
     Raises Refusal when no network connects all hosts.
     """
     settings = {host.name: host.settings for host in inv.hosts}
-    reach = _reach(machines, facts, settings, console)
-    return Facts(facts, choose.working(facts, settings, reach))
+    addresses = {n: [end.address for end in choose.candidates(facts[n], settings[n])] for n in facts}
+    return Facts(facts, choose.working(facts, settings, reach(machines, addresses, console)))
 
 
 def _facts(answers: Mapping[str, hostcall.Answer | BaseException], console: Console) -> dict[str, dict[str, Any]]:
@@ -118,14 +120,10 @@ def _facts(answers: Mapping[str, hostcall.Answer | BaseException], console: Cons
     return facts
 
 
-def _reach(
-    machines: Sequence[Machine],
-    facts: Mapping[str, Mapping[str, Any]],
-    settings: Mapping[str, Mapping[str, Any]],
-    console: Console,
+def reach(
+    machines: Sequence[Machine], addresses: Mapping[str, Sequence[str]], console: Console
 ) -> dict[str, list[dict[str, Any]]]:
-    """Which candidate addresses of the others each host reaches, as choose.working takes it."""
-    addresses = {n: [end.address for end in choose.candidates(facts[n], settings[n])] for n in facts}
+    """Which of these addresses of the others each host reaches, as choose.working takes it."""
     meetings = hostcall.meetings(addresses)
     asked = {
         name: {"meeting": meetings[name], "reach": {peer: addresses[peer] for peer in addresses if peer != name}}
@@ -177,6 +175,8 @@ def _chosen_before(last_map: Path, working: Sequence[choose.Working]) -> str:
     """The label of the network that the last deploy chose, on the same NICs of the hosts it knew; "" for none."""
     known = read_json(last_map)
     try:
+        if below := known["network"].get("below"):
+            return below if any(one.label == below for one in working) else ""
         name, nics = known["network"]["name"], {host["name"]: host["interface"] for host in known["hosts"]}
     except (KeyError, TypeError):
         return ""
@@ -208,14 +208,7 @@ def measure_links(
     runs: those in progress, and whose they are: nothing is measured beside them. Raises Refusal where it would have to
     be.
     """
-    networks = [
-        measure.NetworkAddresses(
-            one.label,
-            {host: end.address for host, end in one.endpoints.items()},
-            {host: end.mtu for host, end in one.endpoints.items()},
-        )
-        for one in working
-    ]
+    networks = [addresses_of(one) for one in working]
     file = known_hosts_path(inv.path)  # other machines may come to have the same names and addresses
     known_hosts = sorted(file.read_text().splitlines()) if file.exists() else []
     described = [dataclasses.asdict(network) for network in networks]
@@ -246,6 +239,13 @@ def measure_links(
         asked = [network for network in networks if network.name in choose.contested(measurements)]
         begin = "the result is not clear yet, so measuring again:"
     return Measured(measurements, now.isoformat(timespec="seconds"), key)
+
+
+def addresses_of(network: choose.Working) -> measure.NetworkAddresses:
+    """A network as measuring takes it."""
+    ends = network.endpoints
+    addresses, mtus = ({host: getattr(ends[host], name) for host in ends} for name in ("address", "mtu"))
+    return measure.NetworkAddresses(network.label, addresses, mtus)
 
 
 def runs_in_progress(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:

@@ -26,6 +26,8 @@ NVIDIA, AMD = "nvidia", "amd"
 
 #: What must be open between the hosts on the training network, with MASTER_PORTS; the README states it.
 REACH_PORTS = (29400, 29415)  # every pair of hosts is tested and measured here, below the ephemeral range
+VPN_INTERFACE = "muster0"  # of the VPN, where training goes through one; muster_vpn has the same name
+VPN_PORT = 51820  # of UDP, on the network below the VPN
 
 #: Where `make data` puts datasets on the hosts: <name>/<version>/ (playbooks/module_utils/muster_data.py).
 DATASET = re.compile(r"/.+/data/([A-Za-z0-9][A-Za-z0-9_-]{0,63})/[0-9a-f]{16}")  # its folder, wherever a host has it
@@ -72,6 +74,7 @@ class Network:
     name: str  # CIDR, or "routed" when the hosts share no subnet
     reason: str
     refused: list[dict[str, str]]  # {"network": ..., "reason": ...}
+    below: str = ""  # the label of the network that was chosen for the VPN to go over; empty: there is no VPN
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,16 @@ def program(options: Mapping[str, Any]) -> str:
     return f"{MARK}{_packed_sources()} {json.dumps(options)}\n"
 
 
+def say_to(machine: Machine, module: str, options: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+    """The one thing that a module's `run` says on a host. Raises RuntimeError with the words of {"error": why}."""
+    done = machine.root(command(machine.target.python, module), timeout, stdin=ssh.Input(program(options)))
+    lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
+    said: dict[str, Any] = json.loads(lines[-1].removeprefix(MARK)) if lines else {"error": last_words(done)}
+    if "error" in said:
+        raise RuntimeError(said["error"])
+    return said
+
+
 def meetings(addresses: Mapping[str, Iterable[str]]) -> dict[str, dict[str, Any]]:
     """The option `meeting` of each host, from its own addresses; all share a new secret word."""
     token, ports = secrets.token_hex(16), list(clustermap.REACH_PORTS)

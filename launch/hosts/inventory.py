@@ -34,6 +34,7 @@ VARIABLES = {
     "airgap": "true or false",
     "package_proxy": "the URL of an HTTP proxy, such as http://proxy.example.org:3128",
     "firewall": "true or false",
+    "train_vpn": "wireguard",
     "rootless": "true or false",
     "install_driver": "true or false",
     "container_engine": "auto, podman or docker",
@@ -110,6 +111,7 @@ class Inventory:
     sha256: str
     base_image: str = ""  # what the training image stands on; empty: Muster's own base
     build_on: str = ""  # the host that builds images; empty: this machine
+    train_vpn: str = ""  # what training goes through between hosts; empty: the network itself
 
 
 def build_name(path: Path) -> str:
@@ -186,17 +188,23 @@ def read(path: Path) -> Inventory:
     if any(host.name == builder and host.target.rootless for host in hosts):
         what = f"`build_on: {builder}` and `rootless: true` there: building images needs root"
         problems.append(Problem(str(path), what, "name another host"))
+    train_vpn = _set_once(path, hosts, "train_vpn", problems, "both ends need it")
+    if train_vpn and (without := [host.name for host in hosts if host.target.rootless]):
+        what = f"`train_vpn`, and `rootless: true` on {', '.join(without)}: a VPN needs root"
+        problems.append(Problem(str(path), what, "leave out one of them"))
     if problems:
         raise Refusal(merge_problems(problems))
-    return Inventory(path, tuple(hosts), digest(path), base_image, builder)
+    return Inventory(path, tuple(hosts), digest(path), base_image, builder, train_vpn)
 
 
-def _set_once(path: Path, hosts: list[Host], name: str, problems: list[Problem]) -> str:
+def _set_once(
+    path: Path, hosts: list[Host], name: str, problems: list[Problem], why: str = "they run one image"
+) -> str:
     """A setting that all hosts share; empty: not set. Adds a problem where they differ."""
     values = {str(host.settings.get(name, "")) for host in hosts}
     if len(values) > 1:
         what = f"hosts differ in `{name}`: {', '.join(value or 'none' for value in sorted(values))}"
-        problems.append(Problem(str(path), what, "set it once, under `vars:` of all hosts: they run one image"))
+        problems.append(Problem(str(path), what, f"set it once, under `vars:` of all hosts: {why}"))
     return min(values, default="")
 
 
@@ -378,6 +386,8 @@ def _good_value(key: str, value: Any) -> bool:
         return isinstance(value, str) and bool(re.fullmatch(r"https?://[^\s/]+/?", value))
     if key in SWITCHES:
         return isinstance(_setting(key, value), bool)
+    if key == "train_vpn":
+        return value == "wireguard"
     if key == "container_engine":
         return value in ("auto", *engines.ENGINES)
     if key == "base_image":

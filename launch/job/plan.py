@@ -33,7 +33,7 @@ from keeper import (
 from keeper.engines import ROOTS
 from keeper.placement import placed
 from launch.cli.refusal import refuse
-from launch.hosts.clustermap import AMD, ClusterMap, MapHost
+from launch.hosts.clustermap import AMD, VPN_INTERFACE, ClusterMap, MapHost
 from launch.job.container import engine_of, start_words, stop_seconds
 from launch.job.project import IN_CONTAINER
 
@@ -382,7 +382,9 @@ def rdma_ports(host: MapHost) -> dict[str, list[str]]:
 
 
 def _active_ports(host: MapHost, link_layer: str) -> list[str]:
-    """device:port of a host's active hardware ports of one kind."""
+    """device:port of a host's active hardware ports of a kind; none where there is a VPN, as RDMA would pass it by."""
+    if host.interface == VPN_INTERFACE:
+        return []
     return [
         f"{port['device']}:{port['port']}"
         for port in host.facts.get("rdma") or []

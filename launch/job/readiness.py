@@ -15,7 +15,7 @@ from keeper import MASTER_PORTS, USER_ID, engines, ports
 from launch.cli import exits
 from launch.cli.refusal import Problem, Refusal
 from launch.hosts import ssh
-from launch.hosts.clustermap import REACH_PORTS, MapHost, dataset_in
+from launch.hosts.clustermap import REACH_PORTS, VPN_INTERFACE, MapHost, dataset_in
 from launch.hosts.connection import Machine
 from launch.job import resume as resuming
 from launch.job.plan import Ports
@@ -24,6 +24,7 @@ NO_ANSWER_FIX = (
     "log in and try `sudo -n podman ps`, or docker: Muster needs root and a container engine there; then run this again"
 )
 NO_IMAGE = "does not hold image"
+_BRING_UP_VPN = f"[ -e /sys/class/net/{VPN_INTERFACE} ] || wg-quick up {VPN_INTERFACE} >/dev/null 2>&1"
 #: Whether the ranks can read a folder. From inside: what stands above it on the host is not above it in the container.
 _LOOK_AT_DATA = (
     f"(cd {{}} 2>/dev/null && echo data=closed && setpriv --reuid {USER_ID} --regid {USER_ID} --clear-groups "
@@ -65,7 +66,7 @@ def check(
     def ask_one(pair: tuple[Machine, MapHost]) -> Readiness:
         machine, host = pair
         resume = resuming.has_checkpoint_command(earlier, host) if earlier else None
-        return ask(machine, image, host.data_dir, host.address, 2 if host is hosts[0] else 0, resume)
+        return ask(machine, image, host.data_dir, host.address, 2 if host is hosts[0] else 0, resume, host.interface)
 
     results = ssh.in_parallel(ask_one, zip(machines, hosts, strict=True))
     ready = [readiness for readiness in results if isinstance(readiness, Readiness)]
@@ -93,11 +94,13 @@ def ask(
     address: str | None = None,
     master_ports: int = 0,
     resume: str | None = None,
+    interface: str | None = None,
 ) -> Readiness:
     """One host's readiness, in one call.
 
     `image` is an id, `address` the one on which its keeper would listen (None: no port is wanted), `master_ports` how
     many free ones are wanted, and `resume` a shell command that succeeds where there is something to continue from.
+    `interface`: of the training network; the VPN's comes back with the host only where that has systemd.
     Raises as `Machine.answer`; also when the container engine does not answer, or sudo asks for a password.
     """
     wanted = [
@@ -108,6 +111,7 @@ def ask(
         # First: where the engine does not answer, the call must fail.
         engines.on_host(lambda engine: engine.find_image(image)),
         _LOOK_AT_DATA.format(shlex.quote(data_dir)) if data_dir else "echo data=readable",
+        *([_BRING_UP_VPN] if interface == VPN_INTERFACE else []),
         *([f"{resume} && echo resume=yes"] if resume else []),
         shlex.join([machine.target.python, "-c", Path(ports.__file__).read_text(), json.dumps(wanted)]),
     ]

@@ -338,7 +338,7 @@ def _carries_ssh(network: Working, carriers: Mapping[str, str]) -> bool:
     return any(end.interface == carriers.get(host) for host, end in network.endpoints.items())
 
 
-def _slowest_words(links: Sequence[Link]) -> str:
+def slowest_words(links: Sequence[Link]) -> str:
     known = {f"{link.source} -> {link.target}": link.mbits for link in links if link.mbits is not None}
     if not known:
         return "works, bandwidth not measured"
@@ -352,7 +352,7 @@ def _why(best: Working, links: Sequence[Link], carriers: Mapping[str, str]) -> s
         return "one host only: nothing to reach"
     words = [f"all {len(best.endpoints) * (len(best.endpoints) - 1)} ordered pairs of hosts work"]
     if links:
-        words.append(_slowest_words(links))
+        words.append(slowest_words(links))
     words.append("it also carries SSH" if _carries_ssh(best, carriers) else "it does not carry SSH")
     return ", ".join(words)
 
@@ -361,7 +361,7 @@ def _why_not(
     other: Working, best: Working, leader: str, measurements: Measurements, carriers: Mapping[str, str], kept: str
 ) -> str:
     links = measurements.links.get(other.label, [])
-    figure = (_slowest_words(links) if links else "works") + _failed(other.label, measurements, ", ")
+    figure = (slowest_words(links) if links else "works") + _failed(other.label, measurements, ", ")
     if not _alike(other.label, leader, measurements):
         return figure
     speeds = measurements.speeds

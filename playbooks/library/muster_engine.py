@@ -133,6 +133,8 @@ def main() -> None:
             "engine": {"type": "str", "choices": ["auto", *ENGINES], "default": "auto"},
             # The GPUs that ranks may use; empty: none.
             "gpus": {"type": "list", "elements": "int"},
+            # Whether training goes through a VPN, which takes packages, too.
+            "vpn": {"type": "bool", "default": False},
             # This host builds images, with Podman, whatever its engine is.
             "builds": {"type": "bool", "default": False},
             # For state absent. keep: packages stay. list: say which ones Muster has installed and can be removed.
@@ -155,7 +157,7 @@ def main() -> None:
             packages, services = packages_to_remove() if wanted == "list" else ([], [])
             module.exit_json(changed=bool(removed), removed=removed, packages=packages, services=services)
         given = module.params
-        asked = Wanted(given["packages"], given["engine"], given["gpus"] != [], given["builds"])
+        asked = Wanted(given["packages"], given["engine"], given["gpus"] != [], given["builds"], given["vpn"])
         module.exit_json(**ensure(asked, module.check_mode, module.params["strict"]))
     except RuntimeError as error:
         module.fail_json(msg=str(error))

@@ -37,7 +37,7 @@ INSTALL = {"debian": "apt-get install", "rhel": "dnf install"}
 #: Of NVIDIA's container toolkit: from older ones a container can get at its host (CVE-2025-23266).
 OLDEST_TOOLKIT = (1, 17, 8)
 
-#: family -> "all", and engine -> package -> the command that proves it, whatever installed it.
+#: family -> "all", engine, "vpn" or "vpn_program" -> package -> the command that proves it, whatever installed it.
 Packages = Dict[str, Dict[str, Dict[str, str]]]
 
 
@@ -49,6 +49,7 @@ class Wanted(NamedTuple):
     gpus: bool = True  # ranks may use this host's GPUs
     builds: bool = False  # it builds images, with Podman, whatever its engine is
     driver: bool = False  # NVIDIA's driver and container toolkit are to be installed where they are lacking
+    vpn: bool = False  # training goes through a VPN
 
 
 def family(os_release: str) -> str:
@@ -112,7 +113,13 @@ def _missing(wanted: Wanted, chosen: Engine, kind: str) -> List[str]:
     if is_rootless():
         return []  # muster_rootless has looked
     own = wanted.packages.get(kind or FAMILIES[0], {})
-    return missing_packages({**own.get("all", {}), **own.get(chosen.name, {})})
+    parts = ["all", chosen.name, *(["vpn"] if wanted.vpn else [])]
+    parts += ["vpn_program"] if wanted.vpn and not _kernel_has_wireguard() else []
+    return missing_packages({name: command for part in parts for name, command in own.get(part, {}).items()})
+
+
+def _kernel_has_wireguard() -> bool:
+    return Path("/sys/module/wireguard").exists() or run(["modprobe", "--dry-run", "--quiet", "wireguard"]).rc == 0
 
 
 def toolkit_problem(version: str) -> str:

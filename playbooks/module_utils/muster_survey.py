@@ -37,6 +37,7 @@ from ansible.module_utils.muster_host import (
 )
 from ansible.module_utils.muster_nics import fill_speeds, read_nics, read_rdma
 from ansible.module_utils.muster_ready import Wanted, change_of_engine, is_ready, lacking
+from ansible.module_utils.muster_vpn import about as about_vpn
 
 DATASETS = Path(place().folder, "data")  # what `make data` has brought: muster_data
 ANSWERED_SECONDS = 20.0
@@ -261,7 +262,8 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
     dataset {name, version, at} or null: the one that `make data` has brought last
     ready (whether make deploy has nothing to do for the engine; null: not asked),
     engine_change ([from, to], or empty; it and `ready` are all that a host says which lacks packages),
-    firewalls (see muster_firewalls.opened; null: not asked)
+    firewalls (see muster_firewalls.opened; null: not asked),
+    vpn (see muster_vpn.about; null: not asked, it comes with firewalls)
     """
     wanted = Wanted(**options["wanted"]) if options.get("wanted") else None
     if wanted and lacking(wanted):
@@ -318,6 +320,7 @@ def survey(options: dict[str, Any]) -> dict[str, Any]:
             "ready": ready.result() if ready else None,
             "engine_change": change_of_engine(wanted) if wanted else [],
             "firewalls": firewalls.result() if firewalls else None,
+            "vpn": about_vpn() if options.get("ports") else None,
         }
     facts["ended"] = time.time()
     return facts

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from launch.hosts import inventory
 from tests.lab.conftest import Lab, must
 
 pytestmark = pytest.mark.lab
 
 PORT = 29401
 INSTALL = "export DEBIAN_FRONTEND=noninteractive; apt-get update -qq; apt-get install -y -qq --no-install-recommends"
-PACKAGES = "ufw firewalld dbus netbase"  # firewalld reads /etc/protocols
+PACKAGES = "ufw firewalld dbus"
 #: Both at once, so that what one of them drops is dropped. There is no systemd here.
 START = """\
 mkdir -p /run/dbus && dbus-daemon --system --fork --nopidfile --print-pid >/run/test-dbus.pid
@@ -44,7 +45,8 @@ def walled(lab: Lab) -> Iterator[Lab]:
     finally:
         hosts.write_text(text)
         lab.on("h1", END, check=False)
-        must(lab.fab("deploy"))
+        if lab.cluster["inventory_sha256"] != inventory.digest(lab.inventory):  # a deploy that was to fail has not
+            must(lab.fab("deploy"))
 
 
 def test_both_firewalls_are_opened_to_the_other_hosts_and_closed_again(walled: Lab) -> None:

@@ -148,7 +148,7 @@ def test_each_family_has_packages_of_all_engines_for_the_same_commands() -> None
     packages = yaml.safe_load((ROLE / "defaults" / "main.yml").read_text())["engine_packages"]
     assert set(packages) == set(muster_ready.FAMILIES) == set(muster_ready.INSTALL)
     for own in packages.values():
-        assert set(own) == {"all", *ENGINES}
+        assert {"all", "vpn", *ENGINES} <= set(own) <= {"all", "vpn", "vpn_program", *ENGINES}
         assert set(own["all"].values()) == set(packages["debian"]["all"].values())
         assert all(ENGINES[name].program in own[name].values() for name in ENGINES)
 

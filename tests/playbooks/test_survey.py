@@ -151,7 +151,7 @@ KEYS = {
     "disk_free_bytes",
     *("muster_disk_free_bytes", "threads_max", "ready", "engine_change", "engine", "place", "nics"),
     *("rdma", "gpus", "gpu_problems", "gpu_problem", "gpu_health", "xid", "xid_problem", "images", "runs", "data"),
-    *("firewalls", "dataset"),
+    *("firewalls", "dataset", "vpn"),
 }
 
 

@@ -175,6 +175,18 @@ def test_images_are_built_here_or_on_one_host_of_the_inventory(tmp_path: Path) -
 
 
 @pytest.mark.slow  # each asks ansible-inventory
+def test_a_vpn_is_for_all_hosts_or_none(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.yml"
+    path.write_text("all:\n  vars: {train_vpn: wireguard}\n  hosts:\n    a: {ansible_host: 192.0.2.1}\n    b: {}\n")
+    assert inventory.read(path).train_vpn == "wireguard"
+    said = refusal(tmp_path, "all:\n  hosts:\n    a: {ansible_host: 192.0.2.1, train_vpn: wireguard}\n    b: {}\n")
+    assert "hosts differ in `train_vpn`: none, wireguard" in said and "both ends need it" in said
+    hosts = "a: {ansible_host: 192.0.2.1}\n    b: {rootless: true}\n"
+    said = refusal(tmp_path, f"all:\n  vars: {{train_vpn: wireguard}}\n  hosts:\n    {hosts}")
+    assert "`rootless: true` on b: a VPN needs root" in said
+
+
+@pytest.mark.slow  # each asks ansible-inventory
 @pytest.mark.parametrize(
     "setting",
     [
@@ -187,6 +199,7 @@ def test_images_are_built_here_or_on_one_host_of_the_inventory(tmp_path: Path) -
         "train_network: 10.0.0.1",
         "train_network: 10.0.0.1/8",
         "train_interface: 'a b'",
+        "train_vpn: true",
         "data_dir: relative/path",
         "firewall: sometimes",
         "rootless: sometimes",

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from keeper import SCRATCH_DIR
 from keeper.placement import Place, placed
 from launch.cli.refusal import Refusal
-from launch.hosts.clustermap import ClusterMap
+from launch.hosts.clustermap import VPN_INTERFACE, ClusterMap
 from launch.job import plan as plans
 from launch.job.plan import Options, Plan, Ports
 from launch.local import environment
@@ -130,6 +130,16 @@ def test_rdma_is_used_where_every_host_has_an_active_port_of_one_kind(
     for place, settings in zip(places(made), wanted, strict=True):
         assert {key: value for key, value in place.environment.items() if key.startswith("NCCL_IB")} == settings
     assert not any(key.startswith("NCCL_IB") for place in places(made, "h1") for key in place.environment)
+
+
+def test_rdma_is_off_where_training_goes_through_a_vpn() -> None:
+    known = cluster(1, 1)
+    rdma = {"rdma": [port("mlx5_0", "InfiniBand")]}
+    hosts = [replace(host, facts=host.facts | rdma, interface=VPN_INTERFACE) for host in known.hosts]
+    made = plans.make_plan(replace(known, hosts=hosts), Options(), "run-1", ports(2), "me@here", "now")
+    for place in places(made):
+        own = {key: value for key, value in place.environment.items() if key.startswith("NCCL_IB")}
+        assert own == {"NCCL_IB_DISABLE": "1"}
 
 
 def test_cores_are_shared_among_the_ranks_of_a_host() -> None:
