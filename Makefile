@@ -51,19 +51,19 @@ deploy:  ## provision, detect, choose the network, build and distribute the imag
 	$(need) $(if $(HOROVOD),train) control
 	@$(BIN)/fab deploy
 
-data: .venv/.control  ## bring a folder to every host as /data of its ranks; without SRC: list what is there  [SRC=dir NAME=stl10 VERIFY=1 | NAME=stl10 REMOVE=1]
+data: .venv/.control  ## bring a folder to every host as /data of its ranks; alone: list what is there  [SRC=dir NAME=stl10 VERIFY=1 | NAME=stl10: use it again | NAME=stl10 REMOVE=1]
 	@$(BIN)/fab data
 
 check: .venv/.control  ## measure links, hosts and sameness, forecast a run; report.html  [NODES=2 ARGS="..." PROJECT=dir FORECAST=0 JSON=1]
 	@$(BIN)/fab check
 
-train: .venv/.control  ## run on the first NODES hosts  [NODES=2 ARGS="..." PROJECT=dir WORKLOAD=dir SCRIPT=main.py LAUNCHER=horovod RESUME=last MAX_RESTARTS=3 MIN_NODES=1 GRACE=30 WAIT=1 DETACH=1 SECRETS=file VIEW=plain KEEP_RUNS=20 SKIP_CHECK=1 DRY_RUN=1]
+train: .venv/.control  ## run on the first NODES hosts  [NODES=2 ARGS="..." PROJECT=dir WORKLOAD=dir SCRIPT=main.py LAUNCHER=horovod RESUME=last MAX_RESTARTS=3 MIN_NODES=1 MAX_HOST_FAILURES=2 GRACE=30 WAIT=1 DETACH=1 SECRETS=file VIEW=plain KEEP_RUNS=20 SKIP_CHECK=1 DRY_RUN=1]
 	@$(BIN)/fab train
 
 reproduce: .venv/.control  ## run RUN once more: same image, hosts and arguments; say what differs, compare the results  [RUN=<id> ANYWAY=1 DRY_RUN=1 SECRETS=file WAIT=1 DETACH=1 VIEW=plain KEEP_RUNS=20 SKIP_CHECK=1]
 	@$(BIN)/fab reproduce
 
-attach: .venv/.control  ## watch a run that goes on on its hosts, whoever started it; Ctrl-C stops it  [RUN=<id> VIEW=plain KEEP_RUNS=20]
+attach: .venv/.control  ## watch a run that goes on on its hosts, whoever started it; Ctrl-C stops the run  [RUN=<id> VIEW=plain KEEP_RUNS=20]
 	@$(BIN)/fab attach
 
 status: .venv/.control  ## runs on the hosts, who waits for them, and the newest results

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from containers import image as images
 from keeper import engines
 from launch.cli import exits
 from launch.cli.make_variables import naming
-from launch.cli.output import Phases, detail, say
+from launch.cli.output import Phases, detail
 from launch.cli.refusal import Problem, Refusal, refuse
 from launch.cli.units import size
 from launch.deploy import build_host, control, data, detect, distribution, firewalls, package_proxy, playbook, vpn
@@ -35,7 +34,7 @@ from launch.deploy.alone import alone
 from launch.files import stored, write_json
 from launch.health import gpu_checks
 from launch.hosts import clustermap, door, inventory, preflight, rootless, ssh
-from launch.hosts.connection import ANSWER_SECONDS, Machine, connected, revive
+from launch.hosts.connection import Machine, revive
 from launch.network import choose
 
 ABORT_SECONDS = 30  # for Podman to clear away a build that is ended before its time
@@ -239,12 +238,10 @@ def _provision(inv: inventory.Inventory, machines: Sequence[Machine]) -> None:
     for machine, host in [(one, host) for one in machines for host in inv.hosts if host.name == one.name]:
         if machine.target.rootless:
             try:
-                said = rootless.ask(machine, "ready", rootless.ROOTLESS_READY_SECONDS, wanted=detect.wanted(host))
+                rootless.ask(machine, "ready", rootless.ROOTLESS_READY_SECONDS, wanted=detect.wanted(host))
             except RuntimeError as error:
                 fix = "fix what it names and run the same command again"
                 raise refuse(f"host {machine.name}", str(error), fix, exits.DEPLOY_FAILED) from None
-            if said["root_had"]:
-                _remove_roots(inv, machine)
     if by_ansible := [machine for machine in machines if not machine.target.rootless]:
         names = [machine.name for machine in by_ansible]
         fenced = {host.name for host in inv.hosts if host.settings.get("airgap")} & set(names)
@@ -281,20 +278,6 @@ def teardown(path: Path, console: Console, also_running: bool = False, packages:
     again = f"`make deploy {naming(path)}` brings it back."
     console.print(f"Removed Muster from {len(inv.hosts)} hosts; {again}{rest}", highlight=False)
     return exits.SUCCEEDED
-
-
-def _remove_roots(inv: inventory.Inventory, machine: Machine) -> None:
-    """Remove what Muster had as root on a host that has become `rootless`; without sudo there, say that it stays.
-
-    Raises Refusal where a run is in progress there, or it fails.
-    """
-    if machine.user("sudo -n true", ANSWER_SECONDS).exited != 0:
-        fix = "`make teardown` without `rootless`, by a user with sudo, removes it"
-        say(f"{machine.name}: what Muster had there as root stays: {fix}")
-        return
-    with connected([replace(machine.target, rootless=False)], machine.known_hosts) as before:
-        refuse_running([door.ask(before[0], "runs", {})])
-    playbook.run("teardown", inv, [machine.name])
 
 
 def _remove_without_root(machines: Sequence[Machine]) -> None:

@@ -45,15 +45,14 @@ def run(options: Dict[str, Any], say: Callable[[Any], None]) -> None:
     """options: do, one of look, ready, remove. For look: packages, as in muster_ready, and more: by family what this
     needs besides; for ready: wanted, as Wanted there.
 
-    Says {"lacks": [[what, fix]]}, {"root_had": whether this user's Muster was here as root}, or {"removed": [in
-    words]}; or {"error": why}, with exit status 1.
+    Says {"lacks": [[what, fix]]}, {}, or {"removed": [in words]}; or {"error": why}, with exit status 1.
     """
     try:
         if options["do"] == "look":
             say({"lacks": look(options["packages"], options["more"])})
         elif options["do"] == "ready":
             ensure(Wanted(**options["wanted"]), check_mode=False)
-            say({"root_had": os.path.exists(NOTE) and os.stat(ROOTS.folder).st_uid == os.getuid()})
+            say({})
         else:
             say({"removed": remove()})
     except (RuntimeError, OSError) as error:
@@ -66,10 +65,17 @@ def look(packages: Packages, more: Dict[str, Dict[str, str]]) -> List[Lack]:
     user = pwd.getpwuid(os.getuid())
     if user.pw_uid == 0:
         return [("the SSH user is root", "log in as a user (ansible_user), or leave `rootless` out")]
-    lacks = [*_programs(packages, more), *_ids(user), *_after_logout(user), *_on_network(user.pw_dir)]
+    lacks = [*_of_root(), *_programs(packages, more), *_ids(user), *_after_logout(user), *_on_network(user.pw_dir)]
     if not lacks:
         prefer_overlay()
     return lacks
+
+
+def _of_root() -> Iterable[Lack]:
+    """This user's Muster as it was with root: only root can remove its runs and datasets, and somebody may want them."""
+    if os.path.exists(NOTE) and os.stat(ROOTS.folder).st_uid == os.getuid():
+        fix = "take `rootless` out, run `make teardown`, and set it again"
+        yield f"what Muster had there as root is still there, in {ROOTS.folder}", fix
 
 
 def _programs(packages: Packages, more: Dict[str, Dict[str, str]]) -> Iterable[Lack]:

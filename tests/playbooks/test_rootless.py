@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from ansible.module_utils import muster_podman, muster_rootless
+from ansible.module_utils.muster_engines import Place
 from ansible.module_utils.muster_host import Result
 
 ANN = pwd.struct_passwd(("ann", "x", 1001, 1001, "", "/home/ann", "/bin/sh"))
@@ -43,6 +44,18 @@ def test_the_file_system_of_a_folder_is_that_of_the_nearest_mount() -> None:
     mounts = ["/dev/sda1 / ext4 rw 0 0", "server:/home /home nfs4 rw 0 0", "/dev/sdb1 /home/ann/disk xfs rw 0 0"]
     kinds = [muster_rootless.file_system(folder, mounts) for folder in ("/home/ann", "/home/ann/disk/x", "/homes")]
     assert kinds == ["nfs4", "xfs", "ext4"]
+
+
+def test_what_the_same_user_had_there_as_root_comes_off_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    note = tmp_path / "engine"
+    monkeypatch.setattr(muster_rootless, "NOTE", str(note))
+    monkeypatch.setattr(muster_rootless, "ROOTS", Place(str(tmp_path), ""))
+    assert list(muster_rootless._of_root()) == []
+    note.write_text("podman\n")
+    [(what, fix)] = muster_rootless._of_root()
+    assert str(tmp_path) in what and "make teardown" in fix
+    monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
+    assert list(muster_rootless._of_root()) == []  # another user's is none of this one's
 
 
 def test_overlay_is_chosen_only_where_podman_has_no_storage_yet(
