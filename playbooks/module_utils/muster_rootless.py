@@ -72,7 +72,7 @@ def look(packages: Packages, more: Dict[str, Dict[str, str]]) -> List[Lack]:
 
 
 def _of_root() -> Iterable[Lack]:
-    """This user's Muster as it was with root: only root can remove its runs and datasets, and somebody may want them."""
+    """This user's Muster as it was with root: only root can remove its runs and datasets, which may be wanted."""
     if os.path.exists(NOTE) and os.stat(ROOTS.folder).st_uid == os.getuid():
         fix = "take `rootless` out, run `make teardown`, and set it again"
         yield f"what Muster had there as root is still there, in {ROOTS.folder}", fix
