@@ -113,6 +113,10 @@ def networks_of(
 def _facts(answers: Mapping[str, hostcall.Answer | BaseException], console: Console) -> dict[str, dict[str, Any]]:
     """Every host's facts."""
     facts = {name: answer.survey or {} for name, answer in _all_answers(answers).items()}
+    if bare := [name for name, known in facts.items() if "engine" not in known]:
+        what = "lacks packages that Muster needs, although it was provisioned"
+        fix = "see above what Ansible did there, and run `make deploy` again"
+        raise Refusal([Problem(f"host {name}", what, fix) for name in bare], exits.DEPLOY_FAILED)
     for name, known in facts.items():
         if known["engine"] and known["engine"]["storage_driver"] == "vfs":
             engine = engines.engine(known["engine"]["name"])

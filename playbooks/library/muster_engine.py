@@ -157,7 +157,8 @@ def main() -> None:
             packages, services = packages_to_remove() if wanted == "list" else ([], [])
             module.exit_json(changed=bool(removed), removed=removed, packages=packages, services=services)
         given = module.params
-        asked = Wanted(given["packages"], given["engine"], given["gpus"] != [], given["builds"], given["vpn"])
+        parts = {name: given[name] for name in ("packages", "engine", "builds", "vpn")}
+        asked = Wanted(gpus=given["gpus"] != [], **parts)
         module.exit_json(**ensure(asked, module.check_mode, module.params["strict"]))
     except RuntimeError as error:
         module.fail_json(msg=str(error))

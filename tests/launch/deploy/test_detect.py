@@ -39,6 +39,16 @@ def test_every_host_that_did_not_answer_is_named_with_its_reason() -> None:
     assert caught.value.status == exits.DEPLOY_FAILED and "h1" not in said
 
 
+def test_a_host_that_lacks_packages_although_it_was_provisioned_is_named() -> None:
+    inv = Inventory(Path("hosts.yml"), (host("h1"), host("h2")), "")
+    answers: detect.Answers = {
+        name: Answer({"ready": False, "engine_change": []}, None, None, None, 0.0, 0.0) for name in ("h1", "h2")
+    }
+    with pytest.raises(Refusal, match=r"h2: lacks packages .*\n.*make deploy") as caught:
+        detect.facts_of(inv, answers, Console(file=io.StringIO()))
+    assert caught.value.status == exits.DEPLOY_FAILED
+
+
 def test_a_change_of_engine_is_said_of_hosts_that_answer() -> None:
     def said(change: list[str]) -> Answer:
         return Answer({"ready": not change, "engine_change": change}, None, None, None, 0.0, 0.0)
