@@ -80,9 +80,15 @@ def program(options: Mapping[str, Any]) -> str:
     return f"{MARK}{_packed_sources()} {json.dumps(options)}\n"
 
 
-def say_to(machine: Machine, module: str, options: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-    """The one thing that a module's `run` says on a host. Raises RuntimeError with the words of {"error": why}."""
-    done = machine.root(command(machine.target.python, module), timeout, stdin=ssh.Input(program(options)))
+def say_to(
+    machine: Machine, module: str, options: Mapping[str, Any], timeout: float, root: bool = True
+) -> dict[str, Any]:
+    """The one thing that a module's `run` says on a host, as root or as the SSH user.
+
+    Raises RuntimeError with the words of {"error": why}.
+    """
+    act = machine.root if root else machine.user
+    done = act(command(machine.target.python, module), timeout, stdin=ssh.Input(program(options)))
     lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
     said: dict[str, Any] = json.loads(lines[-1].removeprefix(MARK)) if lines else {"error": last_words(done)}
     if "error" in said:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import yaml
 
 from launch.cli.refusal import Problem
 from launch.files import ROOT
-from launch.hosts import hostcall, ssh
-from launch.hosts.connection import Machine, last_words
+from launch.hosts import hostcall
+from launch.hosts.connection import Machine
 
 #: The packages that each host needs.
 ENGINE_DEFAULTS = ROOT / "playbooks" / "roles" / "engine" / "defaults" / "main.yml"
@@ -39,12 +38,4 @@ def problems_of(machine: Machine) -> list[Problem]:
 
 def ask(machine: Machine, do: str, seconds: float, **options: Any) -> dict[str, Any]:
     """What a host says that does this. Raises RuntimeError with its words when it fails, and as Machine.user."""
-    command = hostcall.command(machine.target.python, "muster_rootless")
-    question = ssh.Input(hostcall.program({"do": do, **options}))
-    act = machine.user if do == "look" else machine.root
-    done = act(command, seconds, stdin=question)
-    said = [line[len(hostcall.MARK) :] for line in done.stdout.splitlines() if line.startswith(hostcall.MARK)]
-    answer: dict[str, Any] = json.loads(said[-1]) if said else {"error": last_words(done)}
-    if "error" in answer:
-        raise RuntimeError(answer["error"])
-    return answer
+    return hostcall.say_to(machine, "muster_rootless", {"do": do, **options}, seconds, root=do != "look")

@@ -27,7 +27,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
-from ansible.module_utils.muster_host import Result, find_command, read
+from ansible.module_utils.muster_host import find_command, read
 from ansible.module_utils.muster_host import run as call
 
 COMMENT = "muster"  # of rules of ufw
@@ -41,13 +41,6 @@ UFW_RULES = tuple(Path("/etc/ufw", name) for name in ("user.rules", "user6.rules
 Rule = Tuple[str, ...]
 #: Protocol -> ranges of ports, first and last one.
 Ports = Mapping[str, Sequence[Sequence[int]]]
-
-
-def _checked(done: Result, what: str) -> str:
-    """What a command said. Raises RuntimeError if it failed."""
-    if done.rc != 0:
-        raise RuntimeError(f"`{what}`: {done.complaint}")
-    return done.out
 
 
 def with_ephemeral(ports: Ports, text: str) -> Dict[str, List[Tuple[int, int]]]:
@@ -85,7 +78,7 @@ class Ufw:
         return {(source, f"from {source} to any port {listed[protocol]} proto {protocol}") for protocol in listed}
 
     def there(self) -> Set[Rule]:
-        return self.parse(_checked(call(["ufw", "show", "added"]), "ufw show added"))
+        return self.parse(call(["ufw", "show", "added"]).checked("ufw show added"))
 
     @staticmethod
     def parse(added: str) -> Set[Rule]:
@@ -104,7 +97,7 @@ class Ufw:
             raise
 
     def _call(self, *words: str) -> None:
-        _checked(call(["ufw", *words], COMMAND_SECONDS), f"ufw {' '.join(words)}")
+        call(["ufw", *words], COMMAND_SECONDS).checked(f"ufw {' '.join(words)}")
 
 
 class Firewalld:
@@ -133,7 +126,7 @@ class Firewalld:
     @functools.lru_cache(maxsize=1)  # noqa: B019  it lives as long as one question
     def _zones(self) -> List[str]:
         """Those that decide about calls from outside and do not let everything in."""
-        default = _checked(call(["firewall-cmd", "--get-default-zone"]), "firewall-cmd --get-default-zone").strip()
+        default = call(["firewall-cmd", "--get-default-zone"]).checked("firewall-cmd --get-default-zone").strip()
         return self.in_use(self._listed("now"), default)
 
     @staticmethod
@@ -148,7 +141,7 @@ class Firewalld:
 
     def _listed(self, kind: str) -> str:
         words = [*self.COMMANDS[kind], "--list-all-zones"]
-        return _checked(call(words), " ".join(words))
+        return call(words).checked(" ".join(words))
 
     @staticmethod
     def parse(listed: str) -> Set[Tuple[str, str, str]]:
@@ -170,7 +163,7 @@ class Firewalld:
         for (verb, kind, zone), texts in asked.items():
             words = [*self.COMMANDS[kind], f"--zone={zone}", *(f"--{verb}-rich-rule={text}" for text in texts)]
             done = call(words, COMMAND_SECONDS + RULE_SECONDS * len(texts))
-            _checked(done, " ".join([*self.COMMANDS[kind], f"--zone={zone}", f"--{verb}-rich-rule=..."]))
+            done.checked(" ".join([*self.COMMANDS[kind], f"--zone={zone}", f"--{verb}-rich-rule=..."]))
 
 
 KINDS = (Ufw, Firewalld)

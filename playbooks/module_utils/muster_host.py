@@ -33,6 +33,18 @@ class Result:
         lines = [line.strip() for line in (self.err or self.out).splitlines() if line.strip()]
         return lines[-1] if lines else f"exit status {self.rc}"
 
+    def checked(self, what: str) -> str:
+        """What the command printed. Raises RuntimeError if it failed; what: the command, for people."""
+        if self.rc != 0:
+            raise RuntimeError(f"`{what}`: {self.complaint}")
+        return self.out
+
+
+def too_old(printed: str, oldest: tuple[int, ...]) -> str:
+    """The version that a program has printed, if it is older than that; empty where it is not, or says none. Pure."""
+    found = re.search(r"\d+(?:\.\d+)+", printed)
+    return found.group(0) if found and tuple(map(int, found.group(0).split("."))) < oldest else ""
+
 
 def find_command(name: str) -> str | None:
     """The path of a command, also where root's PATH is short."""

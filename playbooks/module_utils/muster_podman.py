@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import resource
 import shutil
 import tempfile
@@ -21,7 +20,7 @@ from pathlib import Path
 
 from ansible.module_utils.muster_engines import Podman, is_rootless, place
 from ansible.module_utils.muster_gpus import nvidia_devices
-from ansible.module_utils.muster_host import Result, find_command, read, run, write_atomically
+from ansible.module_utils.muster_host import Result, find_command, read, run, too_old, write_atomically
 
 USERS_SETTINGS = Path(os.path.expanduser("~"), ".config", "containers")
 DROP_IN = (USERS_SETTINGS if is_rootless() else Path("/etc/containers")) / "containers.conf.d" / "50-muster.conf"
@@ -112,12 +111,12 @@ def probe() -> Result:
 
 def version_problem(printed: str) -> str:
     """Why this Podman may not be used; empty where it may. printed: what `podman --version` prints. Pure."""
-    found = re.search(r"(\d+)\.(\d+)", printed)
-    if not found or tuple(map(int, found.groups())) >= OLDEST:
+    version = too_old(printed, OLDEST)
+    if not version:
         return ""
     oldest = ".".join(map(str, OLDEST))
     return (
-        f"Podman cannot be used on this host: it is version {found.group(0)}, and Muster needs {oldest} or later. "
+        f"Podman cannot be used on this host: it is version {version}, and Muster needs {oldest} or later. "
         "Fix: install a newer Podman, or set container_engine: docker for this host"
     )
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import pwd
-import re
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple
 
@@ -27,7 +26,7 @@ from ansible.module_utils.muster_engines import (
     place,
 )
 from ansible.module_utils.muster_gpus import nvidia_devices
-from ansible.module_utils.muster_host import find_command, parse_os_release, read, run, write_atomically
+from ansible.module_utils.muster_host import find_command, parse_os_release, read, run, too_old, write_atomically
 
 ROOT = Path(place().folder)  # Muster's folder; the SSH user gets it, so that rsync needs no sudo
 PACKAGES = ROOT / "packages.json"  # what was installed here: module_utils/muster_packages.py
@@ -124,12 +123,12 @@ def _kernel_has_wireguard() -> bool:
 
 def toolkit_problem(version: str) -> str:
     """Why this toolkit may not be used; empty where it may. version: what `nvidia-ctk --version` prints. Pure."""
-    found = re.search(r"(\d+)\.(\d+)\.(\d+)", version)
-    if not found or tuple(map(int, found.groups())) >= OLDEST_TOOLKIT:
+    old = too_old(version, OLDEST_TOOLKIT)
+    if not old:
         return ""
     oldest = ".".join(map(str, OLDEST_TOOLKIT))
     return (
-        f"NVIDIA's container toolkit is version {found.group(0)}, from which a container can get at its host"
+        f"NVIDIA's container toolkit is version {old}, from which a container can get at its host"
         f" (CVE-2025-23266). Fix: install {oldest} or later there, or leave the GPUs out with `gpus: []`"
     )
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Tuple
 
 from ansible.module_utils.muster_engines import NOTE, ROOTS, RootlessPodman, noted, place
-from ansible.module_utils.muster_host import existing, find_command, read
+from ansible.module_utils.muster_host import existing, read, too_old
 from ansible.module_utils.muster_host import run as call
 from ansible.module_utils.muster_podman import DROP_IN, STORAGE_HEADER, USERS_STORAGE, prefer_overlay, text_of
 from ansible.module_utils.muster_ready import FAMILIES, INSTALL, Packages, Wanted, ensure, family, missing_packages
@@ -86,12 +86,9 @@ def _programs(packages: Packages, more: Dict[str, Dict[str, str]]) -> Iterable[L
     if names:
         said = f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} not installed"
         yield said, typed(f"{INSTALL[kind]} {' '.join(names)}") if kind else "install there what its system calls these"
-    if find_command("podman"):
-        said = call(["podman", "--version"]).out
-        found = re.search(r"(\d+)\.(\d+)", said)
-        if not found or tuple(map(int, found.groups())) < OLDEST_PODMAN:
-            oldest = ".".join(map(str, OLDEST_PODMAN))
-            yield f"its Podman is too old: {said.strip()}", f"install {oldest} or newer there, or leave `rootless` out"
+    if old := too_old(call(["podman", "--version"]).out, OLDEST_PODMAN):
+        oldest = ".".join(map(str, OLDEST_PODMAN))
+        yield f"its Podman is too old: {old}", f"install {oldest} or newer there, or leave `rootless` out"
 
 
 def _ids(user: pwd.struct_passwd) -> Iterable[Lack]:

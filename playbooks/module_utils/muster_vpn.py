@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List
 
-from ansible.module_utils.muster_host import Result, read
+from ansible.module_utils.muster_host import read
 from ansible.module_utils.muster_host import run as call
 
 INTERFACE = "muster0"
@@ -74,16 +74,10 @@ def run(options: Dict[str, Any], say: Callable[[Any], None]) -> None:
         sys.exit(1)
 
 
-def _checked(done: Result, what: str) -> str:
-    if done.rc != 0:
-        raise RuntimeError(f"`{what}`: {done.complaint}")
-    return done.out
-
-
 def _make_key() -> None:
     if read(KEY):
         return
-    text = _checked(call(["wg", "genkey"]), "wg genkey")
+    text = call(["wg", "genkey"]).checked("wg genkey")
     FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
     _write(KEY, text)
 
@@ -113,7 +107,7 @@ def _unmet() -> List[str]:
     """Waits for the other hosts, which come up at the same time."""
     until = time.monotonic() + GREETING_SECONDS
     while True:
-        unmet = parse_unmet(_checked(call(["wg", "show", INTERFACE, "latest-handshakes"]), "wg show"))
+        unmet = parse_unmet(call(["wg", "show", INTERFACE, "latest-handshakes"]).checked("wg show"))
         if not unmet or time.monotonic() >= until:
             return unmet
         time.sleep(LOOK_SECONDS)
@@ -129,7 +123,7 @@ def _down() -> None:
     if not (LINKS / INTERFACE).exists():
         return
     if call(["wg-quick", "down", INTERFACE], UP_SECONDS).rc != 0:  # its settings may have gone
-        _checked(call(["ip", "link", "delete", "dev", INTERFACE]), f"ip link delete dev {INTERFACE}")
+        call(["ip", "link", "delete", "dev", INTERFACE]).checked(f"ip link delete dev {INTERFACE}")
 
 
 def _remove() -> None:
@@ -145,4 +139,4 @@ def _remove() -> None:
 
 def _unit(verb: str) -> None:
     if Path("/run/systemd/system").is_dir():
-        _checked(call(["systemctl", verb, f"wg-quick@{INTERFACE}"]), f"systemctl {verb} wg-quick@{INTERFACE}")
+        call(["systemctl", verb, f"wg-quick@{INTERFACE}"]).checked(f"systemctl {verb} wg-quick@{INTERFACE}")

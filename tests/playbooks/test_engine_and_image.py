@@ -180,7 +180,7 @@ def test_a_toolkit_with_a_known_escape_is_refused(printed: str, refused: bool) -
 )
 def test_a_podman_that_is_too_old_is_refused(printed: str, refused: bool) -> None:
     said = muster_podman.version_problem(printed)
-    assert bool(said) is refused and ("version 3.0, and Muster needs 3.4" in said) is refused
+    assert bool(said) is refused and ("version 3.0.1, and Muster needs 3.4" in said) is refused
 
 
 @pytest.fixture
