@@ -36,12 +36,12 @@ SMALL = b"{}"
 BLOBS = {DIGEST: DATA, hashlib.sha256(SMALL).hexdigest(): SMALL}
 
 PROGRAM = """
-import json, pathlib, sys
+import json, os, pathlib, sys
 sys.path.insert(0, sys.argv[1])
 import muster_relay
 given = json.loads(sys.argv[2])
 vars(muster_relay).update(given["values"])
-say = lambda words: print(json.dumps(words), flush=True)
+say = lambda words: os.write(1, json.dumps(words).encode() + b"\\n")  # whole lines, from two threads
 store = muster_relay.Store(pathlib.Path(given["pool"]), given["sizes"], bytes.fromhex(given["options"]["secret"]))
 muster_relay.run(store, given["options"], say, lambda: say({"whole": True}))
 """
