@@ -35,7 +35,18 @@ from rich.console import Console
 from rich.table import Table
 
 from containers import lab_host, lab_plan
-from containers.engine import BUILD, REPOSITORY, CommandFailed, ContainersError, Progress, as_root, output, podman, tool
+from containers.engine import (
+    BUILD,
+    REPOSITORY,
+    CommandFailed,
+    ContainersError,
+    Progress,
+    as_root,
+    output,
+    podman,
+    root_command,
+    tool,
+)
 from containers.files import locked, write_whole
 from containers.lab_host import HOST_LABEL, LABEL, SYSTEM_LABEL, Host
 
@@ -43,6 +54,7 @@ INVENTORIES = REPOSITORY / "inventory"
 MARK = "# Written by `make lab`; `make lab-down` removes it.\n"
 UNDO_SECONDS = 20.0  # until everything that a failed call created must be removed
 HOSTS_AT_ONCE = 4
+NEIGHBOURS = Path("/proc/sys/net/ipv4/neigh/default")
 
 
 @dataclass
@@ -123,6 +135,7 @@ def up(
         created = Created()
         try:
             plan = _plan(name, chosen, _ensure_networks(name, created))
+            _make_room_for_neighbours(len(plan), progress)
             surplus = sorted(set(there) - {host.name for host in plan})
             if surplus:
                 progress(f"removing {', '.join(surplus)}")
@@ -286,6 +299,18 @@ def _ensure_networks(name: str, created: Created) -> tuple[IPv4Network, IPv4Netw
         "the control machine (`ip route`, `podman network ls`)",
         "remove labs that are no longer needed (`make lab-down LAB=name`)",
     )
+
+
+def _make_room_for_neighbours(hosts: int, progress: Progress) -> None:
+    """This machine's kernel keeps the MAC addresses that all hosts know in one table, which many hosts overflow: then
+    some do not reach each other. The wider table stays until the machine restarts."""
+    room = lab_plan.neighbours(hosts)
+    most = NEIGHBOURS / "gc_thresh3"
+    if not most.exists() or int(most.read_text()) >= room:  # within a container the kernel does not show it
+        return
+    progress(f"this machine's kernel has room for {room} neighbours from now on (net.ipv4.neigh.default.gc_thresh3)")
+    for name in ("gc_thresh3", "gc_thresh2", "gc_thresh1"):
+        output(root_command("tee", str(NEIGHBOURS / name)), stdin=str(room))
 
 
 def _ensure_key(folder: Path, created: Created) -> str:

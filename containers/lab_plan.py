@@ -80,6 +80,12 @@ def address(subnet: IPv4Network, index: int) -> IPv4Address:
     return subnet.network_address + FIRST_HOST + index
 
 
+def neighbours(hosts: int) -> int:
+    """Entries that the kernel's table of neighbours must have room for: each host's of each other host and of this
+    machine, and this machine's of each, in both networks; twice that, as what was forgotten stays for a while."""
+    return 2 * 2 * hosts * (hosts + 1)
+
+
 def mac(seed: str) -> str:
     """A locally administered unicast hardware address, the same for the same seed."""
     return ":".join(["02", *(f"{byte:02x}" for byte in hashlib.sha256(seed.encode()).digest()[:5])])
