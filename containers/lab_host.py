@@ -111,6 +111,12 @@ def create(host: Host, image: str, disk: Path | None = None) -> None:
             (disk / volume).mkdir()
             options = ["--opt=type=none", "--opt=o=bind", f"--opt=device={disk / volume}"]
         podman("volume", "create", f"--label={LABEL}={host.lab}", *options, volume)
+    temporary = []
+    if disk:  # where an engine lays down the layers that it unpacks: more than all that it keeps
+        folder = disk / f"{host.container}-temporary"
+        folder.mkdir()
+        folder.chmod(0o1777)
+        temporary = [f"--volume={folder}:/var/tmp"]
     half_of_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2  # bytes
     podman(
         "run", "--detach", f"--name={host.container}", f"--hostname={host.name}", f"--label={LABEL}={host.lab}",
@@ -118,7 +124,7 @@ def create(host: Host, image: str, disk: Path | None = None) -> None:
         "--privileged", "--no-hosts", "--pids-limit=0",
         "--tmpfs=/run:rw,exec,nosuid,nodev,mode=755",  # as on any host: empty after a restart
         f"--shm-size={half_of_memory}", f"--cpuset-cpus={host.cores}",
-        *(f"--volume={volume}:{target}" for volume, target in host.volumes.items()),
+        *(f"--volume={volume}:{target}" for volume, target in host.volumes.items()), *temporary,
         f"--network=muster-{host.lab}-management:ip={host.management},mac={host.mac(0)},interface_name={host.nics.management}",
         f"--network=muster-{host.lab}-data:ip={host.data},mac={host.mac(1)},interface_name={host.nics.data}",
         image,
