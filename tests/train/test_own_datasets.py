@@ -26,6 +26,7 @@ from tests.train.test_resume import assert_equal
 from train.datasets import DataError, fingerprint
 from train.datasets import load as load_dataset
 from train.datasets.loader import Loader
+from train.datasets.own_batches import OwnBatches
 from train.order import Ints
 from train.settings import Settings
 from train.start.group import Place
@@ -223,3 +224,18 @@ def test_a_worker_that_dies_is_named() -> None:
         pytest.raises(DataError, match="ended from outside"),
     ):
         list(loader.training([numbers(1), numbers(40)], 0))
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError, EOFError])
+def test_a_worker_that_dies_while_it_hands_a_batch_over_is_named(error: type[Exception]) -> None:
+    """torch passes on what the connection raises where it does not see yet that the process has ended: seen on a busy
+    machine, and too seldom to be brought about here."""
+
+    def ending() -> Iterator[Any]:
+        yield 1
+        raise error
+
+    with loader_of(own(**REGRESSION)) as loader:
+        assert isinstance(loader.maker, OwnBatches)
+        with pytest.raises(DataError, match="ended from outside"):
+            list(loader.maker.received(ending()))  # type: ignore[arg-type]

@@ -131,8 +131,8 @@ class OwnBatches:
                 if isinstance(batch, str):
                     raise DataError(batch)
                 yield batch
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
+        except (RuntimeError, ConnectionError, FileNotFoundError, EOFError) as error:  # or it takes a batch along
+            if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
                 raise
             raise DataError(
                 "a process that reads samples was ended from outside, often because memory, or the shared memory of "
