@@ -35,6 +35,13 @@ def fab(name: str, task: str, **variables: object) -> None:
         raise SystemExit(f"benchmark: `fab {task}` ended with {done.returncode}")
 
 
+def add_hosts(name: str, hosts: int, disk: Path | None = None) -> None:
+    """A lab has so many trusted hosts then; new ones store what they have in `disk`."""
+    words = ["up", "--name", name, "--hosts", str(hosts), *(["--disk", str(disk)] if disk else [])]
+    subprocess.run([sys.executable, "-m", "containers.lab", *words], check=True)
+    fab(name, "trust", YES=1)
+
+
 @contextlib.contextmanager
 def lab(name: str, hosts: int, disk: Path | None = None) -> Iterator[str]:
     """A new lab with trusted hosts, which store what they have in the folder `disk`, if given.
@@ -44,9 +51,7 @@ def lab(name: str, hosts: int, disk: Path | None = None) -> Iterator[str]:
     fab(name, "lab-down")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that it is removed then, too
     try:
-        words = ["up", "--name", name, "--hosts", str(hosts), *(["--disk", str(disk)] if disk else [])]
-        subprocess.run([sys.executable, "-m", "containers.lab", *words], check=True)
-        fab(name, "trust", YES=1)
+        add_hosts(name, hosts, disk)
         yield name
     finally:
         if subprocess.run([FAB, "lab-down"], env=environment(name), check=False).returncode != 0:
