@@ -64,6 +64,8 @@ class Laptop:
 @pytest.fixture
 def laptop(lab: Lab) -> Iterator[Laptop]:
     """h1 has the Debian of this machine's base image already, which would take half a minute to be assembled there."""
+    remove = ["userdel", "--force", "--remove", USER]  # by force: a connection kept open may still be that user's
+    subprocess.run(remove, capture_output=True, check=False)  # of a session that was killed
     subprocess.run(["useradd", "--create-home", USER], check=True, capture_output=True)
     try:
         base.ensure_base(lambda line: None)
@@ -71,7 +73,7 @@ def laptop(lab: Lab) -> Iterator[Laptop]:
         subprocess.run(["sh", "-c", hand_over], check=True, capture_output=True, timeout=300)
         yield Laptop(lab, Path("/home") / USER)
     finally:
-        subprocess.run(["userdel", "--remove", USER], capture_output=True, check=True)
+        subprocess.run(remove, capture_output=True, check=True)
         lab.on("h1", "podman rmi --force localhost/muster/base:bookworm; rm -rf /var/lib/muster/build", check=False)
         for host, engine in ENGINES.items():
             lab.on(host, f"{engine} rmi --force localhost/muster/workload-job:latest", check=False)
