@@ -18,7 +18,7 @@ import os
 import re
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple, Type
 
 
 class Place(NamedTuple):
@@ -66,6 +66,7 @@ class Images(NamedTuple):
 
     names: Dict[str, str]  # name -> id
     ids: Dict[str, int]  # id -> how many names it has
+    by_id: FrozenSet[str] = frozenset()  # ids that Muster has made a name of: the image is its own
 
 
 class About(NamedTuple):
@@ -286,7 +287,7 @@ class Docker(Engine):
             if not name.startswith(NAMED_BY_ID) and not name.endswith(":<none>"):
                 ids[identity] += 1
                 names[name] = identity
-        return Images(names, ids)
+        return Images(names, ids, frozenset(known.values()))
 
     def read_about(self, printed: str) -> About:
         said = json.loads(printed)

@@ -108,9 +108,11 @@ def bring(of: Engine, ref: str, identity: str, index: str, sizes: dict[str, int]
     known = known_images(of)
     ledger = json.loads(read(LEDGER) or '{"images": {}, "stale": []}')
     # Of a host that has built the image itself, the engine does not know any more what the name stood for.
-    former = {known.names.get(ref), ledger["images"].get(ref, {}).get("id")} - {None, identity}
-    # Without names that the engine no longer knows.
-    ledger["images"] = {name: image for name, image in ledger["images"].items() if known.names.get(name) == image["id"]}
+    former = {known.names.get(ref), ledger["images"].get(ref, {}).get("id")}
+    # Names that the engine no longer knows; and images without one: somebody removed it, or a deploy was killed before.
+    gone = {name for name, image in ledger["images"].items() if known.names.get(name) != image["id"]}
+    former |= {ledger["images"].pop(name)["id"] for name in gone} | {one for one in known.by_id if not known.ids[one]}
+    former -= {None, identity}
     wanted = needed(known, ref, identity)
     if wanted == "pull":
         pull(of, identity, index, sizes)

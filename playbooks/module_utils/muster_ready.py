@@ -174,7 +174,8 @@ def remove_all(of: Engine, check_mode: bool) -> List[str]:
         return []
     known = of.read_images(images.out)
     wanted = [known.names[name] for name in known.names if name.startswith(IMAGE_PREFIX)]
-    wanted += [one for one in json.loads(read(LEDGER) or "{}").get("stale", []) if one in known.ids]
+    stale = json.loads(read(LEDGER) or "{}").get("stale", [])
+    wanted += [one for one in (*stale, *sorted(known.by_id)) if one in known.ids]
     removed = []
     for what, command, names in (
         ("container", ["rm", "--force"], [one.name for one in of.read_containers(listed.out)]),

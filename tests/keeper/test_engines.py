@@ -74,7 +74,8 @@ def test_dockers_images_have_the_same_ids_whatever_its_image_store_calls_them(ow
 
 
 def test_an_image_that_lost_its_name_is_still_known_by_its_id() -> None:
-    assert Docker().read_images(f"{NAMED_BY_ID}{ID}\tsha256:{MANIFEST}\n").ids == {ID: 0}
+    found = Docker().read_images(f"{NAMED_BY_ID}{ID}\tsha256:{MANIFEST}\n")
+    assert found.ids == {ID: 0} and found.by_id == {ID}
 
 
 def test_engines_say_what_they_are() -> None:

@@ -62,7 +62,9 @@ def test_the_image_is_sent_once_to_three_hosts(lab: Lab) -> None:
     came = {host: from_another_machine(lab, host) - before[host] for host in HOSTS}
     hosts: dict[str, Any] = json.loads((Path("build") / lab.name / "deploy.json").read_text())["hosts"]
     image_bytes = hosts["h1"]["bytes_sent"]
-    assert image_bytes > 50e6 and {host["bytes_sent"] for host in hosts.values()} == {image_bytes}
+    assert image_bytes > 50e6
+    # A host that lags behind its source gets pieces which that one compresses once more, faster and so less.
+    assert all(image_bytes <= host["bytes_sent"] < 1.2 * image_bytes for host in hosts.values()), hosts
     assert [host["control_bytes"] for host in hosts.values()] == [image_bytes, 0, 0]
     assert image_bytes < sum(came.values()) < 1.3 * image_bytes, came
 
