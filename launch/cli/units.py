@@ -1,6 +1,9 @@
-"""How figures are written for people: one unit for one thing, everywhere. Links and all-reduces are in Gbit/s."""
+"""How figures and rows of names are written for people: one unit for one thing, everywhere. Links and all-reduces are
+in Gbit/s."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 _BYTES = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
@@ -43,3 +46,9 @@ def age(seconds: float) -> str:
     if seconds < 3600:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h" if seconds < 2 * 86400 else f"{seconds / 86400:.0f} days"
+
+
+def some(names: Sequence[str], most: int = 6) -> str:
+    """Names in a row, the first few of many."""
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from launch.cli.units import age
+from launch.cli.units import age, some
 from launch.health.verdicts import (
     ERROR,
     HEALTHY,
@@ -20,7 +20,6 @@ from launch.health.verdicts import (
     Verdict,
     fact,
     of_host,
-    some,
 )
 from launch.hosts.clustermap import AMD, NVIDIA
 

@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median, median_high, median_low
 
-from launch.cli.units import milliseconds, number, rate
+from launch.cli.units import milliseconds, number, rate, some
 from launch.health import link_statistics as stats
-from launch.health.verdicts import ERROR, HEALTHY, INCOMPLETE, WARNING, Verdict, some
+from launch.health.verdicts import ERROR, HEALTHY, INCOMPLETE, WARNING, Verdict
 from launch.network.links import Link
 
 #: Pairs that one check reports one by one; the others are counted.

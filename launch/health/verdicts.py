@@ -65,9 +65,3 @@ def of_host(check: str, name: str, level: str, what: str, fix: str = "") -> Verd
 def worst(verdicts: Iterable[Verdict]) -> str:
     """The gravest level of all; healthy when there is none."""
     return max((verdict.level for verdict in verdicts), key=LEVELS.index, default=HEALTHY)
-
-
-def some(names: Sequence[str], most: int = 6) -> str:
-    """Names in a row, the first few of many."""
-    shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from launch.cli.units import some
 from launch.files import ROOT
 from launch.hosts import clustermap, ssh
 from launch.hosts.connection import Machine, last_words
@@ -162,8 +163,7 @@ class _Call:
                 if now - said >= PROGRESS_SECONDS:
                     said = now
                     measured = f"{self.pairs} of {self.asked_pairs} pairs measured; " if self.pairs else ""
-                    shown = ", ".join(missing[:6]) + (f" and {len(missing) - 6} more" if len(missing) > 6 else "")
-                    say(f"{measured}waiting for {shown} ({now - begun:.0f} s)")
+                    say(f"{measured}waiting for {some(missing)} ({now - begun:.0f} s)")
                 self.changed.wait(1.0)
 
 

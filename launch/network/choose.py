@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from launch.cli.refusal import Problem, Refusal
-from launch.cli.units import rate
+from launch.cli.units import rate, some
 from launch.hosts.clustermap import Network
 from launch.network.links import Link
 
@@ -119,7 +119,7 @@ def working(facts: ByHost, settings: ByHost, reach: Reach) -> WorkingNetworks:
     for network in dict.fromkeys(end.network for own in ends.values() for end in own):
         on_it = {host: [end for end in ends[host] if end.network == network] for host in hosts}
         if missing := [host for host in hosts if not on_it[host]]:
-            failures[network] = f"{_listed(missing)} {'has' if len(missing) == 1 else 'have'} no address on it"
+            failures[network] = f"{some(missing)} {'has' if len(missing) == 1 else 'have'} no address on it"
             continue
         shared = True
         variants, reason = _variants(network, on_it, answered)
@@ -385,7 +385,7 @@ def _refused_nics(facts: ByHost) -> list[dict[str, str]]:
                 names, hosts = found.setdefault(nic["refused"], ({}, {}))
                 names[nic["name"]] = hosts[host] = None
     return [
-        {"network": f"{_listed(list(names))} ({_listed(list(hosts))})", "reason": reason}
+        {"network": f"{some(list(names))} ({some(list(hosts))})", "reason": reason}
         for reason, (names, hosts) in found.items()
     ]
 
@@ -398,7 +398,3 @@ def _no_candidate(host: str, facts: Mapping[str, Any], settings: Mapping[str, An
         return Problem(f"host {host}", f"has no usable address that fits {wanted}", f"correct it; the host has {has}")
     seen = "; ".join(f"{nic['name']}: {nic['refused']}" for nic in facts["nics"])
     return Problem(f"host {host}", f"no network interface can carry training ({seen})", _FIX)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from launch.cli.units import some
 from launch.job.outcome import number
 from launch.report import documents
 from launch.report.documents import Metrics, Run
@@ -150,8 +151,8 @@ def _files(then: Path, now: Path) -> list[Finding]:
     equal: list[Finding] = [(True, f"{_many(same, 'file')} that the script wrote")] if same else []
     if not differ:
         return equal
-    named = ", ".join(differ[:NAMED_FILES]) + (f" and {len(differ) - NAMED_FILES} more" if differ[NAMED_FILES:] else "")
-    return [*equal, (False, f"{len(differ)} of {_many(len(everything), 'file')} that the script wrote: {named}")]
+    of_all = f"{len(differ)} of {_many(len(everything), 'file')}"
+    return [*equal, (False, f"{of_all} that the script wrote: {some(differ, NAMED_FILES)}")]
 
 
 def _written(folder: Path) -> dict[str, str]:

@@ -23,6 +23,7 @@ from rich.console import Console
 from launch.cli import exits
 from launch.cli.output import say
 from launch.cli.refusal import Problem, Refusal, refuse
+from launch.cli.units import some
 from launch.files import ROOT, read_json, runs_dir, shown
 from launch.health import sameness
 from launch.hosts import clustermap, ssh
@@ -315,8 +316,8 @@ def _code(then: Origin | None) -> tuple[str, str]:
     commit = then.commit.removesuffix(origin.CHANGED)
     more = ", with changes that no commit holds" if then.commit != commit else ""
     names = origin.changed_since(commit)
-    named = ", ".join(names[:NAMED_FILES]) + (f" and {len(names) - NAMED_FILES} more" if names[NAMED_FILES:] else "")
-    code = f"; it was of commit {commit[:12]}{more}{f'; changed since: {named}' if names else ''}"
+    changed = f"; changed since: {some(names, NAMED_FILES)}" if names else ""
+    code = f"; it was of commit {commit[:12]}{more}{changed}"
     return code, f"`git checkout {commit[:12]}`, then `make deploy`, builds it again from the same packages"
 
 

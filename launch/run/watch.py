@@ -23,6 +23,7 @@ from launch import files
 from launch.cli import exits, signals, units
 from launch.cli.make_variables import name_inventory
 from launch.cli.signals import undisturbed
+from launch.cli.units import some
 from launch.hosts import door, ssh
 from launch.hosts.connection import ANSWER_SECONDS, LINK_SECONDS
 from launch.job import outcome
@@ -258,9 +259,11 @@ class Watch:
         by_words = {_without_seconds(text): text for view in heard if (text := str(view.state.get("waiting") or ""))}
         said = sorted(by_words.values())
         lines = [f"waiting for {'; '.join(said)}"] if said else []
-        for view in stuck:
-            silence = f"the keeper of {view.host} has written nothing for {view.stuck_seconds():.0f} s"
-            lines.append(f"{silence}: it is stuck, or cannot write; {self.command('stop')} ends the run")
+        if stuck:
+            seconds = min(view.stuck_seconds() for view in stuck)
+            keepers = f"the keeper of {some([view.host for view in stuck])}"
+            silence = f"no word from {keepers} for {seconds:.0f} s: stuck, or it cannot write"
+            lines.append(f"{silence}; {self.command('stop')} ends the run")
         return "; ".join(lines)
 
     def _is_over(self) -> bool:

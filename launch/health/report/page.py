@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median, median_low
 from typing import Any
 
-from launch.cli.units import gbits, milliseconds, number, rate
+from launch.cli.units import gbits, milliseconds, number, rate, some
 from launch.files import write_whole
 from launch.health import link_statistics as stats
 from launch.health.link_statistics import Pair
@@ -19,7 +19,7 @@ from launch.health.records import links_of
 from launch.health.report import contents
 from launch.health.report.charts import BANDWIDTH_WORDS, FIGURES_HOSTS, bandwidth_class, forecast, heatmap_svg
 from launch.health.report.contents import Document
-from launch.health.verdicts import HEALTHY, some
+from launch.health.verdicts import HEALTHY
 from launch.network.links import Link
 from launch.page import render
 

@@ -15,12 +15,12 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from launch.cli.units import gbits, number
+from launch.cli.units import gbits, number, some
 from launch.health import link_statistics as stats
 from launch.health.records import links_of
 from launch.health.report import contents
 from launch.health.report.contents import Document
-from launch.health.verdicts import HEALTHY, some
+from launch.health.verdicts import HEALTHY
 from launch.network.links import Link
 
 Values = Mapping[stats.Pair, float]

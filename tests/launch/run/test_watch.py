@@ -220,7 +220,7 @@ def test_while_every_keeper_is_frozen_that_is_said_now_and_then(
     monkeypatch.setattr(watch, "REPEAT_SECONDS", 0.3)
     hosts["h1"].say(state(rank_0={"step": 1}))
     said: list[str] = []
-    stuck = r"muster \| the keeper of h1 has written nothing for \d+ s: it is stuck, or cannot write; "
+    stuck = r"muster \| no word from the keeper of h1 for \d+ s: stuck, or it cannot write; "
     fix = r"`make stop RUN=some-run INVENTORY=inventory/lab` ends the run\n"
 
     def told() -> bool:
