@@ -58,7 +58,7 @@ class Working:
     @property
     def label(self) -> str:
         """The name and the hosts' NICs, unlike any other network's: `10.0.0.0/24 (eno2, ens3; h3: ens3)`."""
-        nics = ", ".join(dict.fromkeys(end.interface for end in self.endpoints.values()))
+        nics = some(list(dict.fromkeys(end.interface for end in self.endpoints.values())))
         named = "".join(f"; {host}: {self.endpoints[host].interface}" for host in self.named_hosts)
         return f"{self.name} ({nics}{named})"
 
