@@ -19,8 +19,9 @@ from launch.cli import exits
 from launch.cli.make_variables import name_inventory
 from launch.cli.output import Phases, say, to_stderr
 from launch.cli.refusal import Problem, Refusal, refuse
+from launch.cli.units import some
 from launch.files import ROOT, shown
-from launch.health import gpu_checks, host_checks, link_checks, sameness
+from launch.health import gpu_checks, host_checks, link_checks, link_statistics, sameness
 from launch.health.survey import Inside, Survey, ask_hosts, hosts_with_a_run, images_of, nic_of
 from launch.health.verdicts import ERROR, INCOMPLETE, WARNING, Asked, Verdict, of_host, worst
 from launch.hosts import clustermap
@@ -39,6 +40,7 @@ OwnFacts = Mapping[str, Mapping[str, str]]  # host -> sameness.own
 #: launch.deploy.workload.bring: folder, cluster map, connections, where progress is shown -> the folder's image
 Bring = Callable[[Path, ClusterMap, Sequence[Machine], Console], "Image"]
 
+WARNINGS_SHOWN = 2  # of one kind, where there are more than one more
 FACTS_EXPECTED_SECONDS = 2.0  # of the survey without its links
 
 
@@ -200,13 +202,23 @@ def with_inventory(verdicts: Sequence[Verdict], cluster: ClusterMap) -> list[Ver
 
 
 def refuse_errors(verdicts: Sequence[Verdict], leave_out: Sequence[str] = ()) -> list[str]:
-    """Warnings as lines for the user; `leave_out`: checks of the caller's own. Raises Refusal, naming every error."""
+    """Warnings as lines for the user, of many likewise the first ones; `leave_out`: checks of the caller's own.
+
+    Raises Refusal, naming every error.
+    """
     kept = [verdict for verdict in verdicts if verdict.check not in leave_out]
     problems = [Problem(v.where, v.what, v.fix) for v in kept if v.level == ERROR]
     if problems:
         raise Refusal(problems)
-    warnings = [v for v in kept if v.level in (WARNING, INCOMPLETE)]
-    return [f"{v.level}: {v.where}: {v.what}" + (f"; fix: {v.fix}" if v.fix else "") for v in warnings]
+    groups = link_statistics.grouped(((v.level, v.check), v) for v in kept if v.level in (WARNING, INCOMPLETE))
+    lines = []
+    for (level, what), found in groups.items():
+        more = found[WARNINGS_SHOWN:] if len(found) > WARNINGS_SHOWN + 1 else []
+        of_one = found[: len(found) - len(more)]
+        lines += [f"{level}: {v.where}: {v.what}" + (f"; fix: {v.fix}" if v.fix else "") for v in of_one]
+        names = some([v.where.removeprefix("host ") for v in more])
+        lines += [f"{level}: {what} of {len(more)} more: {names}; `make check` says all"] if more else []
+    return lines
 
 
 # -- from answers to verdicts -------------------------------------------------------------------------------------

@@ -49,6 +49,13 @@ def test_errors_refuse_a_run_all_at_once_and_warnings_are_lines() -> None:
         "warning: host h1: busy; fix: end it",
         "incomplete: host h1: log not readable",
     ]
+    many = [Verdict("clock", f"host h{n}", WARNING, f"{n} s ahead", "set it") for n in range(1, 12)]
+    assert check.refuse_errors([unknown, *many]) == [
+        "incomplete: host h1: log not readable",
+        "warning: host h1: 1 s ahead; fix: set it",
+        "warning: host h2: 2 s ahead; fix: set it",
+        "warning: clock of 9 more: h3, h4, h5, h6, h7, h8 and 3 more; `make check` says all",
+    ]
     errors = [
         Verdict("reach", "h1 -> h2", ERROR, "cut off", "plug it in"),
         Verdict("gpus", "host h3", ERROR, "MIG", "x"),
