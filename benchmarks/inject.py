@@ -121,11 +121,13 @@ def lose_power(host: str) -> Callable[[Run], float]:
 
 
 def stop_container(host: str) -> Callable[[Run], float]:
-    """`podman stop` on a host: SIGTERM to the keeper, and SIGKILL after the run's grace."""
+    """`podman stop` on a host, or `docker stop`: SIGTERM to the keeper, and SIGKILL after the run's grace."""
 
     def inject(run: Run) -> float:
         at = time.monotonic()
-        run.on_host(host, "sh", "-c", f"podman stop $(podman ps --quiet --filter label=muster.run={run.id})")
+        [found] = run.job_containers(host)
+        engine, container = found.split()
+        run.on_host(host, engine, "stop", container)
         return at
 
     return inject

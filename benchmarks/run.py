@@ -176,9 +176,14 @@ class Run:
     def left(self) -> list[str]:
         """Processes and containers of the run that are there now."""
         processes = [f"process {pid} on {host}" for host, found in self.processes().items() for pid, _ in found]
-        ask = ("podman", "ps", "--all", "--quiet", "--filter", f"label=muster.run={self.id}")
-        containers = [f"container {one} on {host}" for host in self.hosts for one in self.on_host(host, *ask).split()]
+        containers = [f"container {one} on {host}" for host in self.hosts for one in self.job_containers(host, "--all")]
         return processes + containers
+
+    def job_containers(self, host: str, *options: str) -> list[str]:
+        """`<engine> <id>` of the run's containers there, whatever engine the host has."""
+        listed = f"ps --quiet {' '.join(options)} --filter label=muster.run={self.id}"
+        each = f'for one in podman docker; do command -v $one >/dev/null && $one {listed} | sed "s/^/$one /"; done'
+        return self.on_host(host, "sh", "-c", each).splitlines()
 
     def end(self) -> None:
         """Whatever happened: no command goes on, and the hosts are right again."""

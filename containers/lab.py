@@ -175,8 +175,9 @@ def down(name: str, progress: Progress = lambda line: None) -> bool:
             podman("volume", "rm", *volumes)
         if networks:
             podman("network", "rm", *networks)
-        (BUILD / name / "cluster.json").unlink(missing_ok=True)  # what a deploy knew of these hosts
         written = _is_ours(folder)
+        if written or containers:  # else an inventory of the user's own may have this name
+            (BUILD / name / "cluster.json").unlink(missing_ok=True)  # what a deploy knew of these hosts
         if written:
             shutil.rmtree(folder)
     return bool(containers or volumes or networks or written)
@@ -387,6 +388,10 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _refuse_foreign_folder(folder: Path) -> None:
+    """Also a file beside it, inventory/<name>.yml: what is known of its hosts has the same place in build/."""
+    for other in sorted(folder.parent.glob(f"{folder.name}.*")):
+        what = f"what is known of its hosts would have the same place as that of a lab named {folder.name}"
+        raise ContainersError(what, str(other.relative_to(REPOSITORY)), "choose another name (LAB=name)")
     if folder.exists() and any(folder.iterdir()) and not _is_ours(folder):
         what = "this inventory was not written by `make lab` and is left unchanged"
         raise ContainersError(what, str(folder.relative_to(REPOSITORY)), "choose another name (LAB=name)")

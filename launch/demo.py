@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,8 @@ def demo(console: Console) -> int:
     if not control.has_root():
         fix = "run it as root (or with passwordless sudo); `make local` trains on this machine without root"
         raise refuse("make demo", "it makes container hosts on this machine, which needs root", fix)
+    if os.environ.get("LAB", LAB) != LAB:
+        raise refuse("LAB", f"make demo has a lab of its own, called {LAB}", "leave it out, or `make lab LAB=name`")
     path, began = Path(shown(ROOT / "inventory" / LAB)), time.monotonic()
     steps = Table(title="What the demo did")
     for column in ("step", "command", "seconds"):

@@ -171,13 +171,9 @@ def data(name: str, facts: Facts, asked: Asked) -> list[Verdict]:
     if asked.data_dir is None:
         return []
     known, dataset = fact(facts, "data"), clustermap.dataset_in(asked.data_dir)
-    bring = f"`make data SRC=<folder> NAME={dataset}` brings it"
     if not known["present"]:
-        if dataset:
-            what = f"the dataset {dataset}, as `make data` last brought it, is not there"
-            return [of_host("data", name, ERROR, what, bring)]
-        fix = "put the data there, or correct `data_dir` in the inventory"
-        return [of_host("data", name, ERROR, f"there is no folder {asked.data_dir}", fix)]
+        return [of_host("data", name, ERROR, *clustermap.no_data(asked.data_dir))]
+    bring = f"`make data SRC=<folder> NAME={dataset}` brings it"
     if known.get("closed"):
         what = f"ranks, which run as a user that the host does not have, cannot read {asked.data_dir}/{known['closed']}"
         return [of_host("data", name, ERROR, what, f"sudo chmod -R o+rX {shlex.quote(asked.data_dir)}")]

@@ -44,6 +44,14 @@ def dataset_in(data_dir: str | None) -> str | None:
     return found[1] if found else None
 
 
+def no_data(data_dir: str | None) -> tuple[str, str]:
+    """What is wrong with a host that has no such folder, and how to fix it."""
+    if dataset := dataset_in(data_dir):
+        fix = f"`make data SRC=<folder> NAME={dataset}` brings it"
+        return f"the dataset {dataset}, as `make data` last brought it, is not there", fix
+    return f"has no folder {data_dir} (data_dir)", "create it, or correct data_dir"
+
+
 @dataclass(frozen=True)
 class MapHost:
     """One host as the last deploy found it."""

@@ -15,7 +15,7 @@ from keeper import MASTER_PORTS, USER_ID, engines, ports
 from launch.cli import exits
 from launch.cli.refusal import Problem, Refusal
 from launch.hosts import ssh
-from launch.hosts.clustermap import REACH_PORTS, VPN_INTERFACE, MapHost, dataset_in
+from launch.hosts.clustermap import REACH_PORTS, VPN_INTERFACE, MapHost, no_data
 from launch.hosts.connection import Machine
 from launch.job import resume as resuming
 from launch.job.plan import Ports
@@ -132,9 +132,7 @@ def problems_of(host: MapHost, readiness: Readiness, image: str, is_master: bool
     if not readiness.has_image:
         problems.append(Problem(where, f"{NO_IMAGE} {image[:12]}", "run `make deploy`"))
     if not readiness.data_dir:
-        name = dataset_in(host.data_dir)
-        fix = f"`make data SRC=<folder> NAME={name}` brings it" if name else "create it, or correct data_dir"
-        problems.append(Problem(where, f"has no folder {host.data_dir} (data_dir)", fix))
+        problems.append(Problem(where, *no_data(host.data_dir)))
     if readiness.data_dir == "closed":
         what = f"its folder {host.data_dir} (data_dir) is closed to ranks, which run as a user that no host has"
         problems.append(Problem(where, what, f"there: sudo chmod -R o+rX {shlex.quote(str(host.data_dir))}"))

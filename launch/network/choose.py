@@ -372,7 +372,7 @@ def _why_not(
     if best.label == kept:
         return f"{figure}; {best.label} was chosen before and is as fast (`make deploy MEASURE=1` chooses again)"
     if _carries_ssh(other, carriers) and not _carries_ssh(best, carriers):
-        return f"{figure}, but it carries SSH"
+        return f"{figure}; it is as fast, but it carries SSH"
     return f"{figure}; {best.label} is as fast and comes first"
 
 

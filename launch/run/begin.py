@@ -168,7 +168,7 @@ def check_before_start(asked: Asked, machines: Sequence[Machine]) -> Ports:
         refusals = [_without_image(one) for one in in_the_way] or refusals
     if len(refusals) == 1:
         raise refusals[0]
-    problems = [problem for refusal in refusals for problem in refusal.problems]
+    problems = list(dict.fromkeys(problem for refusal in refusals for problem in refusal.problems))
     raise Refusal(problems, max(refusal.status for refusal in refusals))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from launch.cli import exits
+from launch.cli.make_variables import name_inventory
 from launch.cli.output import say
 from launch.cli.refusal import Refusal, refuse
 from launch.cli.signals import undisturbed
@@ -33,7 +34,7 @@ def fetch(path: Path, run: str, keep_runs: str, console: Console) -> int:
             raise refuse("RUN", f"run {run} has not ended on {where}", fix)
         wanted = [run] if run else [one for one, entries in listed.items() if _wants_gathering(one, entries)]
         for one in () if run else [one for one, entries in listed.items() if _goes_on(entries)]:
-            say(f"run {one} has not ended: `make attach RUN={one}` watches it")
+            say(name_inventory(f"run {one} has not ended: `make attach RUN={one}` watches it", path))
         for one in wanted:
             entries = answers if run else hosts.ask("runs", {"run": one})
             try:
@@ -49,7 +50,7 @@ def fetch(path: Path, run: str, keep_runs: str, console: Console) -> int:
             first = outcome.results_host(plan.hosts[0].host, documents)
             if not _gather(plan, {host: hosts.machines[host] for host in having}, kept_runs, first):
                 failed = exits.UNREACHABLE
-        if not wanted:
+        if not wanted and any(not isinstance(answer, BaseException) for answer in answers.values()):
             say("all runs that have ended on the hosts that answered are gathered")
     return failed
 

@@ -151,6 +151,26 @@ def test_an_inventory_that_is_not_a_labs_is_left_alone(tmp_path: Path, monkeypat
     assert mine.read_text() == "all: {hosts: {a: {}}}\n"
 
 
+def test_what_is_known_of_an_inventory_of_the_labs_name_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """build/rack is the place of inventory/rack.yml, too."""
+    monkeypatch.setattr(lab, "INVENTORIES", tmp_path / "inventory")
+    monkeypatch.setattr(lab, "BUILD", tmp_path / "build")
+    monkeypatch.setattr(lab, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(lab, "as_root", lambda: ())
+    monkeypatch.setattr(lab, "_containers", lambda name: [])
+    monkeypatch.setattr(lab, "_labelled", lambda kind, name: [])
+    known = tmp_path / "build" / "rack" / "cluster.json"
+    for path in (known, tmp_path / "inventory" / "rack.yml"):
+        path.parent.mkdir(parents=True)
+        path.write_text("{}\n")
+    assert not lab.down("rack") and known.exists()
+    with pytest.raises(engine.ContainersError, match="the same place") as refused:
+        lab.up("rack", 1)
+    assert refused.value.where == "inventory/rack.yml"
+
+
 # From here on with containers.
 
 

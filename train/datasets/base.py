@@ -137,7 +137,7 @@ class Files:
         return DataError(
             f"dataset {self.dataset}: {folder} has no {', '.join(names)}. "
             "Run once with --download, or name the folder that holds the datasets: with --data-dir, on hosts with "
-            "data_dir in the inventory"
+            "data_dir in the inventory; `make data SRC=<folder> NAME=<name>` brings one there"
         )
 
     def wrong(self, path: Path, what: str) -> DataError:

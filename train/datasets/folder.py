@@ -62,7 +62,8 @@ def read(files: Files) -> Dataset:
     if absent:
         raise DataError(
             f"dataset imagefolder: {' and '.join(map(str, absent))} not found. It needs train/ and val/, each with one "
-            f"folder of images for each class: name their parent with --data-dir (now {files.root})"
+            f"folder of images for each class: name their parent with --data-dir (now {files.root}), on hosts with "
+            "data_dir in the inventory; `make data SRC=<parent> NAME=<name>` brings it there"
         )
     classes = [sorted(entry.name for entry in folder.iterdir() if is_class(entry)) for folder in folders]
     if not classes[0]:

@@ -46,7 +46,9 @@ def test_without_run_all_ended_runs_are_gathered_that_nobody_has(
     has(hosts["h2"], entry("succeeded"), entry("succeeded", run="going"))
     assert fetch.fetch(INVENTORY, "", "", console()) == exits.SUCCEEDED
     assert sorted(gathers) == [("some-run", "h1"), ("some-run", "h2")]
-    assert "run going has not ended: `make attach RUN=going` watches it" in capsys.readouterr().out
+    assert (
+        "run going has not ended: `make attach RUN=going INVENTORY=inventory/lab` watches it" in capsys.readouterr().out
+    )
     has(hosts["h1"])
     has(hosts["h2"])
     assert fetch.fetch(INVENTORY, "", "", console()) == exits.SUCCEEDED

@@ -114,14 +114,20 @@ def test_wrong_settings_of_our_trainer_are_refused_before_the_start(tmp_path: Pa
 
 
 def test_all_that_stands_in_the_way_of_a_start_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And once what two checks have found."""
+    both, own = Problem("host h1", "is not ready", "wait"), Problem("host h2", "is not ready", "wait")
+
     def refuse_all(*arguments: object, **words: object) -> int:
-        raise refuse("host h1", "is not ready", "wait")
+        raise Refusal([both])
+
+    def refuse_more(*arguments: object, **words: object) -> int:
+        raise Refusal([both, own])
 
     monkeypatch.setattr(readiness, "check", refuse_all)
-    monkeypatch.setattr(check, "quick", refuse_all)
+    monkeypatch.setattr(check, "quick", refuse_more)
     with pytest.raises(Refusal) as refused:
         before_start("--epochs 0")
-    assert [problem.where for problem in refused.value.problems] == ["ARGS", "host h1", "host h1"]
+    assert [problem.where for problem in refused.value.problems] == ["ARGS", "host h1", "host h2"]
 
 
 def test_missing_script_workload_or_both(tmp_path: Path) -> None:
@@ -191,6 +197,11 @@ def test_what_a_host_answers_at_first_sight(answer: str, said: list[str]) -> Non
     problems = preflight.problems_in(Target("h1", "192.0.2.1", user="me"), answer)
     assert len(problems) == len(said)
     assert all(text in problem.what for text, problem in zip(said, problems, strict=True))
+
+
+def test_a_python_that_the_inventory_names_wrongly_is_named() -> None:
+    [problem] = preflight.problems_in(Target("h1", "192.0.2.1", python="/usr/bin/python4"), "python=\nroot=yes\n")
+    assert "/usr/bin/python4 is no Python" in problem.what and "ansible_python_interpreter" in problem.fix
 
 
 @pytest.fixture
