@@ -70,6 +70,18 @@ def test_yaml_error_names_file_and_line(tmp_path: Path) -> None:
     assert "hosts.yml, line" in said and "YAML" in said
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("all:\n  hosts:\n    - 192.0.2.1\n", 'Invalid "hosts" entry for "all" group, requires a dictionary\n'),
+        ("all:\n  hosts:\n    a: 192.0.2.1\n", "expected dictionary and got: 192.0.2.1\n"),
+    ],
+)
+def test_a_host_that_is_no_key_with_variables(tmp_path: Path, text: str, said: str) -> None:
+    found = refusal(tmp_path, text)
+    assert said in found and "such as `h1: {ansible_host: 10.0.0.1}`" in found
+
+
 def test_host_twice(tmp_path: Path) -> None:
     said = refusal(tmp_path, "all:\n  hosts:\n    a: {ansible_host: 192.0.2.1}\n    a: {ansible_host: 192.0.2.2}\n")
     assert "line 4" in said and "`a` stands here twice" in said
