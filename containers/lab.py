@@ -391,10 +391,10 @@ def _refuse_foreign_folder(folder: Path) -> None:
     """Also a file beside it, inventory/<name>.yml: what is known of its hosts has the same place in build/."""
     for other in sorted(folder.parent.glob(f"{folder.name}.*")):
         what = f"what is known of its hosts would have the same place as that of a lab named {folder.name}"
-        raise ContainersError(what, str(other.relative_to(REPOSITORY)), "choose another name (LAB=name)")
+        raise BadOption(what, str(other.relative_to(REPOSITORY)), "choose another name (LAB=name)")
     if folder.exists() and any(folder.iterdir()) and not _is_ours(folder):
         what = "this inventory was not written by `make lab` and is left unchanged"
-        raise ContainersError(what, str(folder.relative_to(REPOSITORY)), "choose another name (LAB=name)")
+        raise BadOption(what, str(folder.relative_to(REPOSITORY)), "choose another name (LAB=name)")
 
 
 @contextlib.contextmanager

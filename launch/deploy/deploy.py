@@ -226,7 +226,7 @@ def _place(
         whole = size(sum(export.blobs.values()))
         addresses = {name: end.address for name, end in below.endpoints.items()}
         with phases.phase(
-            "distribute", f"Distributing the image ({whole}, sent compressed; a host gets what it lacks)"
+            "distribute", f"Distributing the image ({whole} unpacked, sent compressed; a host gets what it lacks)"
         ):
             to = [machine for machine in machines if machine.name in lacking]
             placed |= distribution.distribute(to, addresses, image, export, phases.say, below.links, builder)
