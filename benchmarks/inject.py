@@ -125,9 +125,8 @@ def stop_container(host: str) -> Callable[[Run], float]:
 
     def inject(run: Run) -> float:
         at = time.monotonic()
-        [found] = run.job_containers(host)
-        engine, container = found.split()
-        run.on_host(host, engine, "stop", container)
+        engine = run.engine(host)
+        run.on_host(host, "sh", "-c", f"{engine} stop $({engine} ps --quiet --filter label=muster.run={run.id})")
         return at
 
     return inject

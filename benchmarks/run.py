@@ -163,6 +163,10 @@ class Run:
                         found[host].append((int(folder.name), int(inner[1])))
         return found
 
+    def engine(self, host: str) -> str:
+        """The container engine that the run is in there."""
+        return str(next(one["command"][0] for one in self.plan["hosts"] if one["host"] == host))
+
     def on_host(self, host: str, *words: str) -> str:
         """Run a command inside a host, past SSH."""
         done = subprocess.run(["podman", "exec", self.container(host), *words], capture_output=True, text=True,
@@ -176,14 +180,10 @@ class Run:
     def left(self) -> list[str]:
         """Processes and containers of the run that are there now."""
         processes = [f"process {pid} on {host}" for host, found in self.processes().items() for pid, _ in found]
-        containers = [f"container {one} on {host}" for host in self.hosts for one in self.job_containers(host, "--all")]
+        ask = ("ps", "--all", "--quiet", "--filter", f"label=muster.run={self.id}")
+        listed = {host: self.on_host(host, self.engine(host), *ask).split() for host in self.hosts}
+        containers = [f"container {one} on {host}" for host, found in listed.items() for one in found]
         return processes + containers
-
-    def job_containers(self, host: str, *options: str) -> list[str]:
-        """`<engine> <id>` of the run's containers there, whatever engine the host has."""
-        listed = f"ps --quiet {' '.join(options)} --filter label=muster.run={self.id}"
-        each = f'for one in podman docker; do command -v $one >/dev/null && $one {listed} | sed "s/^/$one /"; done'
-        return self.on_host(host, "sh", "-c", each).splitlines()
 
     def end(self) -> None:
         """Whatever happened: no command goes on, and the hosts are right again."""

@@ -125,7 +125,7 @@ def up(
     _refuse_too_many_cpus(hosts, cpus)
     rate = lab_plan.link_rate(link) if link else None
     folder = INVENTORIES / name
-    _refuse_foreign_folder(folder)
+    _refuse_foreign_inventory(folder)
     # SIGTERM, too, raises KeyboardInterrupt, so that what was created is removed.
     with locked(BUILD / "lab.lock"), _handled(signal.SIGTERM, signal.default_int_handler):
         there = {entry["Labels"][HOST_LABEL]: entry for entry in _containers(name)}
@@ -387,7 +387,7 @@ def _is_ours(folder: Path) -> bool:
     return hosts.is_file() and hosts.read_text().startswith(MARK)
 
 
-def _refuse_foreign_folder(folder: Path) -> None:
+def _refuse_foreign_inventory(folder: Path) -> None:
     """Also a file beside it, inventory/<name>.yml: what is known of its hosts has the same place in build/."""
     for other in sorted(folder.parent.glob(f"{folder.name}.*")):
         what = f"what is known of its hosts would have the same place as that of a lab named {folder.name}"

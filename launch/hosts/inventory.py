@@ -279,7 +279,7 @@ def _syntax_problem(path: Path, stderr: str) -> Problem:
             return Problem(where, f"`{twice[1]}` stands here twice", "keep one of the two entries")
         return Problem(where, f"not valid YAML: {what}", "correct this line")
     shape = re.search(r"with 'yaml' plugin: (Invalid .+?)(?:, found \"<|\n\nFailed)", stderr, re.DOTALL)
-    if shape and path.suffix != ".ini":
+    if shape:
         fix = "write every host as a key with its variables, such as `h1: {ansible_host: 10.0.0.1}`"
         return Problem(where, f"Ansible cannot read this inventory: {' '.join(shape[1].split())}", fix)
     reason = _last_line(stderr)

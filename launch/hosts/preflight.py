@@ -52,12 +52,12 @@ def problems_in(target: Target, answer: str) -> list[Problem]:
     found = dict(line.split("=", 1) for line in answer.splitlines() if "=" in line)
     where, problems = f"host {target.name}", []
     python, root = found.get("python", ""), found.get("root", "no answer")
-    if not python:
-        named = target.python if target.python != "python3" else ""
+    if not python and target.python != "python3":
+        fix = "correct ansible_python_interpreter, or leave it out: python3 is taken then"
+        problems.append(Problem(where, f"SSH works, but {target.python} is no Python, which Ansible needs", fix))
+    elif not python:
         fix = "install it there: `apt-get install python3`, or what the host's system calls it"
-        fix = "correct ansible_python_interpreter, or leave it out: python3 is taken then" if named else fix
-        what = f"SSH works, but {named} is no Python" if named else "SSH works, but there is no python3"
-        problems.append(Problem(where, f"{what}, which Ansible needs", fix))
+        problems.append(Problem(where, "SSH works, but there is no python3, which Ansible needs", fix))
     elif tuple(map(int, python.split("."))) < OLDEST_PYTHON:
         what = f"python3 is {python}; Ansible needs {'.'.join(map(str, OLDEST_PYTHON))} or newer"
         problems.append(Problem(where, what, "install a newer python3, or set ansible_python_interpreter"))

@@ -107,12 +107,12 @@ def bring(of: Engine, ref: str, identity: str, index: str, sizes: dict[str, int]
     """Makes `ref` stand for the image. Returns what was needed. Raises RuntimeError with words for the user."""
     known = known_images(of)
     ledger = json.loads(read(LEDGER) or '{"images": {}, "stale": []}')
-    # Of a host that has built the image itself, the engine does not know any more what the name stood for.
-    former = {known.names.get(ref), ledger["images"].get(ref, {}).get("id")}
-    # Names that the engine no longer knows; and images without one: somebody removed it, or a deploy was killed before.
-    gone = {name for name, image in ledger["images"].items() if known.names.get(name) != image["id"]}
-    former |= {ledger["images"].pop(name)["id"] for name in gone} | {one for one in known.by_id if not known.ids[one]}
-    former -= {None, identity}
+    kept = {name: image for name, image in ledger["images"].items() if known.names.get(name) == image["id"]}
+    # Images that have lost their names: to another one that was built here, or as somebody removed them.
+    former = {image["id"] for name, image in ledger["images"].items() if name not in kept}
+    former |= {one for one in known.by_id if not known.ids[one]}  # or never had one, as a deploy was killed before
+    former = (former | {known.names.get(ref)}) - {None, identity}
+    ledger["images"] = kept
     wanted = needed(known, ref, identity)
     if wanted == "pull":
         pull(of, identity, index, sizes)
