@@ -40,6 +40,8 @@ class Lab:
 
     name: str
     first_deploy: str = ""
+    first_sent: int = 0  # bytes that came to the hosts from this machine in that deploy, packages of a mirror included
+    first_hosts: dict[str, Any] = field(default_factory=dict)  # what it distributed: hosts of deploy.json
     bare: dict[str, str] = field(default_factory=dict)  # what was on each host before that: `everything`
     clone: Path | None = None  # where commands are typed, if not in this one
     started: list[subprocess.Popen[str]] = field(default_factory=list)
@@ -52,6 +54,12 @@ class Lab:
     def cluster(self) -> dict[str, Any]:
         """The cluster map."""
         loaded: dict[str, Any] = json.loads((Path("build") / self.name / "cluster.json").read_text())
+        return loaded
+
+    @property
+    def deployed(self) -> dict[str, Any]:
+        """What the last deploy distributed to each host."""
+        loaded: dict[str, Any] = json.loads((Path("build") / self.name / "deploy.json").read_text())["hosts"]
         return loaded
 
     def environment(self, **variables: object) -> dict[str, str]:
@@ -137,6 +145,12 @@ class Lab:
             timeout=300,
         ).stdout.strip()
         subprocess.run(["nsenter", "-t", pid, "-n", *words], check=True, timeout=300)
+
+    def sent(self) -> int:
+        """Bytes that have gone to the hosts over the management network, but for what they sent one another."""
+        words = ["podman", "network", "inspect", "--format={{.NetworkInterface}}", f"muster-{self.name}-management"]
+        bridge = subprocess.run(words, capture_output=True, text=True, check=True, timeout=300).stdout.strip()
+        return int(Path(f"/sys/class/net/{bridge}/statistics/tx_bytes").read_text())
 
     def shape(self, rate: str | None) -> None:
         """Both NICs of every host at one rate, so that a busy test machine does not decide which network is faster."""
@@ -236,7 +250,9 @@ def lab(container_engine: None) -> Iterator[Lab]:
         must(made.fab("trust", YES=1))
         made.bare = {host: made.everything(host) for host in HOSTS[1:]}
         made.shape("1gbit")
+        before_deploy = made.sent()
         made.first_deploy = must(made.fab("deploy", 1800))
+        made.first_sent, made.first_hosts = made.sent() - before_deploy, made.deployed
         made.shape(None)
         yield made
     finally:

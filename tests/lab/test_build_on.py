@@ -92,5 +92,5 @@ def test_without_root_and_engine_a_host_builds(lab: Lab, laptop: Laptop) -> None
     assert "h2" in laptop.make("check", "FORECAST=0", "NODES=2")
     ran = laptop.make("train", "NODES=2", "WORKLOAD=job", "SCRIPT=reduce.py")
     assert "image: localhost/muster/workload-job:latest" in ran and "succeeded" in ran, ran
-    again = laptop.make("train", "NODES=2", "WORKLOAD=job", "SCRIPT=reduce.py")
+    again = laptop.make("train", "NODES=2", "WORKLOAD=job", "SCRIPT=ticks.py", "ARGS=1")
     assert "image: localhost" not in again and "succeeded" in again, again  # it is known that nothing has changed

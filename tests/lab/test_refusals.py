@@ -161,7 +161,7 @@ def test_a_sudo_password_is_used_and_a_wrong_one_is_refused(lab: Lab, copy: Path
         done = lab.fab("deploy", INVENTORY=copy)
         assert done.returncode == 0, done.stdout
         assert "right" not in next(Path("build").glob("copy-*/cluster.json")).read_text()
-        done = lab.train("reduce.py", INVENTORY=copy, NODES=2)
+        done = lab.train("ticks.py", "1", INVENTORY=copy, NODES=2)
         assert done.returncode == 0, done.stdout
     finally:
         lab.remove_user("h2", "asks")

@@ -83,12 +83,14 @@ def test_a_canary_is_found_nowhere(lab: Lab, copy: Path, tmp_path: Path) -> None
     secret = tmp_path / "secrets" / "TOKEN"
     secret.write_text(SECRET)
     secret.chmod(0o600)
-    run = lab.start("train", WORKLOAD=WORKLOAD, SCRIPT="ticks.py", NODES=2, SECRETS=secret.parent, **vaulted)
+    job = {"WORKLOAD": WORKLOAD, "SCRIPT": "ticks.py", "ARGS": 3000}
+    run = lab.start("train", NODES=2, SECRETS=secret.parent, **job, **vaulted)
     said = read_until(run, "tick 5")
     found = {host: lab.on(host, find(lab, host), check=False) for host in HOSTS}
     there = lab.on("h2", "cat /run/muster/*/secrets/TOKEN; stat --format %a /run/muster/*/secrets/TOKEN")
+    stopped = lab.fab("stop", RUN=said.split("muster | run ")[1].split(":")[0], GRACE=1, **vaulted)
     said += run.communicate(timeout=120)[0]
-    assert run.returncode == 0 and there == f"{SECRET}400", said
+    assert (stopped.returncode, run.returncode, there) == (0, 130, f"{SECRET}400"), stopped.stdout + said
     assert found == dict.fromkeys(HOSTS, "")
     assert lab.on("h2", "ls -A /run/muster") == ".deploy"
 
@@ -96,4 +98,4 @@ def test_a_canary_is_found_nowhere(lab: Lab, copy: Path, tmp_path: Path) -> None
     ours = [folder, *Path("build").glob("copy-with-vault*")]
     done = subprocess.run(["grep", "-lra", "c4nar[y]", *ours], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == ""
-    assert not [text for text in (failed.stdout, deployed.stdout, said) if "c4nary" in text]
+    assert not [text for text in (failed.stdout, deployed.stdout, said, stopped.stdout) if "c4nary" in text]
