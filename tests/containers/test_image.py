@@ -154,22 +154,15 @@ def test_the_same_sources_give_the_same_image_without_a_step_done_again(
 
 
 @pytest.mark.lab
-def test_a_code_change_makes_one_new_small_layer(training: Image, changed_code: Image) -> None:
+def test_a_code_change_makes_one_new_small_layer_which_the_pool_forgets(training: Image, changed_code: Image) -> None:
     old, new = layers(training.id), layers(changed_code.id)
     assert len(old) == len(new)
     assert [one == other for one, other in zip(old, new, strict=True)] == [True] * (len(old) - 1) + [False]
-    known = blobs_of(image.export_oci(training, QUIET))
-    export = image.export_oci(changed_code, QUIET)
-    pool = export.path / "blobs" / "sha256"
-    assert sum((pool / name).stat().st_size for name in blobs_of(export) - known) < 4e6
-
-
-@pytest.mark.lab
-def test_the_pool_forgets_an_image_that_is_gone(training: Image, changed_code: Image) -> None:
     kept, changed = (blobs_of(image.export_oci(one, QUIET)) for one in (training, changed_code))
-    own = changed - kept
+    own, pool = changed - kept, image.POOL / "blobs" / "sha256"
     assert len(own) == 3  # manifest, config, one layer
-    pool = image.POOL / "blobs" / "sha256"
+    assert sum((pool / name).stat().st_size for name in own) < 4e6
+
     engine.podman("untag", changed_code.ref)
     image.export_oci(training, QUIET)
     assert own <= set(os.listdir(pool))  # they may be on their way to a host

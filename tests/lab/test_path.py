@@ -17,7 +17,7 @@ from containers import engine
 from containers.workload_image import reference_of
 from keeper import PROJECT_DIR
 from tests.clone import ROOT, copy_clone, make
-from tests.lab.conftest import HOSTS, Lab, summary_of
+from tests.lab.conftest import HOSTS, Lab, must, summary_of
 
 pytestmark = pytest.mark.lab
 
@@ -52,29 +52,20 @@ def test_a_second_deploy_has_nothing_to_do_and_a_play_of_its_own_changes_nothing
     assert done.returncode == 0 and sorted(recaps(done.stdout)) == [(host, 0) for host in HOSTS], done.stdout
 
 
-def test_training_on_two_hosts_leaves_everything_here(lab: Lab) -> None:
-    done = lab.fab("train", NODES=1, ARGS="--epochs 1")
-    folder, summary = summary_of(done.stdout)
-    assert done.returncode == 0, done.stdout
-    assert (summary["status"], summary["world_size"]) == ("succeeded", 1)
+def test_training_on_two_hosts_leaves_everything_here_and_can_be_repeated_to_the_bit(lab: Lab) -> None:
     done = lab.fab("train", NODES=2, ARGS="--epochs 2")
     assert done.returncode == 0, done.stdout
-    folder, summary = summary_of(done.stdout)
+    first, summary = summary_of(done.stdout)
     assert (summary["status"], summary["exit_status"], summary["failed_rank"]) == ("succeeded", 0, None)
     assert (summary["nodes"], summary["world_size"]) == (2, 3)
     assert summary["master_addr"] == lab.cluster["hosts"][0]["address"]
     assert summary["test_accuracy"] > 0.3 and summary["images_per_second"] > 0 and summary["train_seconds"] > 0
     written = ("plan.json", "metrics.jsonl", "result.json", "curves.png", "report.html")
     for name in (*written, "logs/h1/rank-0.log", "logs/h2/rank-2.log"):
-        assert (folder / name).is_file(), name
-    assert list((folder / "checkpoints").glob("*.pt")) and list((folder / "checkpoints").glob("*.json"))
+        assert (first / name).is_file(), name
+    assert list((first / "checkpoints").glob("*.pt")) and list((first / "checkpoints").glob("*.json"))
     assert "h1 rank 0 | " in done.stdout and done.stdout.strip().splitlines()[-1].endswith("succeeded")
 
-
-def test_a_run_is_repeated_to_the_bit(lab: Lab) -> None:
-    done = lab.fab("train", NODES=2, ARGS="--epochs 1 --model shufflenet_v2_x0_5")
-    assert done.returncode == 0, done.stdout
-    first, _ = summary_of(done.stdout)
     done = lab.fab("reproduce", RUN=first.name)
     assert done.returncode == 0, done.stdout
     folder, summary = summary_of(done.stdout)
@@ -83,6 +74,11 @@ def test_a_run_is_repeated_to_the_bit(lab: Lab) -> None:
     assert "tensors of the checkpoint" in done.stdout
     refused = lab.fab("reproduce", RUN=first.name, NODES=1)
     assert refused.returncode == 2 and "NODES: it is taken from the run" in refused.stdout
+
+
+def test_training_on_one_host(lab: Lab) -> None:
+    _, summary = summary_of(must(lab.fab("train", NODES=1, ARGS="--epochs 1 --model shufflenet_v2_x0_5")))
+    assert (summary["status"], summary["nodes"], summary["world_size"]) == ("succeeded", 1, 1)
 
 
 def test_a_users_own_script_runs_on_all_hosts_with_unequal_ranks(lab: Lab) -> None:
