@@ -118,12 +118,13 @@ def test_bad_arguments_of_a_check_are_one_message(lab: Lab) -> None:
 
 
 def test_the_way_to_communicate_is_chosen_from_measurements_before_the_start(lab: Lab, shaped: None) -> None:
-    trained = "--epochs 1 --communication auto --allow-approximate"
+    lab.shape("100mbit")  # so that a small model, which is measured in less time, waits for the network
+    trained = "--epochs 1 --model shufflenet_v2_x0_5 --communication auto --allow-approximate"
     done = lab.fab("train", NODES=2, ARGS=trained)
     assert done.returncode == 0, done.stdout
     measuring, chosen = [line for line in done.stdout.splitlines() if line.startswith("muster | communication: ")]
     assert "measuring steps and exchanges on 2 hosts" in measuring
     plan = json.loads((summary_of(done.stdout)[0] / "plan.json").read_text())
     assert "--communication" not in plan["args"] and "--allow-approximate" not in plan["args"]
-    links = " ".join(plan["args"][2:])  # after --epochs 1
+    links = " ".join(plan["args"][4:])  # after --epochs and --model
     assert f"communication: {links or 'nothing is changed'}: " in chosen
