@@ -31,6 +31,7 @@ from tests.sweep import lab_name
 FAB = Path(sys.executable).parent / "fab"
 WORKLOAD = "tests/lab/test_jobs"
 HOSTS = ("h1", "h2", "h3")
+SMALL = "--model shufflenet_v2_x0_5"  # of our trainer's models the one that takes the least time
 ENGINES = dict(zip(HOSTS, os.environ.get("MUSTER_TEST_ENGINES", "podman,docker,podman").split(","), strict=True))
 
 

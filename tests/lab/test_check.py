@@ -14,7 +14,7 @@ from launch.health import check
 from launch.health.verdicts import ERROR, HEALTHY, Verdict
 from launch.hosts import clustermap
 from launch.hosts.connection import machines
-from tests.lab.conftest import HOSTS, Lab, summary_of
+from tests.lab.conftest import HOSTS, SMALL, Lab, summary_of
 
 pytestmark = pytest.mark.lab
 
@@ -119,7 +119,7 @@ def test_bad_arguments_of_a_check_are_one_message(lab: Lab) -> None:
 
 def test_the_way_to_communicate_is_chosen_from_measurements_before_the_start(lab: Lab, shaped: None) -> None:
     lab.shape("100mbit")  # so that a small model, which is measured in less time, waits for the network
-    trained = "--epochs 1 --model shufflenet_v2_x0_5 --communication auto --allow-approximate"
+    trained = f"--epochs 1 {SMALL} --communication auto --allow-approximate"
     done = lab.fab("train", NODES=2, ARGS=trained)
     assert done.returncode == 0, done.stdout
     measuring, chosen = [line for line in done.stdout.splitlines() if line.startswith("muster | communication: ")]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.conftest import HOSTS, Lab, must, wait_for
+from tests.lab.conftest import HOSTS, SMALL, Lab, must, wait_for
 from tests.train.dataset_files import write_stl10
 
 pytestmark = pytest.mark.lab
@@ -37,7 +37,7 @@ def test_a_dataset_comes_to_all_hosts_and_a_run_sees_it(lab: Lab, source: Path) 
     came = {host: float(size) for host, size in re.findall(r"(h\d): (\S+) MiB came", said)}
     assert came.keys() == set(HOSTS) and came["h1"] > 119 > 115 > came["h2"], said  # it had had more than 10
 
-    must(lab.fab("train", ARGS="--dataset stl10 --epochs 1 --batch-size 4 --image-size 32", NODES=2))
+    must(lab.fab("train", ARGS=f"--dataset stl10 --epochs 1 --batch-size 4 --image-size 32 {SMALL}", NODES=2))
 
     (source / "more").write_bytes(b"more")
     again = must(lab.fab("data", SRC=str(source), NAME="stl10"))

@@ -17,7 +17,7 @@ from containers import engine
 from containers.workload_image import reference_of
 from keeper import PROJECT_DIR
 from tests.clone import ROOT, copy_clone, make
-from tests.lab.conftest import HOSTS, Lab, must, summary_of
+from tests.lab.conftest import HOSTS, SMALL, Lab, must, summary_of
 
 pytestmark = pytest.mark.lab
 
@@ -77,7 +77,7 @@ def test_training_on_two_hosts_leaves_everything_here_and_can_be_repeated_to_the
 
 
 def test_training_on_one_host(lab: Lab) -> None:
-    _, summary = summary_of(must(lab.fab("train", NODES=1, ARGS="--epochs 1 --model shufflenet_v2_x0_5")))
+    _, summary = summary_of(must(lab.fab("train", NODES=1, ARGS=f"--epochs 1 {SMALL}")))
     assert (summary["status"], summary["nodes"], summary["world_size"]) == ("succeeded", 1, 1)
 
 
@@ -172,7 +172,7 @@ def test_a_clone_in_a_path_with_blanks_trusts_deploys_and_trains(lab: Lab, tmp_p
     for made in (ROOT / "build").iterdir():  # what is built once, but not what is known of the lab
         if made.name != lab.name:
             (clone / "build" / made.name).symlink_to(made)
-    for words in (("trust", "YES=1"), ("deploy",), ("train", "NODES=2", "ARGS=--epochs 1")):
+    for words in (("trust", "YES=1"), ("deploy",), ("train", "NODES=2", f"ARGS=--epochs 1 {SMALL}")):
         done = make(clone, *words, f"INVENTORY={inventory}", seconds=540)
         assert done.returncode == 0, done.stdout + done.stderr
     (run,) = (clone / "runs").iterdir()

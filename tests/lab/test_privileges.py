@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from tests.lab.test_endings import read_until
 
 pytestmark = pytest.mark.lab
 
-#: Prints the ports of an address that answer, as JSON: connections to all of them, a thousand at a time.
+#: Prints which of these ports of an address answer, as JSON: connections to all of them, a thousand at a time.
 SCAN = """
 import asyncio, json, resource, sys
 _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -35,13 +35,17 @@ async def main(ports):
     found = await asyncio.gather(*(answers(port, at_once) for port in ports))
     print(json.dumps([port for port, answered in zip(ports, found) if answered]))
 
-asyncio.run(main(range(1, 65536)))
+asyncio.run(main(PORTS))
 """
 
 
-def answering(lab: Lab, host: str, address: str) -> list[int]:
-    """The TCP ports of an address that answer a host."""
-    found: list[int] = json.loads(lab.on(host, f"python3 - {address} <<'END'\n{SCAN}\nEND"))
+OTHERS = [22, 40404]  # sshd, and a program that is no run's
+
+
+def answering(lab: Lab, host: str, address: str, ports: Sequence[int]) -> list[int]:
+    """The TCP ports of an address, of these, that answer a host."""
+    scan = SCAN.replace("PORTS", repr(ports))
+    found: list[int] = json.loads(lab.on(host, f"python3 - {address} <<'END'\n{scan}\nEND"))
     return found
 
 
@@ -74,16 +78,17 @@ def seen(lab: Lab) -> Iterator[Seen]:
     training, other = addresses(lab, 0)
     process = lab.start("train", WORKLOAD="tests/lab/test_jobs", SCRIPT="rights.py", ARGS=addresses(lab, 2)[1], NODES=2)
     printed = read_until(process, "all have said it")
+    ports = listening(lab, "h1")
+    known = sorted([*OTHERS, *ports])
     lab.on("h1", "(python3 -m http.server 40404 >/dev/null 2>&1 & echo $! >/run/http.pid)")
     try:
         answers = {
-            "h3": answering(lab, "h3", training),
-            "h3 by the other network": answering(lab, "h3", other),
-            "h2": answering(lab, "h2", training),
+            "h3": answering(lab, "h3", training, range(1, 65536)),
+            "h3 by the other network": answering(lab, "h3", other, known),
+            "h2": answering(lab, "h2", training, known),
         }
     finally:
         lab.on("h1", "kill $(cat /run/http.pid); rm /run/http.pid")
-    ports = listening(lab, "h1")
     folders = lab.on("h1", "find /var/lib/muster /run/muster -perm /o+w -not -type l")
     run = printed.split("muster | run ")[1].split(":")[0]
     stopped = lab.fab("stop", RUN=run, GRACE=1)
@@ -113,9 +118,8 @@ def test_a_run_leaves_memory_and_threads_to_its_host(lab: Lab, seen: Seen) -> No
 
 def test_no_port_of_a_live_run_answers_a_host_that_is_not_in_it(lab: Lab, seen: Seen) -> None:
     assert set(seen.listening.values()) == {addresses(lab, 0)[0]} and len(seen.listening) >= 3  # keeper, store, gloo
-    others = [22, 40404]  # sshd, and a program that is no run's
-    assert seen.answering["h3"] == seen.answering["h3 by the other network"] == others
-    assert seen.answering["h2"] == sorted([*others, *seen.listening])
+    assert seen.answering["h3"] == seen.answering["h3 by the other network"] == OTHERS
+    assert seen.answering["h2"] == sorted([*OTHERS, *seen.listening])
 
 
 def test_ranks_may_call_others(seen: Seen) -> None:

@@ -8,13 +8,13 @@ import signal
 
 import pytest
 
-from tests.lab.conftest import Lab, summary_of
+from tests.lab.conftest import SMALL, Lab, summary_of
 
 pytestmark = pytest.mark.lab
 
 
 def test_a_stopped_run_goes_on_from_where_it_was_saved(lab: Lab) -> None:
-    process = lab.start("train", NODES=2, ARGS="--epochs 200")
+    process = lab.start("train", NODES=2, ARGS=f"--epochs 200 {SMALL}")
     assert process.stdout is not None
     printed = ""
     while "epoch 1/200  loss" not in printed:

@@ -17,7 +17,7 @@ import pytest
 from benchmarks.away import another_clone
 from keeper import MASTER_PORTS
 from launch.hosts.clustermap import REACH_PORTS
-from tests.lab.conftest import WORKLOAD, Lab, summary_of, wait_for
+from tests.lab.conftest import SMALL, WORKLOAD, Lab, summary_of, wait_for
 from tests.lab.test_endings import read_until
 
 pytestmark = pytest.mark.lab
@@ -99,7 +99,9 @@ def test_of_two_starts_at_the_same_moment_one_runs_and_the_other_is_told_of_it(l
     people = {"ann": lab, "eve": from_another_machine(lab, tmp_path)}
     folders = {who: (one.clone or Path()) / "runs" for who, one in people.items()}
     before = {run for folder in folders.values() for run in folder.glob("*")}
-    started = {who: one.start("train", SUDO_USER=who, NODES=2, ARGS="--epochs 1") for who, one in people.items()}
+    started = {
+        who: one.start("train", SUDO_USER=who, NODES=2, ARGS=f"--epochs 1 {SMALL}") for who, one in people.items()
+    }
     said = {who: process.communicate(timeout=300)[0] for who, process in started.items()}
     ends = {process.returncode: who for who, process in started.items()}
     assert sorted(ends) == [0, 2], said

@@ -12,7 +12,7 @@ import pytest
 
 from containers import ubuntu
 from containers.engine import ContainersError
-from tests.lab.conftest import Lab, must, summary_of
+from tests.lab.conftest import SMALL, Lab, must, summary_of
 from tests.lab.test_teardown import differences
 from tests.sweep import lab_name
 
@@ -49,7 +49,7 @@ def test_hosts_of_two_systems_train_together_and_are_as_they_were_after_a_teardo
     deployed = must(mixed.fab("deploy", 900))
     assert all(f"{system}, podman " in deployed for system in SYSTEMS.values()), deployed
     assert "not measured" not in deployed, deployed
-    _, summary = summary_of(must(mixed.fab("train", ARGS="--epochs 1")))
+    _, summary = summary_of(must(mixed.fab("train", ARGS=f"--epochs 1 {SMALL}")))
     assert (summary["status"], summary["nodes"], summary["world_size"]) == ("succeeded", 2, 2)
     must(mixed.fab("teardown", PACKAGES=1))
     for host in SYSTEMS:
