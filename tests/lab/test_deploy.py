@@ -4,11 +4,13 @@ once, and hosts pass it on to hosts, past one whose port is blocked."""
 from __future__ import annotations
 
 import re
-import shlex
+import subprocess
+from pathlib import Path
 
 import pytest
 
-from tests.lab.conftest import HOSTS, WORKLOAD, Lab, wait_for
+from containers.workload_image import reference_of
+from tests.lab.conftest import WORKLOAD, Lab, wait_for
 
 pytestmark = pytest.mark.lab
 
@@ -34,14 +36,6 @@ def test_a_deploy_beside_a_run_measures_nothing_and_of_two_deploys_the_second_is
     run.communicate(timeout=300)
 
 
-def remove_image(lab: Lab, host: str, reference: str) -> None:
-    """Remove an image from a host, if it is there."""
-    engine = lab.engine(host)
-    images = engine.read_images(lab.on(host, shlex.join(engine.image_words)))
-    if identity := images.names.get(reference):
-        lab.on(host, shlex.join([engine.name, "rmi", "--force", *engine.all_names(identity, images)]))
-
-
 def test_the_image_is_sent_once_to_three_bare_hosts(lab: Lab) -> None:
     image_bytes = lab.first_hosts["h1"]["bytes_sent"]
     assert image_bytes > 50e6
@@ -51,18 +45,18 @@ def test_the_image_is_sent_once_to_three_bare_hosts(lab: Lab) -> None:
     assert image_bytes < lab.first_sent < 1.9 * image_bytes, lab.first_sent  # with the packages of three hosts
 
 
-def test_a_host_whose_port_is_blocked_is_passed_by(lab: Lab) -> None:
-    """What h1's process of the SSH user answers is dropped; the test of the links is root's. h2 gets its image."""
-    for host in HOSTS[:2]:
-        remove_image(lab, host, "localhost/muster/workload-test-jobs:latest")
+def test_a_host_whose_port_is_blocked_is_passed_by(lab: Lab, tmp_path: Path) -> None:
+    """What h1's process of the SSH user answers is dropped; the test of the links is root's. h2 gets a new image."""
+    (tmp_path / "main.py").write_text(f"print('{tmp_path}')\n")
     lab.on(
         "h1",
         "nft add table inet test; nft add chain inet test out '{ type filter hook output priority 0; }'; "
         "nft add rule inet test out meta skuid muster tcp sport 29400-29415 drop",
     )
     try:
-        done = lab.train("ticks.py", "1", NODES=2)
+        done = lab.fab("train", WORKLOAD=tmp_path, SCRIPT="main.py", NODES=2)
     finally:
         lab.on("h1", "nft delete table inet test")
+        subprocess.run(["podman", "rmi", "--force", reference_of(tmp_path)], capture_output=True, timeout=300)
     assert done.returncode == 0, done.stdout
     assert "h2 takes layers from the control machine, as h1 cannot be used: no answer" in done.stdout, done.stdout
