@@ -11,7 +11,7 @@ import json
 import os
 import pwd
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple
+from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 
 from ansible.module_utils import muster_docker, muster_driver, muster_packages, muster_podman
 from ansible.module_utils.muster_engines import (
@@ -91,16 +91,28 @@ def missing_packages(packages: Dict[str, str]) -> List[str]:
 
 
 def make_folders(root: Path, owner: str, check_mode: bool) -> bool:
-    """Makes Muster's folders for the SSH user, who then sends files without sudo. Returns whether it changed any."""
+    """Makes Muster's folders for the SSH user, who then sends files without sudo. Returns whether it changed any.
+
+    Of another user, who was the SSH user before, images and datasets are taken over with all that is in them.
+    """
     user = pwd.getpwnam(owner)
     wanted = (user.pw_uid, user.pw_gid)
-    names = ("", "images", "images/oci", "images/oci/blobs", "images/oci/blobs/sha256", "runs")
+    names = ["", "images", "images/oci", "images/oci/blobs", "images/oci/blobs/sha256", "runs"]
+    names += ["data"] if (root / "data").is_dir() else []
     states = {root / name: (root / name).stat() if (root / name).exists() else None for name in names}
     wrong = [folder for folder, state in states.items() if state is None or (state.st_uid, state.st_gid) != wanted]
     for folder in [] if check_mode else wrong:
         folder.mkdir(mode=0o700 if is_rootless() else 0o755, parents=True, exist_ok=True)
         os.chown(folder, *wanted)
+        if folder in (root / "images", root / "data"):
+            _take_over(folder, wanted)
     return bool(wrong)
+
+
+def _take_over(folder: Path, owner: Tuple[int, int]) -> None:
+    for parent, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            os.lchown(os.path.join(parent, name), *owner)
 
 
 def lacking(wanted: Wanted) -> List[str]:

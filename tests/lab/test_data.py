@@ -22,7 +22,7 @@ def source(lab: Lab, tmp_path: Path) -> Iterator[Path]:
     write_stl10(tmp_path)
     (tmp_path / "big").write_bytes(os.urandom(120 << 20))
     yield tmp_path
-    lab.fab("data", NAME="stl10", REMOVE=1)
+    must(lab.fab("data", NAME="stl10", REMOVE=1))
     for host in HOSTS:
         assert lab.on(host, f"ls {DATA}") == ""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.lab.conftest import HOSTS, WORKLOAD, Lab, summary_of
+from tests.lab.conftest import HOSTS, WORKLOAD, Lab, must, summary_of
 from tests.lab.test_endings import read_until
 
 pytestmark = pytest.mark.lab
@@ -56,8 +56,9 @@ def copy(lab: Lab, tmp_path: Path) -> Iterator[Path]:
     subprocess.run(vault, check=True, capture_output=True, timeout=60)
     assert SUDO not in own.read_text()
     yield folder
+    must(lab.fab("deploy"))  # what that user had becomes muster's again
     lab.remove_user("h2", "asks")
-    lab.on("h2", "chown -R muster: /var/lib/muster/images /var/lib/muster/runs")
+    assert lab.on("h2", "find /var/lib/muster -path '*/runs/*' -prune -o -nouser -print") == ""
     for made in Path("build").glob("copy-with-vault-*"):
         shutil.rmtree(made, ignore_errors=True)
 

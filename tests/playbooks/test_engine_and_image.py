@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,23 @@ def test_folders_are_made_once_and_owned_by_the_ssh_user(tmp_path: Path) -> None
     assert muster_ready.make_folders(root, owner, check_mode=False)
     assert (root / "images" / "oci" / "blobs" / "sha256").owner() == (root / "runs").owner() == owner
     assert not muster_ready.make_folders(root, owner, check_mode=False)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="it gives files to another user")
+def test_what_another_ssh_user_had_is_taken_over(tmp_path: Path) -> None:
+    owner = tmp_path.owner()
+    kept = tmp_path / "data" / "stl10" / "one.json"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("{}")
+    (kept.parent / "elsewhere").symlink_to(tmp_path)
+    muster_ready.make_folders(tmp_path, owner, check_mode=False)
+    for path in (tmp_path, *tmp_path.rglob("*")):
+        os.lchown(path, 4711, 4711)
+    assert muster_ready.make_folders(tmp_path, owner, check_mode=True)
+    assert kept.stat().st_uid == 4711
+    assert muster_ready.make_folders(tmp_path, owner, check_mode=False)
+    assert {path.lstat().st_uid for path in tmp_path.rglob("*")} == {os.getuid()}
+    assert not muster_ready.make_folders(tmp_path, owner, check_mode=False)
 
 
 def test_a_blob_that_was_cut_counts_as_missing(tmp_path: Path) -> None:
