@@ -93,7 +93,7 @@ lock:  ## lock the training image's wheels with their hashes, after a change of 
 
 test:  ## everything: the lab (real containers, sshd, Ansible, Fabric), which installs what it needs, then all the rest
 	$(need) train control test lint
-	@$(BIN)/python -m pytest -m lab; lab=$$?; $(BIN)/python -m pytest -m "not lab" -n 2 --dist worksteal && exit $$lab
+	@$(BIN)/python -m pytest -m lab; lab=$$?; $(BIN)/python -m pytest -m "not lab" -n 3 --dist worksteal && exit $$lab
 
 test-fast:  ## the tests that need neither root, containers nor a browser, under a minute
 	$(need) train control test

@@ -13,6 +13,7 @@ import hashlib
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -64,7 +65,10 @@ def main(arguments: list[str]) -> int:
         print(f"muster: {shlex.join(map(str, error.cmd))} ended with {error.returncode}", file=sys.stderr)
         return 1
     words = [*arguments, *shlex.split(os.environ.get("ARGS", ""))]
-    return subprocess.run([python, "-m", "pytest", *(words or WHERE)], cwd=ROOT, check=False).returncode
+    # All of tests/gpu: without a GPU on the CPU.
+    device = {} if shutil.which("nvidia-smi") else {"MUSTER_TEST_DEVICE": "cpu"}
+    command = [python, "-m", "pytest", *(words or WHERE)]
+    return subprocess.run(command, cwd=ROOT, env={**device, **os.environ}, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ tiny               a small network for images of 8 pixels, with what may go wron
 crash=STEP         os._exit in the optimizer step of this number, counted from 1
 raise=STEP:RANK    a ValueError on that rank; OUT/fault holds the time
 memory=STEP:RANK   more memory is asked for than any device has; OUT/fault as well
+curves             curves.png is drawn at the end, which takes longer than the training
 without=NAME,...   these modules cannot be imported, as where they are not installed
 """
 
@@ -113,6 +114,10 @@ def main() -> None:
         from train import run
 
         mock.patch.object(run, "build_model", lambda *_: tiny()).start()
+    if not {"curves", "without"} & set(given):
+        from train.reporting import picture
+
+        mock.patch.object(picture, "draw").start()
     if "crash" in given:
         in_step(int(given["crash"]), lambda session: os._exit(CRASH))
     for kind in ("raise", "memory"):

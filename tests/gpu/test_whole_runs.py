@@ -1,6 +1,6 @@
 """Promises of whole trainings on a GPU: the CPU's figures, bits that come back, faults that are named at once.
 
-Without a GPU the same runs are made on the CPU.
+Without a GPU those are made on the CPU that show something there, and all of them with MUSTER_TEST_DEVICE=cpu.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tests.gpu import rank, runs
+from tests.gpu.conftest import kind_of_device
 
 pytestmark = pytest.mark.slow  # each starts processes that load torch
 
@@ -23,6 +24,10 @@ CPU = torch.device("cpu")
 # beside others on a few cores.
 FAULT_SECONDS = {"cuda": 5.0, "cpu": 30.0}
 on_a_gpu = pytest.mark.gpu
+# On the CPU it would show what tests/train shows: it is made there to try the test itself.
+rather_on_a_gpu = pytest.mark.skipif(
+    kind_of_device() == "cpu" and "MUSTER_TEST_DEVICE" not in os.environ, reason="MUSTER_TEST_DEVICE=cpu runs it here"
+)
 
 
 def same_bits(one: Any, other: Any) -> bool:
@@ -43,7 +48,7 @@ def on_the_cpu(tmp_path_factory: pytest.TempPathFactory) -> runs.Ended:
 
 def test_one_rank_trains_as_on_the_cpu(device: torch.device, tmp_path: Path, on_the_cpu: runs.Ended) -> None:
     """On a GPU with NCCL, also alone; nobody asks for a backend."""
-    ended = runs.train(device, tmp_path / "run", "--parallel", "ddp")
+    ended = runs.train(device, tmp_path / "run", "--parallel", "ddp", cases=("tiny", "curves"))
     assert ended.status == on_the_cpu.status == 0, ended.said + on_the_cpu.said
     seen = ended.document("seen-0.json")
     assert seen["device"] == str(device)
@@ -55,6 +60,7 @@ def test_one_rank_trains_as_on_the_cpu(device: torch.device, tmp_path: Path, on_
     assert (ended.folder / "curves.png").exists()
 
 
+@rather_on_a_gpu
 def test_a_model_of_torchvision_trains_under_torchrun(device: torch.device, tmp_path: Path) -> None:
     """By the command of a cluster's hosts, whose ranks are forked from the agent before CUDA is used."""
     agent = ["train.start.agent", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=1", "-m", "train"]
@@ -64,6 +70,7 @@ def test_a_model_of_torchvision_trains_under_torchrun(device: torch.device, tmp_
     assert ended.events("start")[0]["device"] == str(device)
 
 
+@rather_on_a_gpu
 @pytest.mark.parametrize(
     "words",
     [
@@ -95,7 +102,7 @@ def test_nothing_is_compiled_again_after_the_first_epoch(
     assert ended.losses[0] == pytest.approx(on_the_cpu.losses[0], rel=0.02)
 
 
-@pytest.mark.parametrize("words", ["", "--amp fp16 --channels-last --ema 0.9"])
+@pytest.mark.parametrize("words", ["", pytest.param("--amp fp16 --channels-last --ema 0.9", marks=rather_on_a_gpu)])
 def test_a_resumed_run_has_the_bits_of_the_unbroken_one(device: torch.device, tmp_path: Path, words: str) -> None:
     """Weights, momentum, batch statistics, scaler and average, as they come from the device and go back to it."""
     how = ["--deterministic", "--checkpoint-every", "3", *words.split()]
@@ -111,6 +118,7 @@ def test_a_resumed_run_has_the_bits_of_the_unbroken_one(device: torch.device, tm
     assert resumed.losses == unbroken.losses
 
 
+@rather_on_a_gpu
 def test_where_the_data_lives_changes_no_bit(device: torch.device, tmp_path: Path) -> None:
     kinds = ("gpu", "ram", "disk") if device.type == "cuda" else ("ram", "disk")
     ended = {kind: runs.train(device, tmp_path / kind, "--deterministic", "--memory", kind) for kind in kinds}
@@ -118,6 +126,7 @@ def test_where_the_data_lives_changes_no_bit(device: torch.device, tmp_path: Pat
     assert len({tuple(run.losses) for run in ended.values()}) == 1
 
 
+@rather_on_a_gpu
 @pytest.mark.parametrize(
     "words",
     ["--micro-batch 20 --channels-last", pytest.param("", marks=on_a_gpu), pytest.param("--amp fp16", marks=on_a_gpu)],
@@ -135,6 +144,7 @@ def test_two_ranks_on_one_gpu_train_as_one(device: torch.device, tmp_path: Path,
     assert ended.losses == pytest.approx(alone.losses, rel=0.1)
 
 
+@rather_on_a_gpu
 def test_ranks_that_one_command_spawns_share_a_gpu(device: torch.device, tmp_path: Path) -> None:
     words = ["train", "--spawn", "2", "--backend", "gloo", "--model", "shufflenet_v2_x0_5", *runs.DATA]
     more = {"MUSTER_SHARED_GPUS": "1"}
@@ -160,8 +170,15 @@ def test_dp_takes_what_gpus_there_are(device: torch.device, tmp_path: Path) -> N
         assert "--parallel dp: only one GPU is visible" in ended.said
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("kind", ["raise", "memory"])
+@pytest.mark.parametrize(
+    ("kind", "ranks"),
+    [
+        ("raise", 2),
+        ("memory", 1),
+        pytest.param("raise", 1, marks=rather_on_a_gpu),
+        pytest.param("memory", 2, marks=rather_on_a_gpu),
+    ],
+)
 def test_a_fault_is_reported_at_once_with_its_cause(
     device: torch.device, tmp_path: Path, kind: str, ranks: int
 ) -> None:
@@ -181,6 +198,7 @@ def test_a_fault_is_reported_at_once_with_its_cause(
     assert took <= FAULT_SECONDS[device.type]
 
 
+@rather_on_a_gpu
 def test_predictions_are_those_of_the_cpu(device: torch.device, tmp_path: Path) -> None:
     from PIL import Image
 

@@ -7,6 +7,7 @@ them, and the next attempt goes on after the newest one that any of its hosts ke
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from keeper import course as c
 from keeper import decide as d
 from keeper import known as k
 
+#: Of random searches: how many times as many examples. After a change of the rules: MUSTER_TEST_SEARCH=10 pytest ...
+SEARCH = int(os.environ.get("MUSTER_TEST_SEARCH", "1"))
 STEP_SECONDS = 0.25
 GRACE_SECONDS = 30.0
 #: From the last fault to the last keeper's end: silence, the ranks' grace, and what is waited for beyond it.
@@ -46,7 +49,6 @@ class Host:
     deaf_to_term: bool = False
     held_up_until: float = 0.0  # by its disk: it sees nothing, while its words of before are still sent
     words: dict[str, Any] | None = None  # what it told last
-    kept: str = ""  # its promises, as they are on its disk
     due: list[tuple[float, Any]] = field(default_factory=list)  # (when, event)
     said: float = 0.0
     notes: list[tuple[str, Any]] = field(default_factory=list)
@@ -101,7 +103,8 @@ class World:
     def come_back(self, host: Host) -> None:
         """Its keeper is started again, with the promises that it has kept."""
         if not (host.powered or host.course.left):
-            course = c.come_back(self.at_first(host.course.me, list(self.hosts)), json.loads(host.kept), self.now)
+            kept = json.loads(json.dumps(c.promises(host.course)))
+            course = c.come_back(self.at_first(host.course.me, list(self.hosts)), kept, self.now)
             host.course, host.powered, host.refuses, host.due = course, True, False, []
             self.happen(host, c.Ports(self.now, (self.chance.randrange(10), self.chance.randrange(10))))
 
@@ -109,7 +112,6 @@ class World:
         if host.course.left or not host.powered:
             return
         host.course, actions = c.decide(host.course, event)
-        host.kept = json.dumps(c.promises(host.course))
         for action in actions:
             self.do(host, action)
 

@@ -21,6 +21,7 @@ from tests.keeper.simulation import (
     HOSTS,
     LONGEST_WITH_RESTARTS,
     RETURNS,
+    SEARCH,
     WITNESS_FAULTS,
     Host,
     World,
@@ -52,7 +53,7 @@ def check_that_one_attempt_trained_at_a_time(world: World) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None, phases=PHASES)
+@settings(max_examples=75 * SEARCH, deadline=None, phases=PHASES)
 @given(st.integers(1, 5), st.integers(0, 2), st.booleans(), st.integers(), fault_lists)
 def test_never_two_halves_and_always_an_end(
     nodes: int, spares: int, witnessed: bool, seed: int, faults: list[tuple[float, str, int, int]]
@@ -157,7 +158,7 @@ class Council:
 
 
 @pytest.mark.slow
-@settings(max_examples=250, deadline=None, phases=PHASES)
+@settings(max_examples=125 * SEARCH, deadline=None, phases=PHASES)
 @given(st.integers(2, 5), st.integers())
 def test_whoever_proposes_what_and_hears_whom_there_is_one_attempt_that_can_take_a_step(count: int, seed: int) -> None:
     Council(count, seed).run(300)
@@ -214,7 +215,7 @@ NETWORK = ("alone", "cut", "heal")
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, phases=PHASES)
+@settings(max_examples=30 * SEARCH, deadline=None, phases=PHASES)
 @given(
     st.integers(2, 5), st.integers(),
     st.lists(st.tuples(st.floats(0, 60), st.sampled_from(NETWORK), st.integers(0, 4), st.integers(0, 4)), max_size=10),
@@ -231,7 +232,7 @@ RECOVERABLE = ("rank dies", "launcher dies", "hang", "disk", "store")
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, phases=PHASES)
+@settings(max_examples=30 * SEARCH, deadline=None, phases=PHASES)
 @given(
     st.integers(1, 5), st.integers(),
     st.lists(st.tuples(st.floats(0, 100), st.sampled_from(RECOVERABLE), st.integers(0, 4), st.just(0)), max_size=5),
@@ -248,7 +249,7 @@ def test_faults_of_ranks_alone_are_survived_by_all_hosts(
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None, phases=PHASES)
+@settings(max_examples=15 * SEARCH, deadline=None, phases=PHASES)
 @given(st.integers(3, 5), st.integers(), st.floats(5, 80), st.integers(0, 4))
 def test_the_loss_of_any_one_host_of_three_or_more_is_survived(count: int, seed: int, at: float, where: int) -> None:
     world, lost = World(count, seed, 10.0, replace(MANY, nodes=count), STEPS), HOSTS[where % count]
@@ -259,7 +260,7 @@ def test_the_loss_of_any_one_host_of_three_or_more_is_survived(count: int, seed:
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None, phases=PHASES)
+@settings(max_examples=15 * SEARCH, deadline=None, phases=PHASES)
 @given(st.integers(1, 2), st.integers(), st.floats(10, 80), st.integers(0, 3))
 def test_with_a_witness_half_of_the_hosts_may_be_lost_whichever_they_are(
     pairs: int, seed: int, at: float, where: int
@@ -273,7 +274,7 @@ def test_with_a_witness_half_of_the_hosts_may_be_lost_whichever_they_are(
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None, phases=PHASES)
+@settings(max_examples=15 * SEARCH, deadline=None, phases=PHASES)
 @given(st.integers(2, 5), st.integers(), st.floats(5, 80), st.integers(0, 4))
 def test_a_host_that_is_shut_down_leaves_the_others_whichever_it_is(
     count: int, seed: int, at: float, where: int

@@ -1,13 +1,10 @@
 """Run by test_checkpoints_agree.py: "hosts" of one or two ranks, each with its own folder, ask where to go on.
 
-python -m tests.train.checkpoints_ranks FOLDER: runs each of CASES in FOLDER/<case>, forked from one interpreter; each
-rank leaves <case>/<rank>.json: what `resolve` or `newest_common` gave, or the error, and the value of the state found.
+run(folder) has each of CASES in folder/<case>; each rank leaves <case>/<rank>.json: what `resolve` or `newest_common`
+gave, or the error, and the value of the state found.
 """
 
 import json
-import multiprocessing
-import os
-import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -17,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from tests.train.parallel_ranks import fork
 from train.checkpoints import CheckpointError, files, newest_common, resolve, transfer
 from train.start.group import Place
 from train.start.muster_run import leave_process_group
@@ -181,7 +179,6 @@ def bind() -> None:
 
 
 def one_rank(rank: int, each: int, hosts: list[Path], resume: str, case: Path) -> None:
-    torch.set_num_threads(1)
     world = each * len(hosts)
     slow = case.name == a_slow_link.__name__
     wait = timedelta(seconds=LONGEST_WAIT) if slow else None
@@ -210,25 +207,9 @@ def one_rank(rank: int, each: int, hosts: list[Path], resume: str, case: Path) -
     leave_process_group()
 
 
-def main() -> int:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    fork = multiprocessing.get_context("fork")
+def run(folder: Path) -> None:
     for prepare, (each, resume) in CASES.items():
-        case = Path(sys.argv[1]).resolve() / prepare.__name__
+        case = folder.resolve() / prepare.__name__
         case.mkdir()
         hosts = prepare(case)
-        ranks = [
-            fork.Process(target=one_rank, args=(rank, each, hosts, resume, case)) for rank in range(each * len(hosts))
-        ]
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join()
-        if any(process.exitcode for process in ranks):
-            print(f"{prepare.__name__}: {[process.exitcode for process in ranks]}", file=sys.stderr)
-            return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        fork(one_rank, [(rank, each, hosts, resume, case) for rank in range(each * len(hosts))])

@@ -1,11 +1,5 @@
-"""Run by test_features.py, test_ema.py and test_watch.py: cases on real gloo ranks, forked from one interpreter.
+"""Cases for test_model.py, test_ema.py and test_step_stats.py on real gloo ranks, forked from the tests' process."""
 
-python -m tests.train.model_ranks OUT CASE WORLD_SIZE ...: what each rank saw goes to OUT/CASE-RANK.pt.
-"""
-
-import multiprocessing
-import os
-import sys
 import tempfile
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.train.parallel_ranks import fork
 from train.losses import per_sample
 from train.model import torchvision_cpu
 from train.model.ema import Ema
@@ -216,30 +211,13 @@ CASES = {"two_losses": two_losses, "averaged": averaged, "overflow": overflow, "
 
 
 def one_rank(case: str, rank: int, world_size: int, store: str, out: Path) -> None:
-    torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
     torch.save(CASES[case](rank, world_size), out / f"{case}-{rank}.pt")
     leave_process_group()
 
 
-def main() -> int:
-    out, pairs = Path(sys.argv[1]), zip(sys.argv[2::2], sys.argv[3::2], strict=True)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    import torchvision  # noqa: F401  (once, before the ranks are forked)
-
-    fork = multiprocessing.get_context("fork")
-    for case, world_size in pairs:
-        with tempfile.TemporaryDirectory() as folder:
-            arguments = [(case, rank, int(world_size), f"{folder}/store", out) for rank in range(int(world_size))]
-            ranks = [fork.Process(target=one_rank, args=each) for each in arguments]
-            for process in ranks:
-                process.start()
-            for process in ranks:
-                process.join()
-            if any(process.exitcode for process in ranks):
-                return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def run(out: Path, case: str, world_size: int) -> list[dict[str, Any]]:
+    """What each rank saw."""
+    with tempfile.TemporaryDirectory() as folder:
+        fork(one_rank, [(case, rank, world_size, f"{folder}/store", out) for rank in range(world_size)])
+    return [torch.load(out / f"{case}-{rank}.pt") for rank in range(world_size)]

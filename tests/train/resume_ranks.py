@@ -18,6 +18,7 @@ from torch import nn
 
 from train import resume, run, session, step, trainer
 from train.checkpoints import load
+from train.reporting import picture
 from train.settings import Settings
 
 CRASH = 9
@@ -86,29 +87,38 @@ def own_fork_server() -> None:
         setattr(forkserver, name, getattr(server, name))
 
 
-def one_rank(rank: int, world_size: int, settings: Settings, normalised: bool, change: Change) -> None:
+def one_rank(rank: int, world_size: int, settings: Settings, normalised: bool, draws: bool, change: Change) -> None:
     torch.set_num_threads(1)
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size)
     )
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     mock.patch.object(run, "build_model", lambda *arguments: network(normalised)).start()
+    if not draws:
+        mock.patch.object(picture, "draw").start()
     own_fork_server()
     change()
     os._exit(run.run(settings))
 
 
 def train(
-    world_size: int, settings: Settings, normalised: bool = True, changes: dict[int, Change] | None = None
+    world_size: int,
+    settings: Settings,
+    normalised: bool = True,
+    changes: dict[int, Change] | None = None,
+    draws: bool = False,
 ) -> list[int]:
-    """Exit statuses of the ranks. changes: by rank; those that are not named change nothing."""
+    """Exit statuses of the ranks. changes: by rank; those that are not named change nothing.
+
+    draws: curves.png as well, which takes longer than all else.
+    """
     fork = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         settings = dataclasses.replace(settings, init=f"file://{folder}/store", timeout=30.0)
         ranks = []
         for rank in range(world_size):
             change = (changes or {}).get(rank, lambda: None)
-            ranks.append(fork.Process(target=one_rank, args=(rank, world_size, settings, normalised, change)))
+            ranks.append(fork.Process(target=one_rank, args=(rank, world_size, settings, normalised, draws, change)))
         for process in ranks:
             process.start()
         for process in ranks:

@@ -3,26 +3,24 @@
 import errno
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.train import checkpoints_ranks
 from tests.train.checkpoints_ranks import CASES, put
 from train.checkpoints import CheckpointError, StartPoint, files, newest_common, resolve
 from train.start.group import Place
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).resolve().parents[2]
 Answers = dict[str, list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("hosts")
-    subprocess.run([sys.executable, "-m", "tests.train.checkpoints_ranks", str(out)], cwd=ROOT, check=True, timeout=300)
+    checkpoints_ranks.run(out)
     return out
 
 

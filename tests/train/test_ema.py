@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.train.test_model import Results, run_ranks
+from tests.train import model_ranks
+from tests.train.test_model import Results
 from train.model.ema import Ema
 
 
@@ -128,7 +129,7 @@ def test_averages_of_another_model_are_refused() -> None:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return run_ranks(Path(tmp_path_factory.mktemp("ranks")), "averaged", 2)
+    return model_ranks.run(Path(tmp_path_factory.mktemp("ranks")), "averaged", 2)
 
 
 @pytest.mark.slow

@@ -67,15 +67,23 @@ def counting(path: Path) -> Change:
 # -- a stop or a failure within it ------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that nothing ends."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    assert train(2, settings_in(folder, **(RICH | SAFE))) == [0, 0]
+    return folder
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{}, RICH], ids=["plain", "rich"])
 @pytest.mark.parametrize(
     ("number", "how", "status"), [(1, crash, CRASH), (3, asked, EXIT_STOPPED)], ids=["first-crash", "last-stop"]
 )
 def test_a_run_that_ends_in_an_evaluation_goes_on_with_it_and_trains_no_step_again(
-    number: int, how: Any, status: int, changes: dict[str, Any], tmp_path: Path
+    number: int, how: Any, status: int, tmp_path: Path, unbroken: Path
 ) -> None:
-    settings = settings_in(tmp_path / "broken", **(changes | SAFE))
+    """With all that a step can have beside the usual, such as averaged weights, which are those evaluated."""
+    settings = settings_in(tmp_path, **(RICH | SAFE))
     both = {1: in_evaluation(number, how)} | ({0: in_evaluation(number, how)} if how is crash else {})
     assert train(2, settings, changes=both) == [status, status]
     folder, step = settings.run_dir, number * PER_EPOCH
@@ -87,17 +95,15 @@ def test_a_run_that_ends_in_an_evaluation_goes_on_with_it_and_trains_no_step_aga
     assert [event["step"] for event in events(folder, "step")] == list(range(1, STEPS + 1))
     assert [event["epoch"] for event in events(folder, "epoch")] == [1, 2, 3]
     assert [event["step"] for event in events(folder, "checkpoint")] == [4, 8, 12]  # none is written twice
-    whole = settings_in(tmp_path / "whole", **(changes | SAFE))
-    assert train(2, whole) == [0, 0]
-    assert_equal({part: end_of(folder)[part] for part in PARTS}, {part: end_of(whole.run_dir)[part] for part in PARTS})
+    assert_equal({part: end_of(folder)[part] for part in PARTS}, {part: end_of(unbroken)[part] for part in PARTS})
     figures = [{name: value for name, value in event.items() if name.startswith(("t", "e"))} for event in
-               (*events(folder, "epoch"), *events(whole.run_dir, "epoch"))]  # fmt: skip
+               (*events(folder, "epoch"), *events(unbroken, "epoch"))]  # fmt: skip
     for event in figures:
         del event["time"]
     assert figures[:3] == figures[3:]
-    assert result(folder)["test_accuracy"] == result(whole.run_dir)["test_accuracy"]
+    assert result(folder)["test_accuracy"] == result(unbroken)["test_accuracy"]
     assert [manifest(folder, at)["metric"] for at in saved_steps(folder / "checkpoints")] == [
-        manifest(whole.run_dir, at)["metric"] for at in saved_steps(whole.run_dir / "checkpoints")
+        manifest(unbroken, at)["metric"] for at in saved_steps(unbroken / "checkpoints")
     ]
 
 
@@ -158,14 +164,31 @@ def test_a_run_that_goes_on_from_the_end_of_another_one_has_its_checkpoint_and_c
     assert_equal(ends[0]["model"], ends[1]["model"])
 
 
+SLOW_TO_EVALUATE = """
+import time
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.head = nn.Linear(192, classes)
+
+    def forward(self, images):
+        time.sleep(0.0 if self.training else 0.5)
+        return self.head(images.flatten(1))
+
+net = Net
+"""
+
+
 @pytest.mark.slow
 def test_ctrl_c_in_an_evaluation_of_spawned_ranks_ends_them_soon(tmp_path: Path) -> None:
     keeper = FakeKeeper(tmp_path)
-    words = "train --spawn=2 --model=resnet18 --epochs=9 --batch-size=16 --image-size=32 --loggers=none --run-dir=run"
+    (tmp_path / "parts.py").write_text(SLOW_TO_EVALUATE)
+    words = "train --spawn=2 --project=. --model=parts:net --epochs=9 --batch-size=16 --image-size=8"
     environment = {**keeper.environment(tmp_path), "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    process = Popen(
-        [sys.executable, "-m", *words.split(), "--dataset=fake"], cwd=tmp_path, env=environment, stdout=DEVNULL
-    )
+    words += " --loggers=none --run-dir=run --dataset=fake"
+    process = Popen([sys.executable, "-m", *words.split()], cwd=tmp_path, env=environment, stdout=DEVNULL)
     try:
         keeper.wait(lambda: bool(keeper.of(0, phase="evaluating")))
         process.send_signal(signal.SIGINT)
@@ -278,7 +301,7 @@ def test_a_run_without_an_accuracy_goes_from_end_to_end(tmp_path: Path, capfd: p
         evaluate.right_among_five = lambda outputs, targets: None  # type: ignore[attr-defined]
 
     settings = settings_in(tmp_path, loggers="tensorboard", keep=1, **SAFE)
-    assert train(2, settings, changes=dict.fromkeys((0, 1), nothing_is_right)) == [0, 0]
+    assert train(2, settings, changes=dict.fromkeys((0, 1), nothing_is_right), draws=True) == [0, 0]
     found, epochs = result(tmp_path), events(tmp_path, "epoch")
     assert found["test_accuracy"] is None and found["best_accuracy"] is None and found["test_top5"] is None
     assert found["best_loss"] == min(event["test_loss"] for event in epochs)

@@ -46,33 +46,24 @@ def ended(folder: Path, module: str) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_rank_finds_what_a_process_of_its_own_would_find(tmp_path: Path) -> None:
+def test_a_rank_finds_what_a_process_of_its_own_would_find_and_ends_as_it_would_end(tmp_path: Path) -> None:
     module = """
+import atexit, threading, time
 print(__name__, sys.argv, file=sys.stdout)
 print(os.getsid(0) == os.getpid(), "NOT_FOR_RANKS" in os.environ, os.popen("echo $RANK").read())
 handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
 print(handlers == [signal.default_int_handler, signal.SIG_DFL, signal.SIG_DFL], signal.set_wakeup_fd(-1))
 print("wrong", rank, file=sys.stderr)
-"""
-    assert ended(tmp_path, module) == [0, 0]
-    for rank in range(2):
-        name, found, handlers = (tmp_path / f"{rank}.out").read_text().strip().split("\n", 2)
-        assert name == f"__main__ {[str(tmp_path / 'ranked.py'), '--lr', 'a b', chr(0xDCFF)]}"
-        assert (found, handlers.strip()) == (f"True False {rank}", "True -1")
-        assert (tmp_path / f"{rank}.err").read_text() == f"wrong {rank}\n"
-
-
-@pytest.mark.slow
-def test_a_rank_ends_as_a_process_of_its_own_would_end(tmp_path: Path) -> None:
-    module = """
-import atexit, threading, time
 atexit.register(print, "at the end")
 threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
 sys.exit(75 if rank else "why")
 """
     assert ended(tmp_path, module) == [1, 75]
-    assert (tmp_path / "0.out").read_text() == (tmp_path / "1.out").read_text() == "thread\nat the end\n"
-    assert (tmp_path / "0.err").read_text() == "why\n"
+    for rank, last in enumerate(("why\n", "")):
+        name, found, rest = (tmp_path / f"{rank}.out").read_text().split("\n", 2)
+        assert name == f"__main__ {[str(tmp_path / 'ranked.py'), '--lr', 'a b', chr(0xDCFF)]}"
+        assert (found, rest.lstrip()) == (f"True False {rank}", "True -1\nthread\nat the end\n")
+        assert (tmp_path / f"{rank}.err").read_text() == f"wrong {rank}\n{last}"
 
 
 @pytest.mark.slow

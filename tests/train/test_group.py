@@ -179,12 +179,11 @@ def test_spawned_ranks_meet() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("what", "status"), [("fails", 7), ("raises", 1), ("killed", 128 + signal.SIGKILL)])
+@pytest.mark.parametrize(("what", "status"), [("fails", 7), ("killed", 128 + signal.SIGKILL)])
 def test_the_first_failing_ranks_status_is_the_parents(what: str, status: int) -> None:
     process = spawn(2, what)
     _, err = process.communicate(timeout=300)
-    assert process.returncode == status
-    assert ("ValueError: a fault" in err) == (what == "raises")
+    assert process.returncode == status and "Traceback" not in err
 
 
 @pytest.mark.slow

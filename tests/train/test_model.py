@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.train import model_ranks
 from train.model import torchvision_cpu
 from train.model.precision import Precision
 from train.model.prepare import prepare
@@ -24,21 +25,14 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 Results = list[dict[str, Any]]
 
 
-def run_ranks(out: Path, case: str, world_size: int) -> Results:
-    command = [sys.executable, "-m", "tests.train.model_ranks", str(out), case, str(world_size)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=300)
-    return [torch.load(out / f"{case}-{rank}.pt") for rank in range(world_size)]
-
-
 @pytest.fixture(scope="module")
 def two_losses(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return run_ranks(tmp_path_factory.mktemp("ranks"), "two_losses", 2)
+    return model_ranks.run(tmp_path_factory.mktemp("ranks"), "two_losses", 2)
 
 
 @pytest.fixture(scope="module")
 def overflow(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return run_ranks(tmp_path_factory.mktemp("ranks"), "overflow", 2)
+    return model_ranks.run(tmp_path_factory.mktemp("ranks"), "overflow", 2)
 
 
 WAYS = ["one_pass", "two_passes", "separate", "sharded"]

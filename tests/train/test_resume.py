@@ -80,8 +80,11 @@ def break_and_resume(folder: Path, world_size: int, step: int, **changes: Any) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-@pytest.mark.parametrize("changes", [{}, RICH], ids=["plain", "rich"])
+@pytest.mark.parametrize(
+    ("world_size", "changes"),
+    [(1, {}), (2, {}), *[(world_size, RICH) for world_size in (1, 2, 3, 4)]],
+    ids=["plain-1", "plain-2", "rich-1", "rich-2", "rich-3", "rich-4"],
+)
 def test_a_run_killed_in_any_step_ends_with_the_same_bits(
     world_size: int, changes: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.train.test_model import Results, run_ranks
+from tests.train import model_ranks
+from tests.train.test_model import Results
 from train.reporting.step_stats import NonFiniteLoss, StepStats
 
 YES, NO = torch.tensor(True), torch.tensor(False)
@@ -13,7 +14,7 @@ YES, NO = torch.tensor(True), torch.tensor(False)
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return run_ranks(Path(tmp_path_factory.mktemp("ranks")), "stats", 3)
+    return model_ranks.run(Path(tmp_path_factory.mktemp("ranks")), "stats", 3)
 
 
 @pytest.mark.slow

@@ -161,7 +161,10 @@ def test_a_host_that_dies_while_it_answers_is_unreachable_and_does_not_lack_pyth
 
 
 @pytest.mark.slow
-def test_through_a_jump_host_every_client_checks_both_keys(folder: Path, servers: tuple[Sshd, Sshd]) -> None:
+def test_through_a_jump_host_every_client_checks_both_keys(
+    folder: Path, servers: tuple[Sshd, Sshd], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openssh, "PAUSES_SECONDS", ())
     jump, host = servers
     behind = target(folder, host, jump=f"anyone@127.0.0.1:{jump.port}")
     lines = trust.collect_keys(behind)
