@@ -91,10 +91,9 @@ lock:  ## lock the training image's wheels with their hashes, after a change of 
 	$(need) lock
 	@$(BIN)/python -m containers.lock
 
-test:  ## everything: the lab (real containers, sshd, Ansible, Fabric), which installs what it needs, and in the time that it waits all the rest (build/tests.log)
+test:  ## everything: the lab (real containers, sshd, Ansible, Fabric), which installs what it needs, then all the rest
 	$(need) train control test lint
-	@mkdir -p build; nice -n 19 $(BIN)/python -m pytest -m "not lab" -n 2 --dist worksteal >build/tests.log 2>&1 & others=$$!; \
-	$(BIN)/python -m pytest -m lab; lab=$$?; wait $$others; others=$$?; cat build/tests.log; exit $$((lab | others))
+	@$(BIN)/python -m pytest -m lab; lab=$$?; $(BIN)/python -m pytest -m "not lab" -n 2 --dist worksteal && exit $$lab
 
 test-fast:  ## the tests that need neither root, containers nor a browser, under a minute
 	$(need) train control test

@@ -15,7 +15,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -75,13 +74,6 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def installing() -> AbstractContextManager[None]:
-    """Alone with apt: the sessions of `make test`, and the workers of one, run side by side."""
-    from containers.files import locked
-
-    return locked(ROOT / "build" / "packages.lock")
-
-
 @pytest.fixture(scope="session")
 def container_engine() -> None:
     """This machine as `make demo` makes it ready: Podman and the other tools, installed and tried. For lab tests."""
@@ -90,8 +82,7 @@ def container_engine() -> None:
     if not control.has_root():
         cannot_run("container hosts need root, or sudo without a password")
     os.chdir(ROOT)
-    with installing():
-        control.ensure_ready(Console(width=120))
+    control.ensure_ready(Console(width=120))
 
 
 def pytest_configure(config: pytest.Config) -> None:
