@@ -103,9 +103,9 @@ def make_folders(root: Path, owner: str, check_mode: bool) -> bool:
     wrong = [folder for folder, state in states.items() if state is None or (state.st_uid, state.st_gid) != wanted]
     for folder in [] if check_mode else wrong:
         folder.mkdir(mode=0o700 if is_rootless() else 0o755, parents=True, exist_ok=True)
-        os.chown(folder, *wanted)
         if folder in (root / "images", root / "data"):
-            _take_over(folder, wanted)
+            _take_over(folder, wanted)  # first, so that one who is killed here leaves the folder wrong
+        os.chown(folder, *wanted)
     return bool(wrong)
 
 

@@ -130,8 +130,14 @@ def test_the_training_image_is_for_the_gpus_of_its_base(
 FAKE_TORCH = (
     "mkdir -p {site}/torch; echo '__version__ = \"2.8.0\"' >{site}/torch/__init__.py; touch {site}/torch/distributed.py"
 )
+OTHER_PYTHON = (
+    "printf '#!/bin/sh\\nexec /usr/bin/python3 -c \"import platform, sys; "
+    'platform.python_version = lambda: \\\\"3.9.2\\\\"; exec(sys.stdin.read())"\\n\' >/usr/local/bin/python3; '
+    "chmod +x /usr/local/bin/python3"
+)
 WRONG = {
     "torch 2.8.0: Muster needs": FAKE_TORCH.format(site="/usr/local/lib/python3.11/dist-packages"),
+    "Python 3.9.2: Muster needs": OTHER_PYTHON,
     "python3 does not run in it": "rm /usr/bin/python3",
 }
 #: A base image as others make them: another user, another folder, an entry point, torch and what it needs.
