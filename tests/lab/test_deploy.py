@@ -18,8 +18,14 @@ pytestmark = pytest.mark.lab
 def test_a_deploy_beside_a_run_measures_nothing_and_of_two_deploys_the_second_is_refused(lab: Lab) -> None:
     run = lab.start("train", WORKLOAD=WORKLOAD, SCRIPT="faults.py", ARGS="silent", NODES=2)
     wait_for(lambda: len(lab.containers()) == 2, "two containers")
+
+    def word() -> str:
+        """Of who deploys to h1, or did so last: it stays there."""
+        return lab.on("h1", "cat /run/muster/.deploy/lease", check=False)
+
+    earlier = word()
     first = lab.start("deploy")
-    wait_for(lambda: lab.on("h1", "cat /run/muster/.deploy/lease", check=False), "the first deploy's word on h1")
+    wait_for(lambda: word() not in ("", earlier), "the first deploy's word on h1")
     second = lab.fab("deploy")
     said, _ = first.communicate(timeout=300)
     assert first.returncode == 0 and re.search(r"run \S+ of \S+ is not disturbed", said), said
