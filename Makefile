@@ -95,7 +95,7 @@ test:  ## everything: the lab (real containers, sshd, Ansible, Fabric), which in
 	$(need) train control test lint
 	@$(BIN)/python -m pytest -m lab; lab=$$?; $(BIN)/python -m pytest -m "not lab" -n 2 --dist worksteal && exit $$lab
 
-test-fast:  ## the tests that need neither root, containers nor a browser, under a minute
+test-fast:  ## the tests that need neither root, containers nor a browser, in 3 minutes on 2 cores
 	$(need) train control test
 	@$(BIN)/python -m pytest -m "not lab and not slow and not browser" -n 3 --dist worksteal
 

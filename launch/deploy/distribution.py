@@ -265,8 +265,9 @@ class Host:
 
     def close(self) -> None:
         """Hang up. The host's part ends."""
-        self.state = replace(self.state, gone=True)
-        self._to_send.put(None)
+        with self._changed:
+            self.state = replace(self.state, gone=True)
+            self._to_send.put(None)
         if self._call:
             self._call.close()
 
@@ -288,6 +289,8 @@ class Host:
         to_send = self._to_send
         with Call(self._machine, hostcall.command(self._machine.target.python, self._module), self._question) as call:
             self._call = call
+            if self.state.gone:  # given up while this call was made: `close` has not seen it
+                raise EOFError(f"{self.name} was given up")
             talking = None
             for said in call.frames(HOST_SECONDS):
                 if not talking:  # what comes before the first word would be lost with the question

@@ -14,6 +14,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from launch.cli.refusal import Refusal
 from launch.deploy import data, distribution
 from launch.hosts import clustermap, ssh
 from launch.hosts.connection import Machine
+from launch.hosts.door import Call
 from launch.hosts.inventory import Target
 from tests.launch.hosts.sshd import Sshd, user_key
 from tests.launch.samples import cluster
@@ -205,6 +207,43 @@ def test_what_a_killed_host_has_is_not_sent_again_and_the_old_version_stays_unti
     hosts.bring()
     assert hosts.have_all()
     assert hosts.placed["h1"]["bytes_sent"] < 9 * MIB  # of 12: what had come before was kept
+
+
+def test_a_host_that_is_given_up_while_it_is_called_again_is_hung_up_on(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would wait for a word for a minute, and with it who comes next."""
+    calls, breaks, over = list[Call](), [hosts.machines[0].close], threading.Event()
+    connect_again, sent = distribution.Host._connect_again, distribution.Frames.get
+
+    class Slow(Call):
+        def __init__(self, machine: Machine, command: str, question: bytes) -> None:
+            is_first = machine is hosts.machines[0]
+            assert not (is_first and calls) or over.wait(60)
+            super().__init__(machine, command, question)
+            calls.extend([self] if is_first else [])
+
+    def given_up(host: distribution.Host) -> bool:
+        connected = connect_again(host)
+        host.fail(RuntimeError("given up"))
+        return connected
+
+    def get(frames: distribution.Frames, digest: str, offset: int) -> bytes:
+        with contextlib.suppress(IndexError):
+            breaks.pop()()  # once
+        return sent(frames, digest, offset)
+
+    monkeypatch.setattr(distribution, "Call", Slow)
+    monkeypatch.setattr(distribution.Host, "_connect_again", given_up)
+    monkeypatch.setattr(distribution.Frames, "get", get)
+    with pytest.raises(Refusal, match="given up"):
+        hosts.bring()
+    over.set()
+    for _ in range(200):
+        if len(calls) == 2 and not calls[1].is_open:
+            return
+        time.sleep(0.1)
+    pytest.fail("it was not called again, or the call is still open")
 
 
 def test_a_damaged_file_and_a_strange_one_are_found_on_demand_and_mended(hosts: Hosts) -> None:
