@@ -66,7 +66,7 @@ def gradients(strategy: Strategy, batch: Ints, cut: Cut, rank: int, micro_batch:
 
 
 def whole_gradients(strategy: Strategy) -> list[Tensor]:
-    from train.parallel.state import whole
+    from train.model.pieces import whole
 
     return [whole(p.grad).clone() for p in strategy.network.parameters() if p.grad is not None]
 

@@ -16,11 +16,12 @@ from torch.nn import functional
 
 from tests.train.parallel_models import CPU, adamw, data, gradients, network, strategy_of, whole_gradients
 from train.model.ema import Ema
+from train.model.pieces import whole
 from train.model.precision import Precision
 from train.model.running_statistics import evaluating_with, gather_buffers, mean_buffers, set_buffers
 from train.order import equally
 from train.parallel import Strategy
-from train.parallel.state import model_state, whole
+from train.parallel.state import model_state
 from train.settings import Settings
 from train.start.group import Place
 

@@ -1,5 +1,8 @@
 """Promises of states and buffers: kept under plain names, they fit any --parallel and any number of ranks."""
 
+import dataclasses
+import gzip
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,10 @@ from torch.nn import functional
 from tests.train.parallel_models import adamw, data, network, strategy_of
 from tests.train.parallel_ranks import run
 from tests.train.parallel_states import BATCHES
+from tests.train.resume_ranks import SETTINGS, train
 from train.optim import make_groups, make_optimizer
 from train.parallel import Strategy
+from train.reporting.profile import FOLDER, trace_name
 from train.settings import Settings, SettingsError
 from train.start.group import Place
 
@@ -76,6 +81,19 @@ def test_fsdp_moves_no_more_of_a_model_to_the_device_than_a_block(tmp_path: Path
     for found in run("parallel_states", "cut_block_by_block", tmp_path, 2).values():
         assert sum(found["moved"]) == found["total"] and len(found["moved"]) > 3
         assert max(found["moved"]) == 33 * 96 + 33
+
+
+def test_fsdp_uses_no_collective_whose_name_breaks_the_heap(tmp_path: Path) -> None:
+    """As train.model.pieces says of names with more than 15 letters. gloo has all-reduces for _reduce_scatter_base_."""
+    more: dict[str, Any] = {"epochs": 2, "ema": 0.9, "clip": 1.0, "profile": 5}
+    settings = dataclasses.replace(SETTINGS, parallel="fsdp", run_dir=tmp_path, **more)
+    assert train(2, settings) == [0, 0]
+    for rank in (0, 1):
+        trace = json.loads(gzip.decompress((tmp_path / FOLDER / trace_name(rank)).read_bytes()))
+        names = (str(event.get("name")) for event in trace["traceEvents"])
+        used = {name.removeprefix("c10d::") for name in names if name.startswith("c10d::")}
+        assert used <= {"_allgather_base_", "_reduce_scatter_base_", "allreduce_", "broadcast_"}
+        assert "_allgather_base_" in used
 
 
 def test_another_model_is_refused_with_names() -> None:

@@ -5,14 +5,9 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
+from train.model.pieces import like, local, whole
 from train.model.running_statistics import buffers_of, gather, mean_of, unflat
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a sharded tensor (sharing memory), or the tensor itself."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def reshard(network: nn.Module) -> None:
@@ -79,8 +74,8 @@ class Ema:
 
     def state(self) -> dict[str, Tensor]:
         """Whole averages by plain names, the buffers' as their mean over the ranks; all ranks call it together."""
-        whole = {name: a.full_tensor() if isinstance(a, DTensor) else a for name, a in self.averages.items()}
-        return whole | mean_of(self.averaged_buffers)
+        averages = {name: whole(average) for name, average in self.averages.items()}
+        return averages | mean_of(self.averaged_buffers)
 
     def rank_buffers(self) -> Tensor:
         """Every rank's own averages of the buffers, float64 [world_size, n], the same on all ranks (collective)."""
@@ -97,10 +92,7 @@ class Ema:
         if wrong:
             raise ValueError(f"the averaged weights are those of another model: {', '.join(sorted(wrong)[:5])} differ")
         for name, average in self.averages.items():
-            whole = state[name].to(average.device, torch.float32)
-            if isinstance(average, DTensor):
-                whole = distribute_tensor(whole, average.device_mesh, average.placements, src_data_rank=None)
-            local(average).copy_(local(whole))
+            local(average).copy_(local(like(average, state[name].float())))
         own = {} if own_buffers is None else unflat(self.averaged_buffers, own_buffers)
         for name, average in self.averaged_buffers.items():
             average.copy_(own.get(name, state.get(name, self.buffers[name])))

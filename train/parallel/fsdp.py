@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
+from train.model.pieces import whole
 from train.parallel import state
 from train.parallel.single import Single
 from train.settings import SettingsError
@@ -74,10 +75,10 @@ class Fsdp(Single):
         return self.world_size / global_count
 
     def clip(self, max_norm: float) -> Tensor:
-        return state.whole(super().clip(max_norm))
+        return whole(super().clip(max_norm))
 
     def gradient_norm(self) -> Tensor:
-        return state.whole(super().gradient_norm())
+        return whole(super().gradient_norm())
 
     def keep(self, tensor: Tensor) -> Tensor | None:
         """What is gathered leaves the GPU at once, and is kept once per host: one process of each host writes."""

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
+from train.model.pieces import like, whole
 from train.model.plain_names import plain
 from train.settings import SettingsError
 
@@ -21,19 +21,6 @@ Keep = Callable[[Tensor], Tensor | None]  # what becomes of a gathered tensor; N
 
 def as_it_is(tensor: Tensor) -> Tensor:
     return tensor
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """The tensor itself, or gathered from all ranks if it is in pieces (collective)."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def like(target: Tensor, value: Tensor) -> Tensor:
-    """The whole `value` on the device of `target`, cut as `target` is, without communication: every rank holds it."""
-    value = value.to(device=target.device)
-    if not isinstance(target, DTensor):
-        return value
-    return distribute_tensor(value, target.device_mesh, target.placements, src_data_rank=None)
 
 
 def entries(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
