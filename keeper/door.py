@@ -187,13 +187,15 @@ def _described(run: Run) -> Words:
 
 
 def offer(options: Words, caller: Caller) -> None:
-    """Make the folder of a run that is over readable for the SSH user, and say what there is to gather.
+    """Make the folder of a run that is over readable for the SSH user, and say what there is to gather. The same for
+    the folder of the run that it went on from, which was closed to that user when this one started.
 
     {run} -> {"exit", "container": its State or null, "node_rank", "written": paths below workload/ that the script
     has written, without __pycache__, "more": names in the run's folder that are not Muster's, "checkpoints": the steps
     of our trainer's that are there, ascending, "running": true: nothing was done}
     """
-    run = Host(options).run(options["run"])
+    host = Host(options)
+    run = host.run(options["run"])
     running = not run.is_over
     state = next(map(state_of, (containers_of if running else containers_at_end)(run.name)), None)
     written: List[str] = []
@@ -202,11 +204,20 @@ def offer(options: Words, caller: Caller) -> None:
         remove_folder(run.folder / SCRATCH)
         written = _written(run)
         more = sorted(name for name in os.listdir(run.folder) if name not in OWN_NAMES and not name.startswith("."))
+        folders = [str(folder) for folder in (run.folder, *_resumed(host, run))]
         if user := "0" if engines.is_rootless() else os.environ.get("SUDO_USER"):
-            call(["chown", "-R", "-h", user, str(run.folder)])
-        call(["chmod", "-R", "u+rX", str(run.folder)])
+            call(["chown", "-R", "-h", user, *folders])
+        call(["chmod", "-R", "u+rX", *folders])
     said = {"exit": run.document("exit.json"), "container": state, "node_rank": run.node_rank}
     caller.send({**said, "written": written, "more": more, "checkpoints": _checkpoints(run), "running": running})
+
+
+def _resumed(host: Host, run: Run) -> List[Path]:
+    """The folder of the run that this one went on from; none while a run is in progress that needs it."""
+    known, name = host.all_runs(), run.plan.get("resume")
+    if any(each.plan.get("resume") == name and not each.is_over for each in known):
+        return []
+    return [each.folder for each in known if each.name == name and each.is_over]
 
 
 def _checkpoints(run: Run) -> List[int]:

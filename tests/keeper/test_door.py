@@ -402,6 +402,24 @@ def test_the_user_who_gathers_gets_the_files_and_nobody_else(host: Host) -> None
     assert folder.stat().st_mode & 0o777 == 0o700 and (folder / "closed").stat().st_mode & 0o777 == 0o500
 
 
+def test_the_run_that_was_gone_on_from_is_readable_again_unless_another_one_goes_on_from_it(host: Host) -> None:
+    """A start gives it to the run; what a script has written for a plan of its own names no other folder."""
+    earlier = host.has_run("r0", exit=EXIT)
+    host.has_run("r1", plan=host.plan("r1", resume="r0"), exit=EXIT)
+    host.has_run("r2", plan=host.plan("r2", resume="r0"))
+    host.has_run("odd", plan=host.plan("odd", resume="../outside"), exit=EXIT)
+    outside = host.runs / "../outside"
+    for folder in (earlier, outside):
+        (folder / "closed").mkdir(0o000, parents=True)
+    with host.taken_by("r2"):
+        host.ask("offer", run="r1")
+        assert (earlier / "closed").stat().st_mode & 0o777 == 0
+    for run in ("r1", "odd"):
+        host.ask("offer", run=run)
+    assert (earlier / "closed").stat().st_mode & 0o777 == 0o500
+    assert (outside / "closed").stat().st_mode & 0o777 == 0
+
+
 def test_nothing_is_offered_or_removed_while_a_run_goes_on(host: Host) -> None:
     folder = host.has_run("r1")
     written_by_a_script(folder)

@@ -35,6 +35,8 @@ def test_a_stopped_run_goes_on_from_where_it_was_saved(lab: Lab) -> None:
     assert f"continuing run {folder.name}" in done.stdout and f"going on from step-{saved}.pt" in done.stdout
     steps = [int(step) for step in re.findall(r"step-(\d+)\.pt", lab.on("h2", f"ls {run_dir_of(done.stdout)}"))]
     assert steps and min(steps) >= saved
+    for run in (folder.name, summary_of(done.stdout)[0].name):
+        assert lab.on("h2", f"stat -c %U /var/lib/muster/runs/{run}/checkpoints") == "muster"  # the SSH user
 
 
 def run_dir_of(output: str) -> str:
