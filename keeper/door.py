@@ -214,7 +214,8 @@ def offer(options: Words, caller: Caller) -> None:
 
 def _resumed(host: Host, run: Run) -> List[Path]:
     """The folder of the run that this one went on from; none while a run is in progress that needs it."""
-    known, name = host.all_runs(), run.plan.get("resume")
+    name = run.plan.get("resume")
+    known = host.all_runs() if name else []
     if any(each.plan.get("resume") == name and not each.is_over for each in known):
         return []
     return [each.folder for each in known if each.name == name and each.is_over]

@@ -1,8 +1,6 @@
 """Promises of states and buffers: kept under plain names, they fit any --parallel and any number of ranks."""
 
 import dataclasses
-import gzip
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from tests.train.parallel_models import adamw, data, network, strategy_of
 from tests.train.parallel_ranks import run
 from tests.train.parallel_states import BATCHES
 from tests.train.resume_ranks import SETTINGS, train
+from tests.train.test_profile import traced
 from train.optim import make_groups, make_optimizer
 from train.parallel import Strategy
 from train.reporting.profile import FOLDER, trace_name
@@ -89,9 +88,7 @@ def test_fsdp_uses_no_collective_whose_name_breaks_the_heap(tmp_path: Path) -> N
     settings = dataclasses.replace(SETTINGS, parallel="fsdp", run_dir=tmp_path, **more)
     assert train(2, settings) == [0, 0]
     for rank in (0, 1):
-        trace = json.loads(gzip.decompress((tmp_path / FOLDER / trace_name(rank)).read_bytes()))
-        names = (str(event.get("name")) for event in trace["traceEvents"])
-        used = {name.removeprefix("c10d::") for name in names if name.startswith("c10d::")}
+        used = {name.removeprefix("c10d::") for name in traced(tmp_path / FOLDER / trace_name(rank), "c10d::")}
         assert used <= {"_allgather_base_", "_reduce_scatter_base_", "allreduce_", "broadcast_"}
         assert "_allgather_base_" in used
 

@@ -19,10 +19,10 @@ from train.reporting.step_stats import StepRecord, StepStats
 from train.settings import EXIT_STOPPED
 
 
-def traced(path: Path) -> list[str]:
-    """The names of the profiler's steps in a trace."""
+def traced(path: Path, what: str = "ProfilerStep") -> list[str]:
+    """The names in a trace that begin with `what`, each once, sorted; by default those of the profiler's steps."""
     document: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
-    return sorted({str(one["name"]) for one in document["traceEvents"] if "ProfilerStep" in str(one.get("name"))})
+    return sorted({name for one in document["traceEvents"] if (name := str(one.get("name"))).startswith(what)})
 
 
 @pytest.mark.slow
