@@ -1,0 +1,1 @@
+"""Plants deliberate faults and finds the tests that notice them. Usage: __main__.py."""
