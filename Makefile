@@ -14,7 +14,7 @@ $(foreach name,$(.VARIABLES),$(if $(findstring command line,$(origin $(name))),$
 .DEFAULT_GOAL := help
 .PHONY: help local horovod demo lab lab-down lab-status trust deploy data check train reproduce attach status logs stop gather report \
 	tensorboard teardown \
-	lock test test-fast test-gpu test-torch lint drill bench-deploy bench-launch bench-check bench-checkpoint bench-train bench-gpu bench-forecast \
+	lock test test-all test-fast test-gpu test-torch lint drill bench-deploy bench-launch bench-check bench-checkpoint bench-train bench-gpu bench-forecast \
 	bench-scale bench-hosts bench-stream bench-away bench-faults bench-links bench-data
 
 # Installed, and pyproject.toml has not changed since: make sees that by itself, without starting Python.
@@ -91,13 +91,17 @@ lock:  ## lock the training image's wheels with their hashes, after a change of 
 	$(need) lock
 	@$(BIN)/python -m containers.lock
 
-test:  ## everything: the lab (real containers, sshd, Ansible, Fabric), which installs what it needs, then all the rest
-	$(need) train control test lint
-	@$(BIN)/python -m pytest -m lab; lab=$$?; $(BIN)/python -m pytest -m "not lab" -n 2 --dist worksteal && exit $$lab
-
-test-fast:  ## the tests that need neither root, containers nor a browser, in 3 minutes on 2 cores
+test:  ## every feature once: the lab (real containers, sshd, Ansible, Fabric), pages in Chromium, and the unit tests; 25 minutes on 2 cores
 	$(need) train control test
-	@$(BIN)/python -m pytest -m "not lab and not slow and not browser" -n 3 --dist worksteal
+	@$(BIN)/python -m tests.suite
+
+test-all:  ## `make test` and the long matrix: all networks, systems and models, Horovod, random searches at full length
+	$(need) train control test
+	@$(BIN)/python -m tests.suite all
+
+test-fast:  ## the tests that need neither root, containers nor a browser, in a minute on 2 cores
+	$(need) train control test
+	@$(BIN)/python -m tests.suite fast
 
 test-gpu:  ## what one GPU can show of the trainer, in 8 minutes: with the Python that has torch, installing nothing  [PYTHON=... ARGS="-k resume"]
 	@MUSTER_TEST_DEVICE=$${MUSTER_TEST_DEVICE:-cuda} $(installed) -m pytest -c tests/gpu/pytest.ini $(ARGS) tests/gpu

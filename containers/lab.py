@@ -106,6 +106,7 @@ def up(
     cpus: float | None = None,
     systems: Sequence[str] = (),
     disk: Path | None = None,
+    create: Callable[[Host, str, Path | None], None] = lab_host.create,
 ) -> list[Host]:
     """Bring up a lab of `hosts` hosts; return when sshd answers on each.
 
@@ -118,6 +119,7 @@ def up(
             a core add up to one core at most, each has the same speed whatever the others do.
         systems: what the hosts run, in turn (lab_plan.SYSTEMS); none: existing hosts keep theirs, others get Debian.
         disk: an absolute folder for what new hosts store; it is left there when they are removed. None: Podman's own.
+        create: makes a new host, given its image and `disk`; a test may start it from a snapshot instead.
 
     Raises ContainersError if the lab could not be brought up.
     """
@@ -145,7 +147,18 @@ def up(
             if stray := [volume for volume in _labelled("volume", name) if volume.rpartition("-")[0] not in kept]:
                 podman("volume", "rm", *stray)
             key = _ensure_key(folder, created)
-            _each(plan, lambda host: _ensure_host(host, there.get(host.name), images, created, progress, disk))
+
+            def ensure(host: Host) -> None:
+                if host.name not in there:
+                    progress(f"{host.name}: creating")
+                    created.volumes += host.volumes
+                    created.containers.append(host.container)
+                    create(host, images[host.system], disk)
+                elif there[host.name]["State"] != "running":
+                    progress(f"{host.name}: starting")
+                    podman("start", host.container)
+
+            _each(plan, ensure)
             _each(plan, lambda host: lab_host.furnish(host, key, rate, cpus))
             progress("waiting for sshd")
             _each(plan, lab_host.wait_for_ssh)
@@ -328,24 +341,6 @@ def _ensure_key(folder: Path, created: Created) -> str:
         output([tool("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(private)])
     private.chmod(0o600)
     return private.with_suffix(".pub").read_text()
-
-
-def _ensure_host(
-    host: Host,
-    there: dict[str, Any] | None,
-    images: Mapping[str, str],
-    created: Created,
-    progress: Progress,
-    disk: Path | None,
-) -> None:
-    if there is None:
-        progress(f"{host.name}: creating")
-        created.volumes += host.volumes
-        created.containers.append(host.container)
-        lab_host.create(host, images[host.system], disk)
-    elif there["State"] != "running":
-        progress(f"{host.name}: starting")
-        podman("start", host.container)
 
 
 def _containers(lab: str | None) -> list[dict[str, Any]]:

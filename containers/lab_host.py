@@ -12,6 +12,7 @@ import re
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,14 +104,20 @@ def ensure_image(progress: Progress, system: str = lab_plan.SYSTEMS[0]) -> str:
     return image
 
 
-def create(host: Host, image: str, disk: Path | None = None) -> None:
-    """Make a host's volumes, in a folder `disk` if given, and start its container; raises CommandFailed."""
+def create(host: Host, image: str, disk: Path | None = None, fill: Callable[[Host], None] = lambda host: None) -> None:
+    """Make a host's volumes, in a folder `disk` if given, and start its container.
+
+    fill: puts content into the new volumes before the host starts.
+
+    Raises CommandFailed.
+    """
     for volume in host.volumes:
         options = []
         if disk:
             (disk / volume).mkdir()
             options = ["--opt=type=none", "--opt=o=bind", f"--opt=device={disk / volume}"]
         podman("volume", "create", f"--label={LABEL}={host.lab}", *options, volume)
+    fill(host)
     temporary = []
     if disk:  # where an engine lays down the layers that it unpacks: more than all that it keeps
         folder = disk / f"{host.container}-temporary"

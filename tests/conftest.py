@@ -7,6 +7,7 @@ With CI=true a test that cannot run fails instead of being skipped.
 from __future__ import annotations
 
 import errno
+import fcntl
 import ipaddress
 import os
 import shutil
@@ -14,18 +15,21 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 from hypothesis import HealthCheck, settings
 from rich.console import Console
+from xdist.scheduler import LoadScopeScheduling
 
 ROOT = Path(__file__).resolve().parent.parent
-PREPARATION_SECONDS = 1800
+PREPARATION_SECONDS = 1800  # of a lab test: packages, wheels, images and the lab may have to be made first
 sys.path.insert(0, str(ROOT))
 
+from containers.files import locked  # noqa: E402
 from launch.cli.make_variables import KNOWN  # noqa: E402
 from tests import sweep  # noqa: E402
 
@@ -74,6 +78,11 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def installing() -> AbstractContextManager[None]:
+    """The one that installs Debian's packages on this machine: sessions and workers run at the same time."""
+    return locked(ROOT / "build" / "packages.lock")
+
+
 @pytest.fixture(scope="session")
 def container_engine() -> None:
     """This machine as `make demo` makes it ready: Podman and the other tools, installed and tried. For lab tests."""
@@ -82,7 +91,22 @@ def container_engine() -> None:
     if not control.has_root():
         cannot_run("container hosts need root, or sudo without a password")
     os.chdir(ROOT)
-    control.ensure_ready(Console(width=120))
+    with installing():
+        control.ensure_ready(Console(width=120))
+
+
+@pytest.fixture(autouse=True)
+def _turn(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Lab tests of several workers run at the same time; one that is marked `alone` runs while the others wait."""
+    if not is_lab(request.node) or "PYTEST_XDIST_WORKER" not in os.environ:
+        yield
+        return
+    build = ROOT / "build"
+    with (build / "lab-tests.door").open("a") as door, (build / "lab-tests.room").open("a") as room:
+        fcntl.flock(door, fcntl.LOCK_EX)  # whoever wants to be alone keeps it, so that nobody enters before
+        fcntl.flock(room, fcntl.LOCK_EX if request.node.get_closest_marker("alone") else fcntl.LOCK_SH)
+        fcntl.flock(door, fcntl.LOCK_UN)
+        yield
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -103,9 +127,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU here"))
         if is_lab(item) and isinstance(item, pytest.Function):
             item.fixturenames.insert(0, "container_engine")
-    items.sort(key=is_lab)
-    for fixture in ("training", "pair", "lab"):
-        _give_time_to_make(fixture, items)
+        if is_lab(item) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(PREPARATION_SECONDS))
+    items.sort(key=_turn_of)
 
 
 def is_lab(item: pytest.Item) -> bool:
@@ -113,19 +137,41 @@ def is_lab(item: pytest.Item) -> bool:
     return item.get_closest_marker("lab") is not None
 
 
-def _give_time_to_make(fixture: str, items: Sequence[pytest.Item]) -> None:
-    """The first test with one of the great fixtures waits until packages, wheels and images are fetched and built."""
-    for item in items:
-        if isinstance(item, pytest.Function) and fixture in item.fixturenames:
-            item.add_marker(pytest.mark.timeout(PREPARATION_SECONDS))
-            return
+def _turn_of(item: pytest.Item) -> int:
+    """Where a test stands in the order of a session. With two workers, one makes the first lab and its snapshot, while
+    the other one runs the tests of containers/. What takes a lab apart comes last."""
+    if not is_lab(item):
+        return 0
+    if item.path.name == "test_first_deploy.py":
+        return 1
+    if item.path.name == "test_teardown.py":
+        return 4
+    return 2 if "lab" not in getattr(item, "fixturenames", ()) else 3
+
+
+#: Lab tests whose module makes something for all of them: one worker runs them.
+TOGETHER = ("tests/lab/test_first_deploy.py", "tests/lab/test_privileges.py", "tests/containers/test_lab.py")
+
+
+class _Scheduler(LoadScopeScheduling):
+    """Hands tests to workers one by one, in order, but those of TOGETHER by file. (pytest-xdist 3.8's own groups have
+    no effect with pytest 9.)"""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return file if file in TOGETHER else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
+    return _Scheduler(config, log) if config.option.dist == "loadgroup" else None
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Before lab tests: remove what sessions that were killed have left; it would slow this one down."""
     if any(map(is_lab, session.items)) and not session.config.option.collectonly:
-        for line in sweep.sweep():
-            print(f"swept: {line}", flush=True)
+        with locked(ROOT / "build" / "sweep.lock"):
+            for line in sweep.sweep():
+                print(f"swept: {line}", flush=True)
 
 
 @pytest.hookimpl(trylast=True)

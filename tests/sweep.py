@@ -25,7 +25,10 @@ ENDING_SECONDS = 30.0
 
 
 def lab_name(letter: str = "") -> str:
-    """The name of a lab of this session."""
+    """The name of a lab of this session. Without a letter: of this worker's own."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")  # gw0, gw1, ...
+    if worker and not letter:
+        letter = "klmnopqr"[int(worker.removeprefix("gw")) % 8]
     return f"pytest-{letter}{os.environ[SESSION]}"
 
 

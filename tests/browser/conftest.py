@@ -14,14 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from containers.files import locked
 from launch import files
 from launch.deploy import control
 from launch.health.report import page as check_page
 from launch.report import __main__ as reporting
 from launch.report import about
 from tests.browser.chromium import Chromium
-from tests.conftest import cannot_run
+from tests.conftest import cannot_run, installing
 from tests.launch.health.test_link_checks import links, names, of
 from tests.launch.health.test_page import document, forecast
 from tests.launch.report import made_runs
@@ -40,7 +39,7 @@ def _install() -> None:
     prefix = [] if os.getuid() == 0 else ["sudo", "-n"]
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     install = ["install", "-y", "-qq", "--no-install-recommends", *PACKAGES]
-    with locked(files.build_dir() / "chromium.lock"):
+    with installing():
         for words in (["update", "-qq"], install) if _missing() else ():
             subprocess.run([*prefix, "apt-get", *words], env=environment, check=False, timeout=APT_SECONDS)
 

@@ -22,10 +22,13 @@ from typing import Any
 import pytest
 
 from containers import lab_plan
+from containers.files import locked
 from keeper import engines
 from launch.deploy import playbook
+from launch.files import read_json
 from launch.hosts import inventory
 from tests.conftest import cannot_run
+from tests.lab import snapshot
 from tests.sweep import lab_name
 
 FAB = Path(sys.executable).parent / "fab"
@@ -50,6 +53,15 @@ class Lab:
     @property
     def inventory(self) -> Path:
         return Path("inventory") / self.name
+
+    def runs(self) -> set[Path]:
+        """Folders in runs/ of runs on this lab's hosts; other workers have labs, too."""
+        try:
+            own = {host["ssh"]["address"] for host in self.cluster["hosts"]}
+        except FileNotFoundError:  # it is not deployed
+            return set()
+        found = {path.parent: read_json(path).get("hosts", []) for path in Path("runs").glob("*/plan.json")}
+        return {folder for folder, hosts in found.items() if any(own.intersection(host["addresses"]) for host in hosts)}
 
     @property
     def cluster(self) -> dict[str, Any]:
@@ -185,12 +197,9 @@ class Lab:
         return self.on(host, "; ".join((listed, *more)), check=False)
 
     def containers(self) -> list[str]:
-        """Ids of all containers of runs on all hosts: after a run there must be none."""
-        return [
-            line
-            for host in HOSTS
-            for line in self.on(host, f"{ENGINES[host]} ps --all --quiet --filter label=muster.run").split()
-        ]
+        """Ids of all containers of runs: after a run there must be none. After a teardown a host may have no engine."""
+        ask = "! command -v {0} >/dev/null || {0} ps --all --quiet --filter label=muster.run"
+        return [line for host in HOSTS for line in self.on(host, ask.format(ENGINES[host])).split()]
 
 
 def _end(process: subprocess.Popen[str]) -> str:
@@ -228,45 +237,103 @@ def must(done: subprocess.CompletedProcess[str]) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="session")
-def lab(container_engine: None) -> Iterator[Lab]:
-    """Three hosts, trusted and deployed; h2 with two ranks. MUSTER_TEST_LAB=name: one that is up, left as it is."""
-    if os.getuid() != 0:
-        cannot_run("container hosts need root")
-    if kept := os.environ.get("MUSTER_TEST_LAB"):
-        yield Lab(kept)
-        return
-    made = Lab(lab_name())
-    before = set(Path("runs").glob("*"))
-    try:
-        must(made.fab("lab", 900, LAB=made.name, HOSTS=len(HOSTS)))
-        hosts = made.inventory / "hosts.yml"
-        text = hosts.read_text()
-        assert "    h2:\n" in text
-        for host, engine in ENGINES.items():
-            more = {"h2": "      nproc_per_node: 2\n", "h3": "      airgap: true\n"}.get(host, "")
-            text = text.replace(f"    {host}:\n", f"    {host}:\n      container_engine: {engine}\n{more}")
-        hosts.write_text(text)
-        made.nsenter("h3", "ip", "route", "del", "default")
-        must(made.fab("trust", YES=1))
+class Labs:
+    """The labs of this worker, which are removed when `stack` is closed."""
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self._stack = stack
+        self._shared: Lab | None = None
+
+    def shared(self) -> Lab:
+        """One that is deployed: from the snapshot, or from bare hosts, of which the snapshot is then made."""
+        if self._shared is None:
+            with locked(snapshot.LOCK):
+                self._shared = self._from_snapshot() or self._from_bare_hosts(lab_name())
+        return self._shared
+
+    def first(self) -> Lab:
+        """One whose hosts were bare before the deploy that it has seen."""
+        if self._shared is None:
+            with locked(snapshot.LOCK):  # other workers wait for the snapshot
+                self._shared = self._from_bare_hosts(lab_name())
+        return self._shared if self._shared.first_deploy else self._from_bare_hosts(lab_name("f"))
+
+    def _from_bare_hosts(self, name: str) -> Lab:
+        made = self._stack.enter_context(removed_at_the_end(Lab(name)))
+        must(made.fab("lab", 900, LAB=name, HOSTS=len(HOSTS)))
+        _configure(made)
         made.bare = {host: made.everything(host) for host in HOSTS[1:]}
         made.shape("1gbit")
-        before_deploy = made.sent()
+        before = made.sent()
         made.first_deploy = must(made.fab("deploy", 1800))
-        made.first_sent, made.first_hosts = made.sent() - before_deploy, made.deployed
+        made.first_sent, made.first_hosts = made.sent() - before, made.deployed
         made.shape(None)
-        yield made
+        if (key := snapshot.key(ENGINES)) and snapshot.find(key) is None:
+            snapshot.take(name, key, {"bare": made.bare})
+            _take_way_out(made)  # which a start of the host has brought back
+        return made
+
+    def _from_snapshot(self) -> Lab | None:
+        notes = snapshot.find(snapshot.key(ENGINES))
+        if notes is None:
+            return None
+        made = self._stack.enter_context(removed_at_the_end(Lab(lab_name(), bare=notes["bare"])))
+        snapshot.start(made.name, len(HOSTS))
+        _configure(made)
+        must(made.fab("deploy"))
+        return made
+
+
+@contextlib.contextmanager
+def removed_at_the_end(lab: Lab) -> Iterator[Lab]:
+    try:
+        yield lab
     finally:
-        made.fab("lab-down", LAB=made.name)
-        subprocess.run(
-            ["podman", "rmi", "--force", "localhost/muster/workload-test-jobs"],
-            capture_output=True,
-            check=False,
-            timeout=300,
-        )
-        shutil.rmtree(Path("build") / made.name, ignore_errors=True)
-        for folder in set(Path("runs").glob("*")) - before:
+        lab.end_commands()
+        runs = lab.runs()
+        lab.fab("lab-down", LAB=lab.name)
+        for folder in (Path("build") / lab.name, *runs):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _configure(lab: Lab) -> None:
+    """Make the hosts differ, and trust them."""
+    hosts = lab.inventory / "hosts.yml"
+    text = hosts.read_text()
+    assert "    h2:\n" in text
+    for host, engine in ENGINES.items():
+        more = {"h2": "      nproc_per_node: 2\n", "h3": "      airgap: true\n"}.get(host, "")
+        text = text.replace(f"    {host}:\n", f"    {host}:\n      container_engine: {engine}\n{more}")
+    hosts.write_text(text)
+    _take_way_out(lab)
+    must(lab.fab("trust", YES=1))
+
+
+def _take_way_out(lab: Lab) -> None:
+    lab.nsenter("h3", "ip", "route", "del", "default")
+
+
+@pytest.fixture(scope="session")
+def labs(container_engine: None) -> Iterator[Labs]:
+    if os.getuid() != 0:
+        cannot_run("container hosts need root")
+    with contextlib.ExitStack() as stack:
+        yield Labs(stack)
+
+
+@pytest.fixture(scope="session")
+def lab(request: pytest.FixtureRequest) -> Lab:
+    """Three hosts, trusted and deployed; h2 with two ranks. MUSTER_TEST_LAB=name: one that is up, left as it is."""
+    if kept := os.environ.get("MUSTER_TEST_LAB"):
+        return Lab(kept)
+    labs: Labs = request.getfixturevalue("labs")
+    return labs.shared()
+
+
+@pytest.fixture(scope="session")
+def first(labs: Labs) -> Lab:
+    """The lab whose hosts were bare before its first deploy."""
+    return labs.first()
 
 
 @pytest.fixture(autouse=True)

@@ -25,6 +25,7 @@ class Scenario:
     do: tuple[Step, ...] = ()
     undo: tuple[Step, ...] = ()  # beside what is always put right: firewalls, shaping, links down, MTUs
     settings: dict[str, str] = field(default_factory=dict)  # of all hosts, or by "h1.train_interface"
+    long: bool = False  # left to `make test-all`
     reasons: tuple[str, ...] = ()  # words that must stand in the choice's explanations, or in the refusal
 
 
@@ -47,13 +48,24 @@ SCENARIOS = (
         do=everywhere(DATA_SLOW),
         reasons=("Gbit/s measured on the slowest pair", "also carries SSH"),
     ),
-    Scenario("the management network is slower", "data", do=everywhere(MGMT_SLOW), reasons=("Gbit/s measured",)),
     Scenario(
-        "one host of three is slow on the data network", "mgmt", ALL, do=(("h3", DATA_SLOW),), reasons=("h3 -> h",)
+        "the management network is slower", "data", do=everywhere(MGMT_SLOW), reasons=("Gbit/s measured",), long=True
     ),
-    Scenario("one direction of one pair is slow", "mgmt", do=(("h2", DATA_SLOW),), reasons=("(h2 -> h1)",)),
     Scenario(
-        "a data NIC is down", "mgmt", do=(("h2", "ip link set {data} down"),), reasons=("h2 has no address on it",)
+        "one host of three is slow on the data network",
+        "mgmt",
+        ALL,
+        do=(("h3", DATA_SLOW),),
+        reasons=("h3 -> h",),
+        long=True,
+    ),
+    Scenario("one direction of one pair is slow", "mgmt", do=(("h2", DATA_SLOW),), reasons=("(h2 -> h1)",), long=True),
+    Scenario(
+        "a data NIC is down",
+        "mgmt",
+        do=(("h2", "ip link set {data} down"),),
+        reasons=("h2 has no address on it",),
+        long=True,
     ),
     Scenario(
         "on the fast network one host does not reach another",
@@ -70,6 +82,7 @@ SCENARIOS = (
         "mgmt",
         do=(("h2", f"iptables -A INPUT -i {{data}} -s {{data.h1}} {CONTRACT} --syn -j DROP"),),
         reasons=("h1 does not reach h2",),
+        long=True,
     ),
     Scenario(
         "a firewall rejects the contract's ports",
@@ -88,13 +101,15 @@ SCENARIOS = (
         "refused",
         do=(("h2", "iptables -A INPUT -p tcp --dport 22 -j ACCEPT"), ("h2", f"iptables -A INPUT {LONG} -j DROP")),
         reasons=("MTU black hole", "fix:"),
+        long=True,
     ),
-    Scenario("MTUs differ, and packets fit", "data", do=(("h1", "ip link set {data} mtu 1400"),)),
+    Scenario("MTUs differ, and packets fit", "data", do=(("h1", "ip link set {data} mtu 1400"),), long=True),
     Scenario(
         "every network is blocked",
         "refused",
         do=(("h2", f"iptables -A INPUT {CONTRACT} -j DROP"),),
         reasons=("h1 does not reach h2 at {data.h2}", "h1 does not reach h2 at {mgmt.h2}", "open TCP"),
+        long=True,
     ),
     Scenario(
         "the user insists on docker0",
@@ -102,7 +117,7 @@ SCENARIOS = (
         settings={"train_interface": "docker0"},
         reasons=("h1 does not reach h2 at 172.17.0.1", "same address"),
     ),
-    Scenario("the user chooses the management network", "mgmt", settings={"train_network": "{net.mgmt}"}),
+    Scenario("the user chooses the management network", "mgmt", settings={"train_network": "{net.mgmt}"}, long=True),
     Scenario(
         "the user chooses NICs, host by host",
         "mgmt",
@@ -114,12 +129,14 @@ SCENARIOS = (
         do=(("h2", f"iptables -A INPUT -i {{data}} {CONTRACT} -j DROP"),),
         settings={"train_network": "{net.data}"},
         reasons=("h1 does not reach h2 at {data.h2}", "within 1.5 s"),
+        long=True,
     ),
     Scenario(
         "the user's network is not there",
         "refused",
         settings={"train_network": "10.9.0.0/16"},
         reasons=("no usable address that fits train_network=10.9.0.0/16", "the host has"),
+        long=True,
     ),
     Scenario(
         "two NICs in one subnet",
@@ -151,6 +168,7 @@ SCENARIOS = (
         do=everywhere("ip addr add 192.168.50.1/24 dev {mgmt}"),
         undo=everywhere("ip addr del 192.168.50.1/24 dev {mgmt}"),
         reasons=("192.168.50.0/24", "have the same address"),
+        long=True,
     ),
     Scenario(
         "two of three hosts have the same address on a network",
@@ -193,6 +211,7 @@ SCENARIOS = (
             ("h2", "ip addr del fd00:78::2/64 dev {data}"),
         ),
         reasons=("fd00:78::/64",),
+        long=True,
     ),
-    Scenario("a single host", "", ("h1",), reasons=("one host only",)),
+    Scenario("a single host", "", ("h1",), reasons=("one host only",), long=True),
 )

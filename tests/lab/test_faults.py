@@ -34,7 +34,18 @@ from tests.lab.conftest import Lab
 pytestmark = pytest.mark.lab
 
 
-@pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.short])
+#: Left to `make test-all`.
+LONG = ("early_first", "early_last", "torchrun", "script_stopped")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.long] if name in LONG else [])
+        for name, fault in FAULTS.items()
+        if fault.short
+    ],
+)
 def test_a_fault_ends_the_run_is_named_and_leaves_nothing(lab: Lab, name: str) -> None:
     fault = FAULTS[name]
     seen = measure(lab.name, fault)

@@ -102,7 +102,11 @@ def detected(inv: inventory.Inventory) -> Choice:
         return detect.choose_network(inv, machines, facts, None, console)[0]
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name.replace(" ", "-"))
+@pytest.mark.parametrize(
+    "scenario",
+    [pytest.param(one, marks=[pytest.mark.long] if one.long else []) for one in SCENARIOS],
+    ids=lambda scenario: scenario.name.replace(" ", "-"),
+)
 def test_the_right_network_is_chosen_or_refused(
     lab: Lab, names: Names, changed_network: list[Step], scenario: Scenario, tmp_path: Path
 ) -> None:
@@ -154,7 +158,3 @@ def test_a_run_goes_over_ipv6_with_dead_dns(
         for host, text in resolvers.items():
             lab.on(host, f"printf '%s\\n' '{text}' > /etc/resolv.conf")
         shutil.rmtree(Path("build") / inventory.build_name(path), ignore_errors=True)
-
-
-def test_there_are_at_least_twenty_scenarios() -> None:
-    assert len({scenario.name for scenario in SCENARIOS}) >= 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ asyncio.run(main(PORTS))
 
 
 OTHERS = [22, 40404]  # sshd, and a program that is no run's
+PORTS = [*range(29400, 29416), *range(1, 65536, 97)]  # those of runs, and some of all
 
 
 def answering(lab: Lab, host: str, address: str, ports: Sequence[int]) -> list[int]:
@@ -73,31 +75,39 @@ class Seen:
     open_folders: str  # which everybody on h1 may write to
 
 
-@pytest.fixture(scope="module")
-def seen(lab: Lab) -> Iterator[Seen]:
-    training, other = addresses(lab, 0)
+@contextlib.contextmanager
+def running(lab: Lab, printed: list[str]) -> Iterator[None]:
+    """A run of rights.py on h1 and h2, beside another program on h1 that listens. What it prints is added."""
     process = lab.start("train", WORKLOAD="tests/lab/test_jobs", SCRIPT="rights.py", ARGS=addresses(lab, 2)[1], NODES=2)
-    printed = read_until(process, "all have said it")
-    ports = listening(lab, "h1")
-    known = sorted([*OTHERS, *ports])
+    printed.append(read_until(process, "all have said it"))
     lab.on("h1", "(python3 -m http.server 40404 >/dev/null 2>&1 & echo $! >/run/http.pid)")
     try:
+        yield
+    finally:
+        lab.on("h1", "kill $(cat /run/http.pid); rm /run/http.pid")
+    stopped = lab.fab("stop", RUN=printed[0].split("muster | run ")[1].split(":")[0], GRACE=1)
+    assert stopped.returncode == 0, stopped.stdout
+    printed.append(process.communicate(timeout=120)[0])
+
+
+@pytest.fixture(scope="module")
+def seen(lab: Lab) -> Seen:
+    training, other = addresses(lab, 0)
+    printed: list[str] = []
+    with running(lab, printed):
+        ports = listening(lab, "h1")
+        ports.pop(40404, None)
+        known = sorted([*OTHERS, *ports])
         answers = {
-            "h3": answering(lab, "h3", training, range(1, 65536)),
+            "h3": answering(lab, "h3", training, sorted({*known, *PORTS})),
             "h3 by the other network": answering(lab, "h3", other, known),
             "h2": answering(lab, "h2", training, known),
         }
-    finally:
-        lab.on("h1", "kill $(cat /run/http.pid); rm /run/http.pid")
-    folders = lab.on("h1", "find /var/lib/muster /run/muster -perm /o+w -not -type l")
-    run = printed.split("muster | run ")[1].split(":")[0]
-    stopped = lab.fab("stop", RUN=run, GRACE=1)
-    assert stopped.returncode == 0, stopped.stdout
-    printed += process.communicate(timeout=120)[0]
-    folder, _ = summary_of(printed)
+        folders = lab.on("h1", "find /var/lib/muster /run/muster -perm /o+w -not -type l")
+    folder, _ = summary_of("".join(printed))
     ranks = [json.loads(path.read_text()) for path in sorted(folder.rglob("rights-*.json"))]
     assert len(ranks) == sum(host["nproc_per_node"] for host in lab.cluster["hosts"][:2])
-    yield Seen(ranks, ports, answers, folders)
+    return Seen(ranks, ports, answers, folders)
 
 
 def test_ranks_are_no_user_of_their_host_and_have_no_capability(seen: Seen) -> None:
@@ -124,3 +134,9 @@ def test_no_port_of_a_live_run_answers_a_host_that_is_not_in_it(lab: Lab, seen: 
 
 def test_ranks_may_call_others(seen: Seen) -> None:
     assert all(said["reaches"] == {"tcp": True, "udp": True} for said in seen.ranks)
+
+
+@pytest.mark.long
+def test_no_port_at_all_of_a_live_run_answers_a_host_that_is_not_in_it(lab: Lab) -> None:
+    with running(lab, []):
+        assert answering(lab, "h3", addresses(lab, 0)[0], range(1, 65536)) == OTHERS

@@ -192,10 +192,11 @@ def forget(lab: Lab, host: str, image: str) -> str:
     return shlex.join([engine.name, "rmi", "--force", *engine.all_names(image, known)])
 
 
-def test_disk_too_small_for_the_image(lab: Lab, copy: Path) -> None:
+def test_a_host_without_the_image_is_named_and_one_with_too_small_a_disk_for_it(lab: Lab, copy: Path) -> None:
     image = lab.cluster["image"]["id"]
     lab.on("h3", f"mount -t tmpfs -o size=50m tmpfs /var/lib/muster/images && {forget(lab, 'h3', image)}")
     try:
+        refused(lab, lab.inventory, 2, "host h3", "does not hold image", task="train")
         done = lab.fab("deploy", INVENTORY=copy)
         assert done.returncode == 4, done.stdout
         assert "h3" in done.stdout and "free" in done.stdout and "/var/lib/muster" in done.stdout
@@ -211,16 +212,15 @@ def test_image_build_fails(lab: Lab, tmp_path: Path) -> None:
     workload.mkdir()
     (workload / "main.py").write_text("")
     (workload / "requirements.txt").write_text("no-such-package-of-muster==1.2.3\n")
-    before = set(Path("runs").glob("*"))
+    before = lab.runs()
     done = lab.fab("train", WORKLOAD=workload, SCRIPT="main.py", NODES=1)
     assert done.returncode == 4, done.stdout
     assert "no-such-package-of-muster" in done.stdout and "requirements.txt" in done.stdout and "fix:" in done.stdout
-    assert set(Path("runs").glob("*")) == before
+    assert lab.runs() == before
 
 
-@pytest.mark.parametrize("nodes", ["0", "5", "two"])
-def test_bad_nodes(lab: Lab, nodes: str) -> None:
-    refused(lab, lab.inventory, 2, f"NODES={nodes}", task="train", NODES=nodes)
+def test_bad_nodes(lab: Lab) -> None:
+    refused(lab, lab.inventory, 2, "NODES=5", task="train", NODES=5)
 
 
 def test_missing_script(lab: Lab) -> None:
@@ -245,13 +245,3 @@ def test_a_host_that_went_down_since_the_deploy(lab: Lab) -> None:
     finally:
         subprocess.run(["podman", "unpause", f"muster-{lab.name}-h2"], check=True, capture_output=True, timeout=120)
     wait_for(lambda: lab.on("h2", "true", check=False) == "", "h2 to be back")
-
-
-def test_a_host_without_the_image_is_named(lab: Lab) -> None:
-    image = lab.cluster["image"]["id"]
-    lab.on("h2", forget(lab, "h2", image))
-    try:
-        refused(lab, lab.inventory, 2, "host h2", "does not hold image", task="train", NODES=2)
-    finally:
-        again = lab.fab("deploy")
-        assert again.returncode == 0, again.stdout

@@ -18,7 +18,10 @@ from tests.lab.conftest import Lab
 pytestmark = pytest.mark.lab
 
 
-@pytest.mark.parametrize("name", ["host_back", "container_back", "master_of_two", "host_leaves"])
+@pytest.mark.parametrize(
+    "name",
+    ["host_back", "master_of_two", "host_leaves", pytest.param("container_back", marks=pytest.mark.long)],
+)
 def test_a_run_goes_on_after_a_fault(lab: Lab, name: str) -> None:
     seen = measure_survival(lab.name, SURVIVED[name])
     print(f"{name}: {seen}")

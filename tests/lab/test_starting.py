@@ -97,8 +97,7 @@ def from_another_machine(lab: Lab, folder: Path) -> Lab:
 
 def test_of_two_starts_at_the_same_moment_one_runs_and_the_other_is_told_of_it(lab: Lab, tmp_path: Path) -> None:
     people = {"ann": lab, "eve": from_another_machine(lab, tmp_path)}
-    folders = {who: (one.clone or Path()) / "runs" for who, one in people.items()}
-    before = {run for folder in folders.values() for run in folder.glob("*")}
+    before = lab.runs()
     started = {
         who: one.start("train", SUDO_USER=who, NODES=2, ARGS=f"--epochs 1 {SMALL}") for who, one in people.items()
     }
@@ -108,8 +107,10 @@ def test_of_two_starts_at_the_same_moment_one_runs_and_the_other_is_told_of_it(l
     found = re.search(r"muster \| run (\S+):", said[ends[0]])
     assert found, said
     assert f"run {found[1]} of {ends[0]}@" in said[ends[2]] and "muster: refused" in said[ends[2]], said
-    made = {run for folder in folders.values() for run in folder.glob("*")} - before
-    assert made == {folders[ends[0]] / found[1]}
+    clone = people["eve"].clone
+    assert clone is not None
+    made = (lab.runs() - before) | set((clone / "runs").glob("*"))
+    assert made == {Path("runs") / found[1] if ends[0] == "ann" else clone / "runs" / found[1]}
     summary = json.loads((made.pop() / "summary.json").read_text())
     assert (summary["status"], summary["missing_hosts"]) == ("succeeded", []), summary
 
@@ -122,8 +123,8 @@ def test_ports_that_others_hold_are_left_to_them(lab: Lab) -> None:
         assert plan["master_port"] > MASTER_PORTS[0] + 1
         assert plan["hosts"][1]["keeper_port"] >= REACH_PORTS[1] - 1
         with held(lab, "h2", REACH_PORTS[1], REACH_PORTS[1]):
-            before = set(Path("runs").glob("*"))
+            before = lab.runs()
             refused = lab.train("ticks.py", "1", NODES=2)
     assert refused.returncode == 2 and "host h2: of its ports" in refused.stdout, refused.stdout
     assert 'held by "python3",pid=' in refused.stdout and "VLAN" not in refused.stdout, refused.stdout
-    assert set(Path("runs").glob("*")) == before
+    assert lab.runs() == before

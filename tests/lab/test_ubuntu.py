@@ -4,19 +4,17 @@ what it was."""
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from containers import ubuntu
 from containers.engine import ContainersError
-from tests.lab.conftest import SMALL, Lab, must, summary_of
+from tests.lab.conftest import SMALL, Lab, must, removed_at_the_end, summary_of
 from tests.lab.test_teardown import differences
 from tests.sweep import lab_name
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.long]
 
 # A login leaves its mark (pam_motd), and a package that has had files in /bin a folder, which dpkg does not remove.
 UBUNTUS_OWN = re.compile(r"\+/(home/muster/\.cache|s?bin\.usr-is-merged|lib\.usr-is-merged)\b")
@@ -30,16 +28,9 @@ def mixed() -> Iterator[Lab]:
         ubuntu.fetch(f"{ubuntu.mirror()}/dists/noble/Release")
     except ContainersError as error:
         pytest.skip(f"{error.what} ({error.where})")
-    made, before = Lab(lab_name("u")), set(Path("runs").glob("*"))
-    try:
+    with removed_at_the_end(Lab(lab_name("u"))) as made:
         must(made.fab("lab", 900, LAB=made.name, HOSTS=len(SYSTEMS), OS="ubuntu,ubuntu22.04"))
         yield made
-    finally:
-        made.end_commands()
-        made.fab("lab-down", LAB=made.name)
-        shutil.rmtree(Path("build") / made.name, ignore_errors=True)
-        for folder in set(Path("runs").glob("*")) - before:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.mark.timeout(1800)  # images of two more systems may have to be made first

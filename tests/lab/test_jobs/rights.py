@@ -18,7 +18,7 @@ PLACES = ("/", "/etc", "/opt/muster", "/muster", "/muster/lease", "/muster/priva
 
 def may_write(folder: str) -> bool:
     try:
-        path = Path(folder, "new")
+        path = Path(folder, f"new-{os.getpid()}")  # other ranks of the host try, too
         path.write_text("")
         path.unlink()
     except OSError:

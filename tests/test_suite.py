@@ -1,0 +1,25 @@
+"""The sessions of `make test`, `make test-all` and `make test-fast` leave no test out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests import suite
+
+
+def test_every_lab_test_is_in_the_lab_session() -> None:
+    lab, unit = suite.sessions("")
+    folders = [word for word in lab.words if word.startswith("tests/")]
+    marked = [path for path in Path("tests").rglob("test_*.py") if "mark.lab\n" in path.read_text()]
+    assert marked and [path for path in marked if not str(path).startswith(tuple(folders))] == []
+    assert (lab.chosen, unit.chosen) == ("lab and not long", "not lab and not long")
+
+
+def test_the_whole_suite_has_the_long_tests_too() -> None:
+    assert [session.chosen for session in suite.sessions("all")] == ["lab", "not lab"]
+
+
+def test_the_fast_sessions_share_the_folders_out() -> None:
+    trainer, others = suite.sessions("fast")
+    assert {f"--ignore={folder}" for folder in trainer.words} == set(others.words)
+    assert trainer.chosen == others.chosen
