@@ -66,7 +66,7 @@ def test_values_are_those_of_the_cpu(
         pytest.param("fake", "gpu", 0, marks=pytest.mark.gpu),
         ("fake", "ram", 0),
         ("digits", "ram", 0),
-        pytest.param("imagefolder", "auto", 2, marks=pytest.mark.slow),
+        pytest.param("imagefolder", "auto", 2, marks=pytest.mark.long),
     ],
 )
 def test_no_batch_is_overwritten_while_the_device_is_behind(

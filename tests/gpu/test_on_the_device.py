@@ -94,6 +94,7 @@ def test_adding_a_step_waits_for_nothing_of_it(device: torch.device) -> None:
     assert record.loss == 2.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("amp", ["bf16", pytest.param("fp16", marks=pytest.mark.gpu)])
 def test_mixed_precision_checkpointing_and_channels_last(device: torch.device, amp: str) -> None:
     from torchvision.models.resnet import BasicBlock

@@ -1,6 +1,7 @@
 """Promises of whole trainings on a GPU: the CPU's figures, bits that come back, faults that are named at once.
 
-Without a GPU those are made on the CPU that show something there, and all of them with MUSTER_TEST_DEVICE=cpu.
+Without a GPU those are made on the CPU that show something there, and all of them with MUSTER_TEST_DEVICE=cpu. What
+tests/train shows of the CPU too is long.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ def on_the_cpu(tmp_path_factory: pytest.TempPathFactory) -> runs.Ended:
     return runs.train(CPU, tmp_path_factory.mktemp("cpu") / "run")
 
 
+@pytest.mark.long
 def test_one_rank_trains_as_on_the_cpu(device: torch.device, tmp_path: Path, on_the_cpu: runs.Ended) -> None:
     """On a GPU with NCCL, also alone; nobody asks for a backend."""
     ended = runs.train(device, tmp_path / "run", "--parallel", "ddp", cases=("tiny", "curves"))
@@ -87,6 +89,7 @@ def test_other_arithmetic_keeps_the_course(
     assert ended.losses == pytest.approx(on_the_cpu.losses, rel=0.2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "words", ["--parallel ddp", pytest.param("--parallel none --amp bf16 --channels-last", marks=on_a_gpu)]
 )
@@ -102,6 +105,7 @@ def test_nothing_is_compiled_again_after_the_first_epoch(
     assert ended.losses[0] == pytest.approx(on_the_cpu.losses[0], rel=0.02)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", ["", pytest.param("--amp fp16 --channels-last --ema 0.9", marks=rather_on_a_gpu)])
 def test_a_resumed_run_has_the_bits_of_the_unbroken_one(device: torch.device, tmp_path: Path, words: str) -> None:
     """Weights, momentum, batch statistics, scaler and average, as they come from the device and go back to it."""
@@ -161,6 +165,7 @@ def test_two_ranks_on_one_gpu_are_refused_unless_that_is_meant(tmp_path: Path) -
     assert ended.status == 2 and "start at most one rank per GPU" in ended.said
 
 
+@pytest.mark.long
 def test_dp_takes_what_gpus_there_are(device: torch.device, tmp_path: Path) -> None:
     ended = runs.train(device, tmp_path / "run", "--parallel", "dp", "--amp", "bf16")
     assert ended.status == 0, ended.said
@@ -173,8 +178,8 @@ def test_dp_takes_what_gpus_there_are(device: torch.device, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("kind", "ranks"),
     [
-        ("raise", 2),
-        ("memory", 1),
+        pytest.param("raise", 2, marks=pytest.mark.long),
+        pytest.param("memory", 1, marks=pytest.mark.long),
         pytest.param("raise", 1, marks=rather_on_a_gpu),
         pytest.param("memory", 2, marks=rather_on_a_gpu),
     ],

@@ -1,10 +1,8 @@
 """Run by test_datasets_folder.py as a program: workers need a main module that can be imported again.
 
-Arguments: what to do, the data folder, the result's file, and other settings as JSON.
+Arguments: what to do, the data folder, the result's file.
 """
 
-import dataclasses
-import json
 import os
 import sys
 from pathlib import Path
@@ -12,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from train.datasets import DataError, load
+from train.datasets import load
 from train.datasets.file_batches import FileBatches
 from train.datasets.loader import Loader
 from train.settings import Settings
@@ -28,7 +26,6 @@ def main() -> int:
     action, root, out = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
     settings = Settings(dataset="imagefolder", data_dir=root, workers=2, image_size=32, batch_size=6)
-    settings = dataclasses.replace(settings, **json.loads(sys.argv[4] if sys.argv[4:] else "{}"))
     dataset = load(settings, Place())
     with Loader(dataset, settings, torch.device("cpu"), Place()) as loader:
         out.with_suffix(".pids").write_text(" ".join(map(str, [os.getpid(), *workers_of(loader)])))
@@ -40,17 +37,6 @@ def main() -> int:
             first = next(training)[0]
             held_out = torch.cat([images for images, _ in loader.held_out([np.arange(len(dataset.test))] * 9)])
             torch.save([torch.cat([first, *(images for images, _ in training)]), held_out[: len(dataset.test)]], out)
-        elif action == "training":
-            requests = [samples[:3], samples[3:4], samples[4:8]]
-            torch.save(torch.cat([batch[0].clone() for batch in loader.training(requests, 1)]), out)
-        elif action == "skip":
-            batches = [[tensor.clone() for tensor in batch] for batch in loader.training([samples[:4], samples[4:]], 1)]
-            torch.save([batches, loader.bad], out)
-        elif action == "broken":
-            try:
-                list(loader.training([samples], 0))
-            except DataError as error:
-                out.write_text(str(error))
         elif action == "killed":
             os.kill(os.getpid(), 9)
     return 0

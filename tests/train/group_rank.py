@@ -1,9 +1,6 @@
-"""Run by test_group.py: a rank that joins a process group and sums the ranks over it.
+"""For test_group.py: ranks that join a process group and sum the ranks over it.
 
-    python -m tests.train.group_rank INIT TIMEOUT [die]      one rank, its place from the environment
-    python -m tests.train.group_rank spawn N [what]          N ranks by train.start.spawn
-
-Prints the sum. `die`: leaves without closing anything, as a crash does.
+python -m tests.train.group_rank spawn N [what]          N ranks by train.start.spawn
 """
 
 import os
@@ -24,6 +21,7 @@ from train.start.spawn import spawn
 
 
 def join(init: str, timeout: float, die: bool) -> int:
+    """One rank, its place from the environment; it prints the sum. `die`: it closes nothing, as in a crash."""
     try:
         place = Place.from_environment()
         with process_group(place, torch.device("cpu"), timeout, init=init):
@@ -91,11 +89,9 @@ def stops(place: Place) -> int:
 
 
 def main() -> int:
-    if sys.argv[1] == "spawn":
-        what = (sys.argv[3:] or [""])[0]
-        # Ranks that are asked to end get the time for it on a busy machine too; the others do not end by themselves.
-        return spawn(spawned, (what,), int(sys.argv[2]), grace_seconds=60.0 if what == "waits" else 1.0)
-    return join(sys.argv[1], float(sys.argv[2]), "die" in sys.argv)
+    what = (sys.argv[3:] or [""])[0]
+    # Ranks that are asked to end get the time for it on a busy machine too; the others do not end by themselves.
+    return spawn(spawned, (what,), int(sys.argv[2]), grace_seconds=60.0 if what == "waits" else 1.0)
 
 
 if __name__ == "__main__":

@@ -92,9 +92,20 @@ def keeper(tmp_path: Path) -> Iterator[Keeper]:
     made.socket.close()
 
 
-def test_the_keeper_gets_what_ranks_print_in_their_order_and_learns_their_pids(keeper: Keeper, tmp_path: Path) -> None:
-    script = "for n in range(3):\n    print(n)\n    print(-n, os.getpid(), file=sys.stderr)\n"
-    process = start(tmp_path, script, **keeper.variables)
+def test_ranks_start_once_they_may_get_their_arguments_and_print_to_the_keeper_which_knows_their_pids(
+    keeper: Keeper, tmp_path: Path
+) -> None:
+    """None starts while the run is held. Arguments arrive as they were given: placeholders without the flag are words
+    like others. The keeper gets what ranks print in their order. Success leaves no document."""
+    given = ["$HOME", "$$", "${local_rank}", "a b", "100%", "{rank}", "{{x}}"]
+    hold = tmp_path / "hold"
+    hold.touch()
+    script = f"assert not os.path.exists({str(hold)!r})\nassert sys.argv[1:] == {given}\n"
+    script += "for n in range(3):\n    print(n)\n    print(-n, os.getpid(), file=sys.stderr)\n"
+    process = start(tmp_path, script, given, **keeper.variables, MUSTER_HOLD=str(hold))
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(6)  # more than it takes to load torch
+    hold.unlink()
     out, errors = process.communicate(timeout=GUARD_SECONDS)
     assert (process.returncode, out) == (0, ""), errors
     started = keeper.told()
@@ -102,6 +113,7 @@ def test_the_keeper_gets_what_ranks_print_in_their_order_and_learns_their_pids(k
     for rank in range(2):
         pid = started["pids"][str(rank)]
         assert keeper.output(rank).split("\n") == ["0", f"0 {pid}", "1", f"-1 {pid}", "2", f"-2 {pid}", ""]
+    assert not (tmp_path / "failure.json").exists()
 
 
 def test_the_keeper_learns_of_a_failure_before_the_other_ranks_end(keeper: Keeper, tmp_path: Path) -> None:
@@ -130,20 +142,23 @@ raise ValueError("long" * 5000)
     assert told["time"] == document["failures"][0]["time"]
 
 
-def test_a_failure_with_long_texts_fits_in_a_datagram(keeper: Keeper, tmp_path: Path) -> None:
-    script = "from torch.distributed.elastic.multiprocessing.errors import record\n"
-    script += "@record\ndef main():\n    raise ValueError('\u00fc' * 9000 + 'end')\nif rank == 0: main()\n"
-    start(tmp_path, script, **keeper.variables).communicate(timeout=GUARD_SECONDS)
+def test_an_exception_of_a_recorded_script_whose_long_texts_fit_in_a_datagram(keeper: Keeper, tmp_path: Path) -> None:
+    script = (
+        "from torch.distributed.elastic.multiprocessing.errors import record\n@record\ndef main():\n"
+        "    if rank == 1: raise ValueError('bad batch ' + '\u00fc' * 9000 + 'end')\n    time.sleep(600)\nmain()\n"
+    )
+    began = time.time()
+    status, _, document = run(tmp_path, script, **keeper.variables)
     told = next(words["failure"] for words in iter(keeper.told, None) if words["agent"] == "failed")
-    assert told["exception"].startswith("ValueError: \u00fc\u00fc") and told["traceback"].endswith("\u00fcend\n")
-
-
-def test_arguments_arrive_as_they_were_given_and_success_leaves_no_document(tmp_path: Path) -> None:
-    """Placeholders without the flag are words like others."""
-    given = ["$HOME", "$$", "${local_rank}", "a b", "100%", "{rank}", "{{x}}"]
-    process = start(tmp_path, f"import sys\nsys.exit(sys.argv[1:] != {given})\n", given)
-    assert process.wait(GUARD_SECONDS) == 0, process.communicate()
-    assert not (tmp_path / "failure.json").exists()
+    first = document["failures"][0]
+    for failure in (told, first):
+        assert failure["exception"].startswith("ValueError: bad batch \u00fc\u00fc")
+        assert failure["traceback"].endswith("\u00fcend\n")
+    assert status == 1
+    assert (document["node_rank"], document["host"]) == (0, "h7")
+    assert (first["rank"], first["local_rank"], first["exitcode"], first["signal"]) == (1, 1, 1, None)
+    assert "in main" in first["traceback"]
+    assert began - 1 <= first["time"] <= time.time()  # torch writes down whole seconds
 
 
 def test_placeholders_reach_each_rank_filled_in_and_a_store_opened_at_the_free_port_meets(tmp_path: Path) -> None:
@@ -164,23 +179,7 @@ dist.barrier()
     assert process.wait(GUARD_SECONDS) == 0, process.communicate()
 
 
-def test_an_exception_of_a_recorded_script(tmp_path: Path) -> None:
-    script = (
-        "from torch.distributed.elastic.multiprocessing.errors import record\n"
-        "@record\ndef main():\n    if rank == 1: raise ValueError('bad batch')\n    time.sleep(600)\nmain()\n"
-    )
-    began = time.time()
-    status, errors, document = run(tmp_path, script)
-    first = document["failures"][0]
-    assert status == 1
-    assert (document["node_rank"], document["host"]) == (0, "h7")
-    assert (first["rank"], first["local_rank"], first["exitcode"], first["signal"]) == (1, 1, 1, None)
-    assert first["exception"] == "ValueError: bad batch"
-    assert "in main" in first["traceback"]
-    assert began - 1 <= first["time"] <= time.time()  # torch writes down whole seconds
-    assert "rank 1 on h7 failed: ValueError: bad batch" in errors
-
-
+@pytest.mark.long
 def test_an_exception_of_a_script_that_knows_nothing_of_us(tmp_path: Path) -> None:
     script = "if rank == 1: raise RuntimeError('no such\\nfile')\n" + WAIT
     first = run(tmp_path, script)[2]["failures"][0]
@@ -188,6 +187,7 @@ def test_an_exception_of_a_script_that_knows_nothing_of_us(tmp_path: Path) -> No
     assert first["traceback"].startswith("Traceback (most recent call last):")
 
 
+@pytest.mark.long
 def test_a_killed_rank(tmp_path: Path) -> None:
     script = "if rank == 0: os.kill(os.getpid(), signal.SIGKILL)\n" + WAIT
     status, _, document = run(tmp_path, script)
@@ -237,7 +237,13 @@ record(run.run)(Settings(model="squeezenet1_1", dataset="fake", image_size=32, *
 """
 
 
-@pytest.mark.parametrize("script", [PENDING, STEP], ids=["while a collective waits", "in a step"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(PENDING, id="while a collective waits"),
+        pytest.param(STEP, id="in a step", marks=pytest.mark.long),
+    ],
+)
 def test_a_rank_that_raises_is_named_at_once_though_others_wait_for_it(tmp_path: Path, script: str) -> None:
     """The others are in a collective, or stand still; none of them ends by itself in the time that is allowed."""
     status, errors, document = run(tmp_path, OURS + script, GLOO_SOCKET_IFNAME="lo")
@@ -271,6 +277,7 @@ signal.signal(signal.SIGTERM, stop)
 """
 
 
+@pytest.mark.long
 def test_ranks_have_time_to_save_when_the_agent_is_asked_to_stop(tmp_path: Path) -> None:
     process = start(tmp_path, SAVES + "print('ready', flush=True)\n" + WAIT)
     assert process.stdout
@@ -295,8 +302,9 @@ def test_ranks_that_stop_on_request_have_not_failed(tmp_path: Path) -> None:
 
 def test_who_fails_while_others_stop_is_named_alone_at_first(tmp_path: Path) -> None:
     script = SAVES + "if rank == 1: raise OSError('disk full')\n" + WAIT
-    status, _, document = run(tmp_path, script)
+    status, errors, document = run(tmp_path, script)
     assert status == 1 and document["failures"][0]["exception"] == "OSError: disk full"
+    assert "rank 1 on h7 failed: OSError: disk full" in errors
     assert [failure["consequence"] for failure in document["failures"]] == [False, True][: len(document["failures"])]
 
 
@@ -363,18 +371,6 @@ def test_no_word_of_a_script_is_taken_for_torchruns() -> None:
         assert options.training_script_args == words
 
 
-@pytest.mark.slow
-def test_no_rank_starts_while_the_run_is_held(tmp_path: Path) -> None:
-    hold = tmp_path / "hold"
-    hold.touch()
-    process = start(tmp_path, f"assert not os.path.exists({str(hold)!r})\n", MUSTER_HOLD=str(hold))
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(6)  # more than it takes to load torch
-    hold.unlink()
-    _, errors = process.communicate(timeout=GUARD_SECONDS)
-    assert process.returncode == 0, errors
-
-
 def test_an_agent_hands_over_to_torchrun_once_the_master_can_be_reached() -> None:
     with socket.socket() as master:
         master.bind(("127.0.0.1", 0))
@@ -422,13 +418,6 @@ def direct(folder: Path, module: str, *arguments: str, ranks: int = 2) -> list[t
     return found
 
 
-def test_hosts_with_one_rank_each_sum_without_torchrun(tmp_path: Path) -> None:
-    assert direct(tmp_path, "train.forecast.probe", "--seconds", "1") == [(0, {}), (0, {})]
-    document = json.loads((tmp_path / "0" / "probe.json").read_text())
-    assert [rank["host"] for rank in document["ranks"]] == ["h0", "h1"]
-    assert document["all_reduce"]["sizes"]
-
-
 def test_a_rank_without_torchrun_says_why_it_failed(tmp_path: Path) -> None:
     (tmp_path / "failing.py").write_text(
         "import os, sys\nif os.environ['RANK'] == '1': raise ValueError('bad batch')\nprint(sys.argv)\n"
@@ -441,6 +430,7 @@ def test_a_rank_without_torchrun_says_why_it_failed(tmp_path: Path) -> None:
     assert (failure["rank"], bad[1]["host"], failure["consequence"]) == (1, "h1", False)
 
 
+@pytest.mark.long
 def test_wrong_settings_are_reported_without_torchrun_too(tmp_path: Path) -> None:
     ((status, document),) = direct(tmp_path, "train.forecast.probe", "--forecast", "--lr", "fast", ranks=1)
     assert status == 1

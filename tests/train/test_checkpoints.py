@@ -156,7 +156,16 @@ def test_a_full_disk_is_reported_and_leaves_the_older_one(tmp_path: Path) -> Non
     assert files.load(tmp_path, 7)["position"]["step"] == 7
 
 
-@pytest.mark.parametrize("disk", ["as it is", "refuses direct writes", "takes a part", "has no direct writes"])
+@pytest.mark.parametrize(
+    "disk",
+    [
+        "as it is",
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in ("refuses direct writes", "takes a part", "has no direct writes")
+        ),
+    ],
+)
 def test_a_large_file_is_whole_whatever_the_disk_makes_of_direct_writes(
     disk: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +189,7 @@ def test_a_large_file_is_whole_whatever_the_disk_makes_of_direct_writes(
     assert draft.sha256() == hashlib.sha256(content).hexdigest() and draft.bytes == len(content)
 
 
+@pytest.mark.slow
 def test_a_forked_process_does_not_write_into_this_ones_file(tmp_path: Path) -> None:
     whole_files.write_file(tmp_path / "before", b"leaves its buffer for the next file")
     fork = multiprocessing.get_context("fork")

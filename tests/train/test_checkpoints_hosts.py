@@ -24,7 +24,14 @@ def started(folder: Path) -> list[dict[str, Any]]:
     return [event for event in events if event["event"] == "start"]
 
 
-@pytest.mark.parametrize("changes", [{}, RICH, {"parallel": "fsdp", "ema": 0.9}], ids=["plain", "rich", "fsdp"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="plain", marks=pytest.mark.long),
+        pytest.param(RICH, id="rich"),
+        pytest.param({"parallel": "fsdp", "ema": 0.9}, id="fsdp"),
+    ],
+)
 def test_hosts_have_the_same_bytes_also_after_a_resumption_which_sends_nothing(
     changes: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -183,10 +183,11 @@ def test_what_could_not_be_loaded_is_refused_when_saved_and_named(writer: Writer
 
 
 @pytest.mark.slow
-def test_a_writer_killed_at_random_moments_leaves_an_intact_checkpoint(tmp_path: Path) -> None:
-    """100 kills, 100 resumes: none finds a torn state, none loses a checkpoint that wait() had promised."""
+@pytest.mark.parametrize("kills", [20, pytest.param(100, marks=pytest.mark.long)])
+def test_a_writer_killed_at_random_moments_leaves_an_intact_checkpoint(kills: int, tmp_path: Path) -> None:
+    """As many resumes as kills: none finds a torn state, none loses a checkpoint that wait() had promised."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.train.checkpoints_kill", str(tmp_path), "100"],
+        [sys.executable, "-m", "tests.train.checkpoints_kill", str(tmp_path), str(kills)],
         cwd=ROOT,
         check=True,
         capture_output=True,
@@ -194,7 +195,7 @@ def test_a_writer_killed_at_random_moments_leaves_an_intact_checkpoint(tmp_path:
         timeout=300,
     )
     report = json.loads(done.stdout.splitlines()[-1])
-    assert report["resumes"] == 100
+    assert report["resumes"] == kills
     assert report["torn"] == report["lost"] == 0
-    assert report["killed_while_writing"] >= 50
+    assert report["killed_while_writing"] >= kills / 2
     assert report["drafts_left"] <= 2  # of the last one killed: a draft, and the lock that it held

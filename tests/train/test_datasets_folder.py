@@ -16,6 +16,7 @@ from PIL import Image
 
 from tests.processes import running
 from tests.train import dataset_files as disk
+from tests.train.datasets_workers_run import workers_of
 from train.datasets import DataError, load
 from train.datasets.augment import box_draws, resized_crop
 from train.datasets.decode import Job, Task, opened, tensor_of
@@ -124,11 +125,17 @@ def test_workers_give_the_bits_of_this_process_and_leave_nothing(root: Path, tmp
 
 
 @pytest.mark.slow
-def test_a_workers_error_names_the_file(root: Path, tmp_path: Path) -> None:
+def test_a_workers_error_names_the_file(root: Path) -> None:
     path = root / "train" / "dog" / "0.JPEG"
     path.write_bytes(b"broken")
-    assert_gone(program("broken", root, tmp_path / "out"))
-    message = (tmp_path / "out").read_text()
+    settings = Settings(dataset="imagefolder", data_dir=root, workers=2, image_size=32, batch_size=6)
+    dataset = load(settings, Place())
+    with Loader(dataset, settings, CPU, Place()) as loader:
+        pids = workers_of(loader)
+        with pytest.raises(DataError) as error:
+            list(loader.training([np.arange(len(dataset.train), dtype=np.int64)], 0))
+    assert_gone(pids)
+    message = str(error.value)
     assert message.startswith("dataset imagefolder:") and str(path) in message and "Traceback" not in message
 
 

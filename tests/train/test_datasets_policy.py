@@ -1,9 +1,7 @@
 """Policies and random erasing: torchvision's own changes, a function of seed, epoch and sample number alone."""
 
-import json
+import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from tests.train import dataset_files as disk
+from tests.train.datasets_workers_run import workers_of
 from train.datasets import Dataset, load
 from train.datasets.augment import Shifts, shifts
 from train.datasets.base import ArraySource, DataError
@@ -48,8 +47,18 @@ def images(loader: Loader, *requests: Any, epoch: int = 3) -> list[Tensor]:
     return [batch[0].clone() for batch in loader.training(requests, epoch)]
 
 
-@pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("augment", ["standard", "trivial", "rand"])
+@pytest.mark.parametrize(
+    ("augment", "channels_last"),
+    [
+        ("standard", True),
+        ("trivial", False),
+        ("rand", True),
+        *(
+            pytest.param(*each, marks=pytest.mark.long)
+            for each in (("standard", False), ("trivial", True), ("rand", False))
+        ),
+    ],
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_sample_has_the_same_bits_in_any_request(root: Path, name: str, augment: str, channels_last: bool) -> None:
     options = {"augment": augment, "random_erasing": 0.5, "channels_last": channels_last}
@@ -143,15 +152,17 @@ def test_a_probability_is_a_probability(part: float) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["cifar10", "stl10", "imagefolder"])
-def test_workers_give_the_bits_of_this_process(root: Path, name: str, tmp_path: Path) -> None:
-    out, options = tmp_path / "out.pt", {"dataset": name, "augment": "trivial", "random_erasing": 0.5}
-    command = [sys.executable, "-m", "tests.train.datasets_workers_run", "training", str(root), str(out)]
-    done = subprocess.run([*command, json.dumps(options)], capture_output=True, text=True, timeout=300, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    _, loader = make(root, name, augment="trivial", random_erasing=0.5)
+@pytest.mark.parametrize(
+    "name", ["cifar10", *(pytest.param(name, marks=pytest.mark.long) for name in ("stl10", "imagefolder"))]
+)
+def test_workers_give_the_bits_of_this_process(root: Path, name: str, capfd: pytest.CaptureFixture[str]) -> None:
     samples = np.arange(8, dtype=np.int64)
-    assert torch.load(out, weights_only=True).equal(images(loader, samples, epoch=1)[0])
+    options = {"augment": "trivial", "random_erasing": 0.5, "batch_size": 6}
+    with make(root, name, workers=2, **options)[1] as loader:
+        assert os.getpid() not in workers_of(loader)
+        theirs = torch.cat(images(loader, samples[:3], samples[3:4], samples[4:8], epoch=1))
+    assert theirs.equal(images(make(root, name, **options)[1], samples, epoch=1)[0])
+    assert capfd.readouterr().err == ""
 
 
 def test_arrays_with_a_policy_are_made_by_workers_only_in_front_of_a_gpu(root: Path) -> None:

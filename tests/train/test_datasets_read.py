@@ -149,6 +149,13 @@ def test_a_pickle_payload_is_refused_and_does_not_run(tmp_path: Path, protocol: 
     assert not trace.exists()
 
 
+def test_a_pickle_that_holds_no_dictionary_is_refused(tmp_path: Path) -> None:
+    disk.write_cifar_python(tmp_path, 10)
+    (tmp_path / "cifar-10-batches-py" / "data_batch_3").write_bytes(pickle.dumps([1, 2]))
+    with pytest.raises(DataError, match=r"data_batch_3 is no CIFAR file \(it holds no dictionary\)"):
+        read("cifar10", tmp_path)
+
+
 def test_imagefolder_names_empty_and_differing_classes(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"train and .*val not found.*--data-dir"):
         read("imagefolder", tmp_path)

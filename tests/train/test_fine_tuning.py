@@ -79,15 +79,24 @@ def test_a_pattern_that_freezes_nothing_or_all_is_refused(pattern: str, said: st
         prepare(network(normalised=True), Settings(freeze=pattern), CPU, 1)
 
 
+MORE: dict[str, Any] = {"channels_last": True, "activation_checkpointing": False, "ema": 0.9}
+
+
 def last(folder: Path) -> dict[str, Any]:
     return load(folder / "checkpoints", saved_steps(folder / "checkpoints")[-1])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("world_size", "parallel"), [(1, "none"), (1, "dp"), (2, "ddp"), (2, "fsdp")], ids=lambda value: str(value)
+    ("world_size", "parallel", "more"),
+    [
+        (1, "dp", {}),
+        (2, "fsdp", MORE),
+        *(pytest.param(*where, MORE, marks=pytest.mark.long) for where in ((1, "none"), (1, "dp"), (2, "ddp"))),
+        *(pytest.param(*where, {}, marks=pytest.mark.long) for where in ((1, "none"), (2, "ddp"), (2, "fsdp"))),
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("more", [{}, {"channels_last": True, "activation_checkpointing": False, "ema": 0.9}], ids=str)
 def test_frozen_parameters_stay_and_a_broken_run_ends_with_the_same_bits(
     world_size: int, parallel: str, more: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -179,6 +188,7 @@ def test_weights_are_taken_but_for_a_head_of_other_classes(place: str, file: Pat
     assert differ == ["fc.weight", "fc.bias"]
 
 
+@pytest.mark.slow
 def test_a_file_that_is_not_there_or_torn_is_refused_with_where_to_put_it(file: Path, tmp_path: Path) -> None:
     expected = tmp_path / "data" / "weights" / file.name
     with pytest.raises(
@@ -202,6 +212,7 @@ def server(file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         server.shutdown()
 
 
+@pytest.mark.slow
 def test_missing_weights_are_fetched_and_compared_with_their_hash(server: str, file: Path, tmp_path: Path) -> None:
     folder = tmp_path / "data" / "weights"
     pretrained.fetch(NET, "IMAGENET1K_V1", folder)

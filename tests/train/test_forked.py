@@ -18,26 +18,26 @@ from train.start import forked
 ROOT = Path(__file__).resolve().parents[2]
 GUARD_SECONDS = 300  # no promise: what hangs fails the test
 
-# A stand-in for the agent: two ranks of the module that is beside it.
+# A stand-in for the agent: some ranks of the module that is beside it.
 AGENT = """
 import os, sys, time
 from train.start import forked
 forked.MODULE, forked.PRELOADED = "ranked", ()
-ranks = forked.fork(2)
+ranks = forked.fork(int(sys.argv[1]))
 for number, rank in enumerate(ranks):
     environment = os.environ | {"RANK": str(number)}
     del environment["NOT_FOR_RANKS"]
     rank.start(["--lr", "a b", "\\udcff"], environment, f"{number}.out", f"{number}.err")
-print([ranks[0].wait(60), ranks[1].wait()])  # torch 2.11 waits without a limit, too
+print([ranks[0].wait(60), *(rank.wait() for rank in ranks[1:])])  # torch 2.11 waits without a limit, too
 """
 
 
-def ended(folder: Path, module: str) -> list[int]:
-    """The exit codes of the two ranks, which run this module in `folder` and leave their output there."""
+def ended(folder: Path, module: str, ranks: int) -> list[int]:
+    """The exit codes of the ranks, which run this module in `folder` and leave their output there."""
     (folder / "ranked.py").write_text(f"import os, signal, sys\nrank = int(os.environ['RANK'])\n{module}\n")
     environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "NOT_FOR_RANKS": "x"}
     environment.pop("PYTHONUNBUFFERED", None)
-    command = [sys.executable, "-P", "-c", AGENT]
+    command = [sys.executable, "-P", "-c", AGENT, str(ranks)]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=GUARD_SECONDS)
     assert done.returncode == 0 and not done.stderr, done.stderr
     codes = json.loads(done.stdout)
@@ -47,8 +47,14 @@ def ended(folder: Path, module: str) -> list[int]:
 
 @pytest.mark.slow
 def test_a_rank_finds_what_a_process_of_its_own_would_find_and_ends_as_it_would_end(tmp_path: Path) -> None:
+    """Ranks 0 and 1 end by themselves; 2 and 3 are killed when they have printed something; 4 raises."""
     module = """
 import atexit, threading, time
+if rank in (2, 3):
+    print('printed', end='')
+    os.kill(os.getpid(), signal.SIGKILL if rank == 3 else signal.SIGINT)
+if rank == 4:
+    raise ValueError('bad')
 print(__name__, sys.argv, file=sys.stdout)
 print(os.getsid(0) == os.getpid(), "NOT_FOR_RANKS" in os.environ, os.popen("echo $RANK").read())
 handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
@@ -58,33 +64,23 @@ atexit.register(print, "at the end")
 threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
 sys.exit(75 if rank else "why")
 """
-    assert ended(tmp_path, module) == [1, 75]
+    assert ended(tmp_path, module, 5) == [1, 75, -signal.SIGINT, -signal.SIGKILL, 1]
     for rank, last in enumerate(("why\n", "")):
         name, found, rest = (tmp_path / f"{rank}.out").read_text().split("\n", 2)
         assert name == f"__main__ {[str(tmp_path / 'ranked.py'), '--lr', 'a b', chr(0xDCFF)]}"
         assert (found, rest.lstrip()) == (f"True False {rank}", "True -1\nthread\nat the end\n")
         assert (tmp_path / f"{rank}.err").read_text() == f"wrong {rank}\n{last}"
 
-
-@pytest.mark.slow
-def test_a_rank_that_is_killed_has_written_what_it_printed(tmp_path: Path) -> None:
-    module = "print('printed', end='')\nos.kill(os.getpid(), signal.SIGKILL if rank else signal.SIGINT)\n"
-    assert ended(tmp_path, module) == [-signal.SIGINT, -signal.SIGKILL]
-    assert (tmp_path / "1.out").read_text() == "printed"
-
-
-@pytest.mark.slow
-def test_an_exception_is_shown_once_without_the_agents_lines(tmp_path: Path) -> None:
-    assert ended(tmp_path, "raise ValueError('bad')") == [1, 1]
-    shown = (tmp_path / "0.err").read_text()
-    assert shown.count("ValueError: bad") == 1 and 'ranked.py", line 3' in shown and '"<string>"' not in shown
+    assert (tmp_path / "3.out").read_text() == "printed"
+    shown = (tmp_path / "4.err").read_text()  # once, without the agent's lines
+    assert shown.count("ValueError: bad") == 1 and 'ranked.py", line 9' in shown and '"<string>"' not in shown
 
 
 @pytest.mark.slow
 def test_ranks_that_wait_end_with_their_agent(tmp_path: Path) -> None:
     program = AGENT.partition("for number")[0] + "print(*(rank.pid for rank in ranks), flush=True)\ntime.sleep(600)\n"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    agent = subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True)
+    agent = subprocess.Popen([sys.executable, "-c", program, "2"], env=environment, stdout=subprocess.PIPE, text=True)
     assert agent.stdout
     pids = agent.stdout.readline().split()
     agent.kill()
@@ -169,7 +165,7 @@ def test_forked_ranks_of_the_trainer_stop_with_a_checkpoint(training: subprocess
     assert list((tmp_path / "run" / "checkpoints").iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_forked_rank_of_the_trainer_that_is_killed_is_named(training: subprocess.Popen[str], tmp_path: Path) -> None:
     pid = until_the_first_step(training)[1]
     os.kill(pid, signal.SIGKILL)

@@ -1,15 +1,20 @@
 """Promises of the process group: ranks find each other however they are started, or report why not."""
 
+import contextlib
+import multiprocessing
+import os
 import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.processes import running
+from tests.train.group_rank import join
 from tests.train.parallel_ranks import ROOT, environment
 from train.settings import SettingsError
 from train.start.group import Place, backend_for, device_of
@@ -17,21 +22,35 @@ from train.start.rendezvous import checked, meet
 
 CPU = torch.device("cpu")
 HELPER = [sys.executable, "-m", "tests.train.group_rank"]
+GUARD_SECONDS = 300  # no promise: what hangs fails the test
 
 
-def start(init: str, rank: int, world_size: int, *more: str, timeout: int = 120) -> subprocess.Popen[str]:
+def joined(
+    folder: Path, init: str, ranks: range, world_size: int, die: bool = False, timeout: float = 120
+) -> list[Any]:
+    """(exit status, what it printed) of ranks that are forked from this process, which has torch loaded."""
+    context = multiprocessing.get_context("fork")
+    outputs = [folder / f"output-{rank}" for rank in ranks]
+    started = [
+        context.Process(target=one_rank, args=(output, rank, world_size, init, timeout, die))
+        for output, rank in zip(outputs, ranks, strict=True)
+    ]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(GUARD_SECONDS)
+        process.kill()  # no-op for one that has ended
+        process.join()
+    return [(process.exitcode, output.read_text().strip()) for process, output in zip(started, outputs, strict=True)]
+
+
+def one_rank(output: Path, rank: int, world_size: int, *arguments: Any) -> None:
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
-    env = environment() | {name: str(value) for name, value in place.items()} | {"GLOO_SOCKET_IFNAME": "lo"}
-    command = [*HELPER, init, str(timeout), *more]
-    return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
-
-
-def ended(ranks: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
-    try:
-        return [(process.returncode, out.strip()) for process in ranks for out in [process.communicate(timeout=300)[0]]]
-    finally:
-        for process in ranks:
-            process.kill()
+    os.environ.update({name: str(value) for name, value in place.items()}, GLOO_SOCKET_IFNAME="lo")
+    torch.set_num_threads(1)
+    with output.open("w") as file, contextlib.redirect_stdout(file):
+        status = join(*arguments)
+    sys.exit(status)
 
 
 def free_port() -> int:
@@ -138,28 +157,28 @@ def test_env_without_a_master_is_reported(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.slow
-def test_ranks_meet_at_an_address() -> None:
-    init = f"tcp://127.0.0.1:{free_port()}"
-    assert ended([start(init, rank, 3) for rank in range(3)]) == [(0, "sum 3")] * 3
+def test_ranks_meet_at_an_address(tmp_path: Path) -> None:
+    assert joined(tmp_path, f"tcp://127.0.0.1:{free_port()}", range(3), 3) == [(0, "sum 3")] * 3
 
 
 @pytest.mark.slow
 def test_files_of_a_crashed_run_do_no_harm(tmp_path: Path) -> None:
     """A run that crashed leaves its store, and a rank that was killed before it met anyone leaves its word."""
-    init = f"file://{tmp_path}/store"
-    assert ended([start(init, rank, 2, "die") for rank in range(2)]) == [(9, "sum 1")] * 2
-    assert list(tmp_path.iterdir())
-    (tmp_path / "store.rank-1").write_text("0123456789abcdef")
-    (tmp_path / "store.meeting").write_text('{"store": "/nowhere", "words": {"1": "0123456789abcdef"}}')
-    assert ended([start(init, rank, 2) for rank in range(2)]) == [(0, "sum 1")] * 2
-    assert not list(tmp_path.glob("store.rank-*")) and not (tmp_path / "store.meeting").exists()
+    init, folder = f"file://{tmp_path}/stores/store", tmp_path / "stores"
+    folder.mkdir()
+    assert joined(tmp_path, init, range(2), 2, die=True) == [(9, "sum 1")] * 2
+    assert list(folder.iterdir())
+    (folder / "store.rank-1").write_text("0123456789abcdef")
+    (folder / "store.meeting").write_text('{"store": "/nowhere", "words": {"1": "0123456789abcdef"}}')
+    assert joined(tmp_path, init, range(2), 2) == [(0, "sum 1")] * 2
+    assert not list(folder.glob("store.rank-*")) and not (folder / "store.meeting").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["file", "tcp"])
 def test_a_rank_that_waits_in_vain_says_so(tmp_path: Path, scheme: str) -> None:
     init = f"file://{tmp_path}/store" if scheme == "file" else f"tcp://127.0.0.1:{free_port()}"
-    [(status, out)] = ended([start(init, 0, 2, timeout=1)])
+    [(status, out)] = joined(tmp_path, init, range(1), 2, timeout=1)
     assert status == 2
     assert f"rank 0 waited 1 s at --init {init} for the 2 ranks to meet" in out
 
@@ -171,7 +190,7 @@ def spawn(count: int, what: str = "", out: Path | None = None) -> subprocess.Pop
     return subprocess.Popen(command, cwd=ROOT, env=env, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_spawned_ranks_meet() -> None:
     process = spawn(2)
     out, _ = process.communicate(timeout=300)
@@ -179,7 +198,9 @@ def test_spawned_ranks_meet() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("what", "status"), [("fails", 7), ("killed", 128 + signal.SIGKILL)])
+@pytest.mark.parametrize(
+    ("what", "status"), [pytest.param("fails", 7, marks=pytest.mark.long), ("killed", 128 + signal.SIGKILL)]
+)
 def test_the_first_failing_ranks_status_is_the_parents(what: str, status: int) -> None:
     process = spawn(2, what)
     _, err = process.communicate(timeout=300)
@@ -197,7 +218,7 @@ def test_the_cause_is_the_last_word_of_spawned_ranks() -> None:
     assert "rank 0 failed after another rank: " in err.split("rank 1 failed")[0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_spawned_ranks_that_stop_give_the_writer_its_time(tmp_path: Path) -> None:
     """Rank 1, which writes nothing, is done 4 s before rank 0: with a grace of 1 s rank 0 would be killed."""
     process = spawn(2, "stops", tmp_path)
@@ -208,7 +229,7 @@ def test_spawned_ranks_that_stop_give_the_writer_its_time(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL])
 def test_no_process_outlives_the_parent(tmp_path: Path, number: signal.Signals) -> None:
     """SIGTERM is passed on, and the ranks' own status comes back; SIGKILL of the parent ends them, too."""
     process = spawn(2, "waits", tmp_path)
@@ -223,10 +244,20 @@ def test_no_process_outlives_the_parent(tmp_path: Path, number: signal.Signals) 
 
 
 LEAVES = """
-import atexit, os
-atexit.register(lambda: print(len(os.listdir("/proc/self/task"))))  # the first in is the last to run
+import atexit, os, sys
+# The first in is the last to run; in one piece, as both ranks print.
+atexit.register(lambda: os.write(1, b"%d\\n" % len(os.listdir("/proc/self/task"))))
 import torch
 from train.start.group import Place, first_complaint, process_group
+
+# Two ranks, which end as an interpreter ends.
+for rank in "01":
+    if os.fork() == 0:
+        os.environ |= {"RANK": rank, "LOCAL_RANK": rank}
+        break
+else:
+    print(sorted(os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(2)))
+    os._exit(sys.stdout.flush() or 0)
 
 place = Place.from_environment()
 with process_group(place, torch.device("cpu"), 60):
@@ -243,10 +274,6 @@ def test_gloos_threads_end_before_the_interpreter() -> None:
     """One that still had a tensor to drop aborted its rank: seen in 1 of 50 that ended right after a collective."""
     place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     env = environment() | place | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", LEAVES], cwd=ROOT, text=True, stdout=subprocess.PIPE,
-            env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-        ) for rank in range(2)
-    ]  # fmt: skip
-    assert ended(ranks) == [(0, "1"), (0, "1")]
+    command = [sys.executable, "-c", LEAVES]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=GUARD_SECONDS)
+    assert done.stdout.splitlines() == ["1", "1", "[0, 0]"], done.stderr

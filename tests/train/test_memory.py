@@ -47,9 +47,15 @@ def faults_of_a_step(available_mb: int, device: str, ranks: int) -> int:
 
 
 @linux
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("available_mb", "device", "ranks", "kept"),
-    [(64_000, "cpu", 2, True), (2000, "cpu", 1, True), (2000, "cpu", 2, False), (64_000, "cuda", 1, False)],
+    [
+        (64_000, "cpu", 2, True),
+        (2000, "cpu", 2, False),
+        pytest.param(2000, "cpu", 1, True, marks=pytest.mark.long),
+        pytest.param(64_000, "cuda", 1, False, marks=pytest.mark.long),
+    ],
 )
 def test_large_blocks_are_kept_where_the_host_has_room(available_mb: int, device: str, ranks: int, kept: bool) -> None:
     """Each rank has about 700 MB, and as much again twice is asked for. Without keeping, all pages of all blocks are
@@ -86,7 +92,8 @@ def test_a_containers_limit_counts_and_its_files_make_room(
     assert memory.available_memory() == 0
 
 
-@pytest.mark.parametrize("blocking", [False, True])
+@pytest.mark.slow
+@pytest.mark.parametrize("blocking", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_the_trainer_keeps_them_from_its_first_step_on_and_asks_once(tmp_path: Path, blocking: bool) -> None:
     settings = dataclasses.replace(SETTINGS, run_dir=tmp_path / "run", blocking_checkpoints=blocking)
     assert train(1, settings, changes={0: lambda: noting(tmp_path / "noted")}) == [0]

@@ -224,7 +224,7 @@ def test_the_bar_shows_the_same_below_the_epochs(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("first", "last"), [(1, 12), (1, 4), (7, 12)])
+@pytest.mark.parametrize(("first", "last"), [(1, 12), pytest.param(1, 4, marks=pytest.mark.long), (7, 12)])
 def test_a_picture_is_drawn_of_whole_and_of_continued_runs(tmp_path: Path, first: int, last: int) -> None:
     with Metrics(tmp_path) as log:
         write(log, first, last)
@@ -249,6 +249,7 @@ def test_the_loss_has_plain_numbers_at_its_ticks(losses: list[float], tmp_path: 
     assert 3 <= sum(low <= place <= high for place in axes.get_yticks()) <= 12
 
 
+@pytest.mark.slow
 def test_of_a_run_without_accuracy_the_norm_of_the_gradient_is_drawn_if_it_is_known() -> None:
     def events(**more: float) -> list[dict[str, Any]]:
         about = {"loss": 1.0, "lr": 0.1, "images": 8, "epoch": 1, "accuracy": None}

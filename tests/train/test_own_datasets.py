@@ -49,7 +49,10 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parts", [NOISY, SEGMENTATION], ids=["noisy", "masks"])
+@pytest.mark.parametrize(
+    "parts",
+    [pytest.param(NOISY, id="noisy", marks=pytest.mark.long), pytest.param(SEGMENTATION, id="masks")],
+)
 def test_a_sample_is_the_same_in_any_batch_and_worker(parts: dict[str, Any], one_thread: None) -> None:
     with loader_of(own(**parts)) as here, loader_of(own(**parts, workers=2)) as there:
         (whole,) = here.training([numbers(*range(20))], 3)
@@ -116,6 +119,7 @@ def test_images_and_masks_of_pil_become_tensors_as_tutorials_have_them() -> None
     assert set(targets.unique().tolist()) == {0, 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["digits", "fake"])
 def test_a_transform_of_a_built_in_dataset_gets_the_stored_images(name: str) -> None:
     plain = own(EXAMPLE, dataset=name)

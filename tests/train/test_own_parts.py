@@ -60,7 +60,14 @@ def test_the_example_trains_the_same_on_one_rank_and_on_two(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{}, {"micro_batch": 3, "workers": 2}], ids=["plain", "micro-batches, workers"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"micro_batch": 3}, id="micro-batches"),
+        pytest.param({}, id="plain", marks=pytest.mark.long),
+        pytest.param({"micro_batch": 3, "workers": 2}, id="micro-batches, workers", marks=pytest.mark.long),
+    ],
+)
 def test_a_run_that_broke_in_an_epoch_ends_with_the_same_bits(changes: dict[str, Any], tmp_path: Path) -> None:
     whole, broken = (
         own(**NOISY, checkpoint_every="1", blocking_checkpoints=True, run_dir=tmp_path / name, **changes)
@@ -265,11 +272,12 @@ def test_the_page_shows_the_example_that_is_tested_here() -> None:
 
 
 @pytest.mark.slow
-def test_the_example_runs_by_the_command_of_the_page_with_workers(tmp_path: Path) -> None:
-    """Two ranks that --spawn starts, each with a worker: fresh interpreters that must find the folder."""
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long)])
+def test_the_example_runs_by_the_command_of_the_page(workers: int, tmp_path: Path) -> None:
+    """Two ranks that --spawn starts, and a worker of each: fresh interpreters that must find the folder."""
     command = [sys.executable, "-m", "train", "--spawn", "2", "--project", "examples/own_parts", "--epochs", "1"]
     command += [word for name, value in EXAMPLE_PARTS.items() for word in (f"--{name}", value)]
-    command += ["--workers", "1", "--batch-size", "480", "--run-dir", str(tmp_path)]
+    command += ["--workers", str(workers), "--batch-size", "480", "--run-dir", str(tmp_path)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
@@ -327,7 +335,7 @@ def test_weights_of_an_own_model_are_exported_and_its_images_are_not_guessed(
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_forecast_measures_own_parts(tmp_path: Path) -> None:
     words = [word for name, value in NOISY.items() for word in (f"--{name}", value)]
     words += ["--project", str(ODD), "--batch-size", "16", "--workers", "0"]

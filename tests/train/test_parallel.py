@@ -23,12 +23,18 @@ from train.start.group import Place
 torchvision_cpu.watch()
 import torchvision  # noqa: E402
 
-RANKS = {"ddp": (1, 2, 3, 4), "static_graph": (2,), "unused": (2,), "fsdp": (1, 2, 3, 4), "none": (1,)}
+RANKS: dict[str, tuple[int, ...]] = {"ddp": (2, 3), "static_graph": (2,), "unused": (2,), "fsdp": (1, 3), "none": (1,)}
+MORE_RANKS = {"ddp": (1, 4), "fsdp": (2, 4)}
 
 
-@pytest.fixture(scope="module", params=RANKS)
+@pytest.fixture(
+    scope="module",
+    params=[*RANKS.items(), *(pytest.param(each, marks=pytest.mark.long) for each in MORE_RANKS.items())],
+    ids=lambda param: f"{param[0]}-{'-'.join(map(str, param[1]))}",
+)
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], Any]:
-    return run("parallel_gradients", request.param, tmp_path_factory.mktemp(request.param), *RANKS[request.param])
+    function, ranks = request.param
+    return run("parallel_gradients", function, tmp_path_factory.mktemp(function), *ranks)
 
 
 @pytest.mark.slow
@@ -86,7 +92,14 @@ def test_compiling_leaves_the_names() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["resnet50", "vit_b_16", "swin_v2_t", "densenet121", "vgg16", "inception_v3", "convnext_tiny", "maxvit_t"]
+    "name",
+    [
+        "resnet50",
+        "vit_b_16",
+        "vgg16",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("swin_v2_t", "densenet121")),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("inception_v3", "convnext_tiny", "maxvit_t")),
+    ],
 )
 def test_fsdp_cuts_models_at_modules_that_are_called(name: str) -> None:
     """Gathering hangs on a block's forward. Blocks are disjoint, and hold nearly all of the model."""

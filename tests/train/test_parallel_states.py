@@ -36,15 +36,29 @@ def assert_same(ours: Any, theirs: Any, exact: bool = True) -> None:
         assert ours == theirs
 
 
-@pytest.fixture(scope="module", params=[("save_ddp", 2), ("save_compiled", 2), ("save_fsdp", 3)], ids=lambda p: p[0])
+SAVED = {"save_ddp": 2, "save_compiled": 2, "save_fsdp": 3}
+
+
+@pytest.fixture(scope="module")
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    function, world_size = request.param
-    out = tmp_path_factory.mktemp(function)
-    run("parallel_states", function, out, world_size)
+    out = tmp_path_factory.mktemp(request.param)
+    run("parallel_states", request.param, out, SAVED[request.param])
     return out
 
 
-@pytest.mark.parametrize("way", WAYS)
+#: Each way to save and each way to go on once; the rest of the matrix is long.
+USUAL = {("save_ddp", "fsdp"), ("save_ddp", "channels_last"), ("save_compiled", "none"), ("save_fsdp", "ddp")}
+
+
+@pytest.mark.parametrize(
+    ("saved", "way"),
+    [
+        pytest.param(function, way, marks=() if (function, way) in USUAL else pytest.mark.long)
+        for function in SAVED
+        for way in WAYS
+    ],
+    indirect=["saved"],
+)
 def test_a_state_goes_on_under_any_way(saved: Path, way: str) -> None:
     """Loaded to the bit; and the next step gives the weights that the run it comes from got."""
     state, following = torch.load(saved / "saved.pt"), torch.load(saved / "next.pt")
@@ -84,7 +98,7 @@ def test_fsdp_moves_no_more_of_a_model_to_the_device_than_a_block(tmp_path: Path
 
 def test_fsdp_uses_no_collective_whose_name_breaks_the_heap(tmp_path: Path) -> None:
     """As train.model.pieces says of names with more than 15 letters. gloo has all-reduces for _reduce_scatter_base_."""
-    more: dict[str, Any] = {"epochs": 2, "ema": 0.9, "clip": 1.0, "profile": 5}
+    more: dict[str, Any] = {"epochs": 2, "ema": 0.9, "clip": 1.0, "profile": 3}
     settings = dataclasses.replace(SETTINGS, parallel="fsdp", run_dir=tmp_path, **more)
     assert train(2, settings) == [0, 0]
     for rank in (0, 1):

@@ -1,7 +1,8 @@
 """Promises of `python -m train.forecast.probe`: checked sums, nccl-tests' bandwidth, what a forecast needs to know."""
 
 import json
-import subprocess
+import multiprocessing
+import os
 import sys
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from launch.health.ways import FOR_SLOW_LINKS
-from tests.train.parallel_ranks import ROOT, environment
+from tests.train.test_agent import direct
 from tests.train.test_group import free_port
 from train.forecast import communication, link_options, probe, step_times
 from train.model.build import build
@@ -24,23 +25,33 @@ FIGURES = ("seconds", "cpu_seconds", "busy_seconds")
 
 
 def two_ranks(folder: Path, *arguments: str, hosts: int = 1) -> tuple[list[int], str, dict[str, Any]]:
-    """Two ranks on one host or two: their exit statuses, what they said, and the document that they leave."""
+    """Two ranks on one host or two: their exit statuses, what they said, and the document that they leave. They are
+    forked from this process, which has torch loaded."""
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    place["LOCAL_WORLD_SIZE"] = str(2 // hosts)
-    env = environment() | place | {"GLOO_SOCKET_IFNAME": "lo", "MUSTER_RUN_DIR": str(folder), "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "train.forecast.probe", *arguments], cwd=ROOT, text=True, stderr=subprocess.PIPE,
-            env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank // hosts), "MUSTER_HOST": f"h{rank * hosts // 2}"},
-        ) for rank in range(2)
-    ]  # fmt: skip
-    try:
-        said = "".join(rank.communicate(timeout=300)[1] for rank in ranks)
-    finally:
-        for rank in ranks:
-            rank.kill()
+    place |= {"LOCAL_WORLD_SIZE": str(2 // hosts), "GLOO_SOCKET_IFNAME": "lo", "MUSTER_RUN_DIR": str(folder)}
+    context, ranks = multiprocessing.get_context("fork"), []
+    for rank in range(2):
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank // hosts), "MUSTER_HOST": f"h{rank * hosts // 2}"}
+        ranks.append(context.Process(target=one_rank, args=(folder / f"said-{rank}", place | own, list(arguments))))
+    for each in ranks:
+        each.start()
+    for each in ranks:
+        each.join(300)
+        each.kill()  # no-op for one that has ended
+        each.join()
+    said = "".join((folder / f"said-{rank}").read_text() for rank in range(2))
     path = folder / probe.PROBE_FILE
-    return [rank.returncode for rank in ranks], said, json.loads(path.read_text()) if path.exists() else {}
+    return [int(each.exitcode or 0) for each in ranks], said, json.loads(path.read_text()) if path.exists() else {}
+
+
+def one_rank(said: Path, variables: dict[str, str], arguments: list[str]) -> None:
+    os.environ |= variables
+    torch.set_num_threads(1)
+    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
+    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+    status = probe.main(arguments)
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def test_the_bus_bandwidth_is_that_of_nccl_tests() -> None:
@@ -73,10 +84,11 @@ def test_a_wrong_sum_names_rank_and_host(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.slow
 def test_every_size_is_measured_once_however_few_seconds_there_are(tmp_path: Path) -> None:
-    statuses, said, document = two_ranks(tmp_path, "--seconds", "0.02")
-    assert statuses == [0, 0], said
+    """By hosts with one rank each, which the agent starts without torchrun."""
+    assert direct(tmp_path, "train.forecast.probe", "--seconds", "0.02") == [(0, {}), (0, {})]
+    document = json.loads((tmp_path / "0" / probe.PROBE_FILE).read_text())
     assert document["schema"] == probe.PROBE_SCHEMA
-    assert [entry["rank"] for entry in document["ranks"]] == [0, 1]
+    assert [(entry["rank"], entry["host"]) for entry in document["ranks"]] == [(0, "h0"), (1, "h1")]
     first = document["all_reduce"]["sizes"][0]
     assert first["bytes"] == probe.MIB
     assert first["bus_bytes_per_second"] == pytest.approx(first["bytes"] / first["seconds"])
@@ -121,7 +133,7 @@ def test_a_size_is_left_out_only_where_one_sum_takes_too_long(
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("--epochs", "1"), "unrecognized arguments"),
+        pytest.param(("--epochs", "1"), "unrecognized arguments", marks=pytest.mark.long),
         (("--forecast", "--", "--model", "resnet"), "torchvision has no such model"),
     ],
 )

@@ -26,7 +26,7 @@ def traced(path: Path, what: str = "ProfilerStep") -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("epochs", "steps", "found"), [(3, 2, 2), (1, 9, 3)])
+@pytest.mark.parametrize(("epochs", "steps", "found"), [pytest.param(3, 2, 2, marks=pytest.mark.long), (1, 9, 3)])
 def test_every_rank_traces_its_steps_and_the_training_is_the_same(
     epochs: int, steps: int, found: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -49,7 +49,7 @@ def test_every_rank_traces_its_steps_and_the_training_is_the_same(
 def test_a_run_that_is_stopped_amid_its_traced_steps_says_where_their_trace_is(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    settings = settings_in(tmp_path / "stopped", profile=50, epochs=40)
+    settings = settings_in(tmp_path / "stopped", profile=50, epochs=20)
     asked = crash_in_step(9, how=lambda: os.kill(os.getpid(), signal.SIGTERM))
     assert train(2, settings, changes={1: asked}) == [EXIT_STOPPED, EXIT_STOPPED]
     assert traced(settings.run_dir / "profile" / "rank-0.pt.trace.json.gz")

@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -79,43 +81,74 @@ def break_and_resume(folder: Path, world_size: int, step: int, **changes: Any) -
     return end_of(folder)
 
 
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """The folder of a run of so many ranks that nothing broke off; each one is made once."""
+    made = dict[tuple[int, bool, bool], Path]()
+
+    def folder_of(world_size: int, rich: bool = False, normalised: bool = True) -> Path:
+        which = world_size, rich, normalised
+        if which not in made:
+            folder = tmp_path_factory.mktemp("unbroken")
+            settings = settings_in(folder, **(RICH if rich else {}))
+            assert train(world_size, settings, normalised=normalised) == [0] * world_size
+            made[which] = folder
+        return made[which]
+
+    return folder_of
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("world_size", "changes"),
-    [(1, {}), (2, {}), *[(world_size, RICH) for world_size in (1, 2, 3, 4)]],
-    ids=["plain-1", "plain-2", "rich-1", "rich-2", "rich-3", "rich-4"],
+    ("world_size", "rich", "steps"),
+    [
+        pytest.param(1, False, (1, 12), id="plain-1"),
+        pytest.param(2, True, (7,), id="rich-2"),
+        pytest.param(1, False, (4, 7), id="plain-1, other steps", marks=pytest.mark.long),
+        pytest.param(2, True, (1, 4, 12), id="rich-2, other steps", marks=pytest.mark.long),
+        pytest.param(2, False, (1, 4, 7, 12), id="plain-2", marks=pytest.mark.long),
+        pytest.param(1, True, (1, 4, 7, 12), id="rich-1", marks=pytest.mark.long),
+        pytest.param(3, True, tuple(range(1, STEPS + 1)), id="rich-3", marks=pytest.mark.long),
+        pytest.param(4, True, (1, 4, 7, 12), id="rich-4", marks=pytest.mark.long),
+    ],
 )
 def test_a_run_killed_in_any_step_ends_with_the_same_bits(
-    world_size: int, changes: dict[str, Any], tmp_path: Path
+    world_size: int, rich: bool, steps: tuple[int, ...], unbroken: Callable[..., Path], tmp_path: Path
 ) -> None:
-    assert train(world_size, settings_in(tmp_path / "whole", **changes)) == [0] * world_size
-    whole = end_of(tmp_path / "whole")
-    every_step = range(1, STEPS + 1) if world_size == 3 else (1, 4, 7, 12)
-    for step in every_step:
+    whole = end_of(unbroken(world_size, rich))
+    for step in steps:
         folder = tmp_path / f"broken-{step}"
-        resumed = break_and_resume(folder, world_size, step, **changes)
+        resumed = break_and_resume(folder, world_size, step, **(RICH if rich else {}))
         for part in PARTS:
             assert_equal(resumed[part], whole[part], f"killed in step {step}: {part}")
-        assert losses(folder)[-1] == losses(tmp_path / "whole")[-1]
+        assert losses(folder)[-1] == losses(unbroken(world_size, rich))[-1]
+
+
+@pytest.fixture(scope="module")
+def three_broken_in_step_7(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three ranks without batch statistics and dropout, which tests copy."""
+    folder = tmp_path_factory.mktemp("broken") / "run"
+    train(3, settings_in(folder), normalised=False, changes=dict.fromkeys(range(3), crash_in_step(7)))
+    return folder
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("other", [1, 2, 4])
-def test_another_number_of_ranks_goes_on_with_the_same_curve(other: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("other", [*(pytest.param(each, marks=pytest.mark.long) for each in (1, 2)), 4])
+def test_another_number_of_ranks_goes_on_with_the_same_curve(
+    other: int, unbroken: Callable[..., Path], three_broken_in_step_7: Path, tmp_path: Path
+) -> None:
     """Without batch statistics and dropout, which are each rank's own."""
-    assert train(3, settings_in(tmp_path / "whole"), normalised=False) == [0] * 3
-    settings = settings_in(tmp_path / "broken")
-    train(3, settings, normalised=False, changes=dict.fromkeys(range(3), crash_in_step(7)))
-    assert train(other, settings, normalised=False) == [0] * other
-    assert losses(tmp_path / "broken") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
-    ours, theirs = end_of(tmp_path / "broken")["model"], end_of(tmp_path / "whole")["model"]
+    whole = unbroken(3, normalised=False)
+    folder = Path(shutil.copytree(three_broken_in_step_7, tmp_path / "run"))
+    assert train(other, settings_in(folder), normalised=False) == [0] * other
+    assert losses(folder) == pytest.approx(losses(whole), rel=1e-4)
+    ours, theirs = end_of(folder)["model"], end_of(whole)["model"]
     for name in theirs:
         torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
-def test_a_stop_asked_of_one_rank_ends_all_after_a_checkpoint(tmp_path: Path) -> None:
-    assert train(2, settings_in(tmp_path / "whole")) == [0, 0]
+def test_a_stop_asked_of_one_rank_ends_all_after_a_checkpoint(unbroken: Callable[..., Path], tmp_path: Path) -> None:
     settings = settings_in(tmp_path / "stopped", checkpoint_every="epoch")
     asked = crash_in_step(6, how=lambda: os.kill(os.getpid(), signal.SIGTERM))
     assert train(2, settings, changes={1: asked}) == [EXIT_STOPPED, EXIT_STOPPED]
@@ -125,7 +158,7 @@ def test_a_stop_asked_of_one_rank_ends_all_after_a_checkpoint(tmp_path: Path) ->
     )
     assert not (settings.run_dir / "result.json").exists()
     assert train(2, settings) == [0, 0]
-    resumed, whole = end_of(settings.run_dir), end_of(tmp_path / "whole")
+    resumed, whole = end_of(settings.run_dir), end_of(unbroken(2))
     for part in PARTS:
         assert_equal(resumed[part], whole[part], part)
 
@@ -190,8 +223,9 @@ class Whole(torch.nn.Module):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_resumed_run_compiles_nothing_that_an_unbroken_one_does_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its warm-up is a pass as those of training. 515 images are 5 equal batches of 103."""
 
@@ -201,9 +235,9 @@ def test_a_resumed_run_compiles_nothing_that_an_unbroken_one_does_not(
         folder = tmp_path / f"graphs-{name}"
         folder.mkdir()
         monkeypatch.setenv("GRAPHS", str(folder))
-        changes = dict.fromkeys(range(2), in_order(note_graphs, *more))
-        train(2, dataclasses.replace(settings, run_dir=tmp_path / name.split("-")[0]), changes=changes)
-        return [(folder / str(rank)).read_text() for rank in range(2)]
+        changes = dict.fromkeys(range(ranks), in_order(note_graphs, *more))
+        train(ranks, dataclasses.replace(settings, run_dir=tmp_path / name.split("-")[0]), changes=changes)
+        return [(folder / str(rank)).read_text() for rank in range(ranks)]
 
     whole = graphs("whole")
     graphs("broken", crash_in_step(7))
@@ -231,6 +265,7 @@ def test_checkpoints_that_cannot_be_written_are_refused_before_the_first_step(tm
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_ends_all_ranks_and_keeps_no_spoilt_checkpoint(tmp_path: Path) -> None:
     assert train(2, settings_in(tmp_path, lr=1e30, checkpoint_every="1")) == [1, 1]
     states = [torch.load(path, weights_only=True) for path in (tmp_path / "checkpoints").glob("*.pt")]
@@ -239,7 +274,7 @@ def test_a_loss_that_is_not_finite_ends_all_ranks_and_keeps_no_spoilt_checkpoint
 
 @pytest.mark.slow
 def test_a_finished_run_keeps_its_record(tmp_path: Path) -> None:
-    settings = dataclasses.replace(SETTINGS, run_dir=tmp_path)
+    settings = dataclasses.replace(SETTINGS, run_dir=tmp_path, epochs=1)
     assert train(2, settings) == [0, 0]
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
     assert train(2, settings) == [0, 0]
@@ -318,15 +353,14 @@ def test_the_norm_of_a_step_is_that_of_the_whole_gradient_before_clipping(tmp_pa
         assert train(ranks, settings, normalised=False) == [0] * ranks
         return norms(tmp_path / name)
 
-    alone = found("alone", 1, parallel="none")
+    alone = found("alone", 1, parallel="none", loggers="tensorboard")
     assert len(alone) == 4 and all(alone)
+    assert [value for _, value in curve_of(tmp_path / "alone", "step/gradient_norm")] == pytest.approx(alone)
     ways: dict[str, dict[str, Any]] = {"ddp": {}, "fsdp": {"parallel": "fsdp"}, "micro": {"micro_batch": 20}}
     for name, changes in ways.items():
         assert found(name, 2, **changes) == pytest.approx(alone, rel=1e-3)
     assert found("half", 2, amp="fp16") == pytest.approx(alone, rel=0.05)  # in its own size, not the scaled loss's
     assert found("clipped", 2, clip=0.01)[0] == pytest.approx(alone[0], rel=1e-3)
-    tagged = found("events", 1, loggers="tensorboard")
-    assert [value for _, value in curve_of(tmp_path / "events", "step/gradient_norm")] == pytest.approx(tagged)
 
 
 @pytest.mark.slow

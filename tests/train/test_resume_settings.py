@@ -53,7 +53,7 @@ def test_settings_of_the_optimizer_take_effect_and_are_announced(tmp_path: Path)
     assert "momentum 0.9 -> 0.6, nesterov False -> True, weight_decay 0.05 -> 0.3" in notes(tmp_path)
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("parallel", [pytest.param("ddp", marks=pytest.mark.long), "fsdp"])
 def test_averages_that_are_newly_asked_for_begin_with_the_loaded_weights(parallel: str, tmp_path: Path) -> None:
     ways = {"parallel": parallel}
     break_and_resume(tmp_path, 2, ways, ways | {"ema": 0.9, "checkpoint_every": "1"})
@@ -87,7 +87,12 @@ def test_measured_shares_are_kept_bit_by_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "weights"), [("", "3,1", [3.0, 1.0]), ("3,1", "1,2", [1.0, 2.0]), ("3,1", "", [1.0, 1.0])]
+    ("before", "now", "weights"),
+    [
+        ("", "3,1", [3.0, 1.0]),
+        pytest.param("3,1", "1,2", [1.0, 2.0], marks=pytest.mark.long),
+        ("3,1", "", [1.0, 1.0]),
+    ],
 )
 def test_other_shares_take_effect(before: str, now: str, weights: list[float], tmp_path: Path) -> None:
     break_and_resume(tmp_path, 2, {"shares": before}, {"shares": now})

@@ -48,23 +48,30 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     }
 
 
+def matrix() -> list[Any]:
+    """Each way to spread the work with each kind of loss; what occurs in no other case runs always."""
+    cases: list[tuple[int, dict[str, Any], str | None]] = [
+        (1, {"parallel": "ddp"}, None),
+        (2, {"parallel": "ddp"}, "mixed"),
+        (4, {"parallel": "ddp"}, "plain"),
+        (2, {"parallel": "ddp", "shares": "3,1"}, None),
+        (3, {"parallel": "ddp", "shares": "1,5,2", "micro_batch": 9}, "mixed"),
+        (3, {"parallel": "ddp", "micro_batch": 7}, None),
+        (2, {"parallel": "fsdp"}, None),
+        (3, {"parallel": "fsdp", "micro_batch": 16}, "plain"),
+        (1, {"parallel": "dp"}, "plain"),
+    ]
+    return [
+        pytest.param(
+            size, changes, kind, id=f"{size}-{changes}-{kind}", marks=() if kind == usual else pytest.mark.long
+        )
+        for size, changes, usual in cases
+        for kind in ("plain", "mixed")
+    ]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["plain", "mixed"])
-@pytest.mark.parametrize(
-    ("world_size", "changes"),
-    [
-        (1, {"parallel": "ddp"}),
-        (2, {"parallel": "ddp"}),
-        (4, {"parallel": "ddp"}),
-        (2, {"parallel": "ddp", "shares": "3,1"}),
-        (3, {"parallel": "ddp", "shares": "1,5,2", "micro_batch": 9}),
-        (3, {"parallel": "ddp", "micro_batch": 7}),
-        (2, {"parallel": "fsdp"}),
-        (3, {"parallel": "fsdp", "micro_batch": 16}),
-        (1, {"parallel": "dp"}),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("world_size", "changes", "kind"), matrix())
 def test_weights_and_figures_are_those_of_one_process(
     kind: str, world_size: int, changes: dict[str, Any], alone: dict[str, Any], tmp_path: Path
 ) -> None:

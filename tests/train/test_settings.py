@@ -203,6 +203,7 @@ def test_own_parts_are_found_by_the_check_without_torch_or_an_import(
     assert said in done.stderr and len(done.stderr.splitlines()) == (1 if said else 0)
 
 
+@pytest.mark.slow
 def test_a_module_that_requirements_may_bring_is_left_to_the_ranks(project: Path) -> None:
     arguments = ["--project", str(project), "--model", "notimm:create_model"]
     assert "has no module notimm" in check_settings(*arguments).stderr
@@ -211,6 +212,7 @@ def test_a_module_that_requirements_may_bring_is_left_to_the_ranks(project: Path
     assert "has no missing" in check_settings("--project", str(project), "--model", "parts:missing").stderr
 
 
+@pytest.mark.slow
 def test_an_own_part_needs_a_folder_that_is_there(tmp_path: Path) -> None:
     assert "name its folder with PROJECT=dir" in check_settings("--model", "nowhere_parts:net").stderr
     assert "there is no such folder" in check_settings("--project", str(tmp_path / "no"), "--model", "a:b").stderr

@@ -3,10 +3,12 @@
 import dataclasses
 import os
 import re
+import shutil
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from itertools import accumulate, pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.train.parallel_ranks import run
 from tests.train.resume_ranks import CRASH, SETTINGS, STEPS, Change, crash_in_step, end_of, in_order, own_host, train
@@ -302,36 +302,62 @@ def assert_close(ours: dict[str, Any], theirs: dict[str, Any], tolerance: float)
         torch.testing.assert_close(ours["model"][name], value, rtol=tolerance, atol=tolerance)
 
 
+@pytest.fixture(scope="module")
+def data_parallel(tmp_path_factory: pytest.TempPathFactory) -> Callable[[float], Path]:
+    """The folder of a run of plain data parallelism with this momentum, which is made once."""
+
+    @cache
+    def made(momentum: float) -> Path:
+        folder = tmp_path_factory.mktemp("ddp")
+        settings = settings_in(folder, **{**PLAIN_SGD, "keep": 9, "momentum": momentum})
+        assert train(3, settings, normalised=False) == [0] * 3
+        return folder
+
+    return made
+
+
+MEMBERS, HOSTS = (3,), (2, 1)  # sizes of the hosts of three ranks
+
+
+def in_every_step() -> list[Any]:
+    """Each way of averaging with one of the two divisions into hosts, and with both in the long matrix."""
+    averaged, coded = "average their weights", "send each other gradients"
+    cases: list[tuple[dict[str, Any], float, str, tuple[int, ...] | None]] = [
+        ({"sync_every": 2, "sync_warmup": 0.99, "outer_momentum": 0.9}, 1e-5, f"{averaged} every 2 steps", MEMBERS),
+        ({"sync_every": 1, "shares": "1,3,2", "momentum": 0.9}, 1e-5, f"{averaged} every step", HOSTS),
+        ({"sync_every": 1, "compress": "int8"}, 3e-3, "weights (changes are sent as int8) every step", HOSTS),
+        ({"compress": "fp16"}, 3e-4, f"{coded} rounded to fp16", None),
+        ({"compress": "bf16", "shares": "1,3,2"}, 3e-3, f"{coded} rounded to bf16", MEMBERS),
+        ({"compress": "powersgd:32", "epochs": 3}, 3e-2, f"{coded} as matrices of rank 32", HOSTS),
+    ]
+    return [
+        pytest.param(
+            *case, hosts, marks=() if hosts == usual else pytest.mark.long, id=f"{name}-{case[0]}"
+        )
+        for *case, usual in cases
+        for name, hosts in (("members", MEMBERS), ("hosts", HOSTS))
+    ]  # fmt: skip
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("changes", "tolerance", "said"),
-    [
-        ({"sync_every": 2, "sync_warmup": 0.99, "outer_momentum": 0.9}, 1e-5, "average their weights every 2 steps"),
-        ({"sync_every": 1, "shares": "1,3,2", "momentum": 0.9}, 1e-5, "average their weights every step"),
-        ({"sync_every": 1, "compress": "int8"}, 3e-3, "their weights (changes are sent as int8) every step"),
-        ({"compress": "fp16"}, 3e-4, "send each other gradients rounded to fp16"),
-        ({"compress": "bf16", "shares": "1,3,2"}, 3e-3, "send each other gradients rounded to bf16"),
-        ({"compress": "powersgd:32", "epochs": 3}, 3e-2, "send each other gradients as matrices of rank 32"),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("hosts", [(3,), (2, 1)], ids=["members", "hosts"])
+@pytest.mark.parametrize(("changes", "tolerance", "said", "hosts"), in_every_step())
 def test_in_every_step_it_is_data_parallelism_but_for_rounding(
     changes: dict[str, Any],
     tolerance: float,
     said: str,
     hosts: tuple[int, ...],
+    data_parallel: Callable[[float], Path],
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """For SGD, and any shares; also where a host has two ranks, which are one member."""
-    settings = settings_in(tmp_path / "ddp", **{**PLAIN_SGD, "keep": 9, "momentum": changes.get("momentum", 0.0)})
-    assert train(3, settings, normalised=False) == [0] * 3
-    ours = settings_in(tmp_path / "ours", **{**PLAIN_SGD, "keep": 9, **changes})
+    ddp = data_parallel(changes.get("momentum", 0.0))
+    capfd.readouterr()
+    ours = settings_in(tmp_path, **{**PLAIN_SGD, "keep": 9, **changes})
     assert train(3, ours, normalised=False, changes=two_hosts_of(*hosts)) == [0] * 3
     assert said in capfd.readouterr().out
-    assert_close(end_of(tmp_path / "ours"), end_of(tmp_path / "ddp"), tolerance)
-    assert losses(tmp_path / "ours") == pytest.approx(losses(tmp_path / "ddp"), rel=10 * tolerance)
+    assert_close(end_of(tmp_path), end_of(ddp), tolerance)
+    assert losses(tmp_path) == pytest.approx(losses(ddp), rel=10 * tolerance)
 
 
 def test_exchanges_become_rarer_in_the_first_part_of_a_run() -> None:
@@ -349,13 +375,14 @@ def test_an_evaluation_has_an_exchange_of_its_own_where_none_was_due() -> None:
     assert exchanges_before([19, 20], every=16, warmup=40, stream=4) == 1  # of the periods of the warm-up
 
 
-@given(st.integers(1, 40), st.integers(1, 20))
-def test_so_many_exchanges_for_a_step_are_in_the_first_part_as_are_said(every: int, times: int) -> None:
+def test_so_many_exchanges_for_a_step_are_in_the_first_part_as_are_said() -> None:
     """Whole periods of each length, so that none is cut off."""
-    periods = periods_in_warmup(every)
-    warmup = len(periods) * max(periods) * times
-    counted = sum(step % period_in_warmup(step, every, warmup) == 0 for step in range(1, warmup + 1))
-    assert counted == pytest.approx(warmup * exchanges_in_warmup(every))
+    for every in range(1, 41):
+        periods = periods_in_warmup(every)
+        for times in (1, 3):
+            warmup = len(periods) * max(periods) * times
+            counted = sum(step % period_in_warmup(step, every, warmup) == 0 for step in range(1, warmup + 1))
+            assert counted == pytest.approx(warmup * exchanges_in_warmup(every)), (every, times)
 
 
 @pytest.mark.slow
@@ -392,14 +419,27 @@ def hosts(folders: list[Path], change: Change = lambda: None) -> dict[int, Chang
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_run_killed_in_any_step_ends_with_the_same_bits(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "steps"),
+    [
+        ("stream", (7,)),
+        ("int4", (5,)),
+        ("powersgd", (12,)),
+        *(pytest.param(kind, (5, 7, 12), marks=pytest.mark.long) for kind in KINDS),
+    ],
+    ids=str,
+)
+def test_a_run_killed_in_any_step_ends_with_the_same_bits(kind: str, steps: tuple[int, ...], tmp_path: Path) -> None:
     """Also what each host alone knows: its error feedback, its optimizer. A second checkpoint has begun in each case:
     then a first one is whole on both hosts."""
     whole = [tmp_path / "whole" / name for name in ("a", "b")]
     assert train(2, settings_in(tmp_path / "whole", **KINDS[kind]), changes=hosts(whole)) == [0, 0]
     assert (whole[0] / "checkpoints/step-12.pt").read_bytes() == (whole[1] / "checkpoints/step-12.pt").read_bytes()
-    for step in (5, 7, 12):
+    if kind == "powersgd":  # what it left out is part of what is compared: there is some, another one on each host
+        ends = [load(folder / "checkpoints", STEPS, member=member) for member, folder in enumerate(whole)]
+        errors = [end["strategy"]["error_dict"][0] for end in ends]
+        assert errors[0].abs().max() > 0 and not errors[0].equal(errors[1])
+    for step in steps:
         broken = break_and_resume(tmp_path / f"broken-{step}", step, **KINDS[kind])
         for member, (ours, theirs) in enumerate(zip(broken, whole, strict=True)):
             for part in ("model", "rank_buffers", "optimizer", "exchange"):
@@ -408,12 +448,31 @@ def test_a_run_killed_in_any_step_ends_with_the_same_bits(kind: str, tmp_path: P
             assert_equal(mine, unbroken, f"killed in step {step}: of member {member}")
 
 
-@pytest.mark.slow
-def test_powersgd_keeps_what_it_left_out(tmp_path: Path) -> None:
-    """Else the test above would show nothing of it: there is such an error, and another one on each host."""
-    assert train(2, settings_in(tmp_path, **KINDS["powersgd"])) == [0, 0]
-    errors = [load(tmp_path / "checkpoints", STEPS, member=member)["strategy"]["error_dict"][0] for member in (0, 1)]
-    assert errors[0].abs().max() > 0 and not errors[0].equal(errors[1])
+EVERY_5 = {"sync_every": 5, "blocking_checkpoints": True}
+
+
+@pytest.fixture(scope="module")
+def broken_in_step_8(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two ranks in one folder, which tests copy: the checkpoint of step 6 is behind."""
+    folder = tmp_path_factory.mktemp("broken") / "run"
+    train(2, settings_in(folder, **EVERY_5), changes=dict.fromkeys(range(2), crash_in_step(8)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def hosts_broken_in_step_8(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a folder for each host, a and b."""
+    folder = tmp_path_factory.mktemp("hosts") / "run"
+    folders = [folder / name for name in ("a", "b")]
+    train(2, settings_in(folder, **EVERY_5), changes=hosts(folders, crash_in_step(8)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("unbroken")
+    assert train(2, settings_in(folder, **EVERY_5)) == [0, 0]
+    return folder
 
 
 @pytest.mark.slow
@@ -421,23 +480,29 @@ def test_powersgd_keeps_what_it_left_out(tmp_path: Path) -> None:
     ("other", "changes", "said"),
     [
         (1, {}, "weights and optimizer are the mean of what 2 of 2 hosts had learned alone"),
-        (3, {}, "weights and optimizer are the mean of what 2 of 2 hosts had learned alone"),
+        pytest.param(
+            3, {}, "weights and optimizer are the mean of what 2 of 2 hosts had learned alone", marks=pytest.mark.long
+        ),
         (2, {"sync_every": 0}, "sync_every 5 -> 0"),
-        (2, {"stream": 2}, "stream 0 -> 2"),
+        pytest.param(2, {"stream": 2}, "stream 0 -> 2", marks=pytest.mark.long),
     ],
     ids=["one", "three", "off", "stream"],
 )
 def test_another_number_of_hosts_goes_on_from_the_mean(
-    other: int, changes: dict[str, Any], said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    other: int,
+    changes: dict[str, Any],
+    said: str,
+    broken_in_step_8: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    settings = settings_in(tmp_path, sync_every=5, blocking_checkpoints=True)
-    train(2, settings, changes=dict.fromkeys(range(2), crash_in_step(8)))  # the checkpoint of step 6 is behind
+    folder = Path(shutil.copytree(broken_in_step_8, tmp_path / "run"))
     capfd.readouterr()
-    own = [load(tmp_path / "checkpoints", 6, member=member) for member in (0, 1)]
-    later = settings_in(tmp_path, **{"sync_every": 5, "checkpoint_every": "7", "keep": 9, **changes})
+    own = [load(folder / "checkpoints", 6, member=member) for member in (0, 1)]
+    later = settings_in(folder, **{"sync_every": 5, "checkpoint_every": "7", "keep": 9, **changes})
     assert train(other, later) == [0] * other
     text = capfd.readouterr().out
-    assert said in text and "mean of what 2 of 2 hosts" in text and len(losses(tmp_path)) == STEPS
+    assert said in text and "mean of what 2 of 2 hosts" in text and len(losses(folder)) == STEPS
     assert not own[0]["model"]["0.weight"].equal(own[1]["model"]["0.weight"])
 
 
@@ -456,15 +521,15 @@ def test_the_mean_is_weighted_and_the_same_on_all_ranks(tmp_path: Path) -> None:
     ("lost", "said"), [("b", "are what one of 2 hosts had"), ("ab", "2 hosts' own files of --sync-every none")]
 )
 def test_a_host_that_lost_all_its_own_files_is_said(
-    lost: str, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    lost: str, said: str, hosts_broken_in_step_8: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    folders = [tmp_path / name for name in ("a", "b")]
-    settings = settings_in(tmp_path, sync_every=5, blocking_checkpoints=True)
-    train(2, settings, changes=hosts(folders, crash_in_step(8)))
+    folder = Path(shutil.copytree(hosts_broken_in_step_8, tmp_path / "run"))
+    folders = [folder / name for name in ("a", "b")]
     for name in lost:
-        for path in list((tmp_path / name / "checkpoints").glob("member-*")):
+        for path in list((folder / name / "checkpoints").glob("member-*")):
             path.unlink()
-    assert train(2, settings, changes=hosts(folders)) == [0, 0]
+    capfd.readouterr()
+    assert train(2, settings_in(folder, **EVERY_5), changes=hosts(folders)) == [0, 0]
     text = capfd.readouterr().out
     assert said in text and "going on from step-6.pt" in text
     assert_equal(end_of(folders[0])["model"], end_of(folders[1])["model"])
@@ -486,19 +551,22 @@ def with_torn_step_6(folder: Path) -> None:
     [(without_step_6, "(rank 1): no own file of step 6, which is passed over"), (with_torn_step_6, "is torn")],
 )
 def test_a_step_that_a_host_could_not_finish_gives_way_to_the_one_before(
-    spoil: Callable[[Path], None], said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    spoil: Callable[[Path], None],
+    said: str,
+    hosts_broken_in_step_8: Path,
+    unbroken: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Its own file comes first: without it the others' checkpoint of that step would lose what it had learned."""
-    kept: dict[str, Any] = {"sync_every": 5, "blocking_checkpoints": True}
-    assert train(2, settings_in(tmp_path / "whole", **kept)) == [0, 0]
-    folders = [tmp_path / name for name in ("a", "b")]
-    settings = settings_in(tmp_path, **kept)
-    train(2, settings, changes=hosts(folders, crash_in_step(8)))
+    folder = Path(shutil.copytree(hosts_broken_in_step_8, tmp_path / "run"))
+    folders = [folder / name for name in ("a", "b")]
     spoil(folders[1] / "checkpoints")
-    assert train(2, settings, changes=hosts(folders)) == [0, 0]
+    capfd.readouterr()
+    assert train(2, settings_in(folder, **EVERY_5), changes=hosts(folders)) == [0, 0]
     text = capfd.readouterr().out
     assert said in text and "going on from step-4.pt" in text
-    assert_equal(end_of(folders[1])["model"], end_of(tmp_path / "whole")["model"])
+    assert_equal(end_of(folders[1])["model"], end_of(unbroken)["model"])
     assert (folders[0] / "checkpoints/left-step-6.pt").is_file()
 
 
@@ -549,10 +617,18 @@ def test_the_background_works_with_one_thread_and_training_with_all() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scenario", ["feedback", "streamed_feedback"])
-def test_what_few_bits_lose_comes_with_the_next_exchange(scenario: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("scenario", "ranks"),
+    [
+        ("feedback", 3),
+        ("streamed_feedback", 2),
+        pytest.param("feedback", 2, marks=pytest.mark.long),
+        pytest.param("streamed_feedback", 3, marks=pytest.mark.long),
+    ],
+)
+def test_what_few_bits_lose_comes_with_the_next_exchange(scenario: str, ranks: int, tmp_path: Path) -> None:
     """Changes of which some are far below a step of the code arrive in the end, on all ranks alike."""
-    found = run("slow_links_ranks", scenario, tmp_path, 2, 3)
+    found = run("slow_links_ranks", scenario, tmp_path, ranks)
     for (size, rank), (weights, exact, step_of_code) in found.items():
         assert weights.equal(found[size, 0][0])
         assert (weights - exact).abs().max() <= 3 * step_of_code, (size, rank)

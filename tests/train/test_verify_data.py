@@ -35,36 +35,26 @@ def spoilt(root: Path) -> dict[Path, str]:
     return {cut: "Truncated File Read", empty: "cannot identify image file", floats: "Pillow's mode F"}
 
 
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND, *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-
-
 @pytest.mark.slow
-def test_every_bad_file_is_named_with_its_reason(root: Path) -> None:
-    good = run("--data-dir", root)
-    assert (good.returncode, good.stdout) == (0, "imagefolder: 16 images read, none bad\n"), good.stderr
+def test_good_files_are_counted_and_json_has_a_line_for_each_bad_one(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verify.main(["--data-dir", str(root)]) == 0
+    assert capsys.readouterr().out == "imagefolder: 16 images read, none bad\n"
     bad = spoilt(root)
-    done = run("--data-dir", root, "--workers", 2)
-    *lines, last = done.stdout.splitlines()
-    assert (done.returncode, last) == (1, "imagefolder: 17 images read, 3 bad")
-    assert [line.split(": ")[0] for line in lines] == list(map(str, bad))
-    assert all(said in line for line, said in zip(lines, bad.values(), strict=True))
-
-
-@pytest.mark.slow
-def test_json_has_a_line_for_each_and_the_count(root: Path) -> None:
-    bad = spoilt(root)
-    *found, last = map(json.loads, run("--data-dir", root, "--json").stdout.splitlines())
+    assert verify.main(["--data-dir", str(root), "--json"]) == 1
+    *found, last = map(json.loads, capsys.readouterr().out.splitlines())
     assert [Path(each["path"]) for each in found] == list(bad) and all(each["reason"] for each in found)
     assert last == {"dataset": "imagefolder", "images": 17, "bad": 3}
 
 
 @pytest.mark.slow
-def test_on_a_terminal_a_bar_is_shown_and_the_list_still_reaches_its_file(root: Path) -> None:
+def test_every_bad_file_is_named_with_its_reason_while_a_terminal_shows_a_bar(root: Path) -> None:
+    """The list reaches its file."""
     bad = spoilt(root)
     ours, theirs = pty.openpty()
-    with subprocess.Popen([*COMMAND, "--data-dir", root], cwd=ROOT, stdout=subprocess.PIPE, stderr=theirs) as process:
+    command = [*COMMAND, "--data-dir", str(root), "--workers", "2"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=theirs) as process:
         os.close(theirs)
         shown = b""
         try:
@@ -75,8 +65,11 @@ def test_on_a_terminal_a_bar_is_shown_and_the_list_still_reaches_its_file(root: 
         assert process.stdout is not None
         listed = process.stdout.read().decode()
     os.close(ours)
+    *lines, last = listed.splitlines()
     assert process.returncode == 1 and "17/17" in shown.decode()
-    assert [line.split(": ")[0] for line in listed.splitlines()[:-1]] == list(map(str, bad))
+    assert last == "imagefolder: 17 images read, 3 bad"
+    assert [line.split(": ")[0] for line in lines] == list(map(str, bad))
+    assert all(said in line for line, said in zip(lines, bad.values(), strict=True))
 
 
 @pytest.mark.parametrize("name", [name for name in disk.WRITERS if name != "imagefolder"])
