@@ -33,8 +33,9 @@ from containers.files import locked  # noqa: E402
 from launch.cli.make_variables import KNOWN  # noqa: E402
 from tests import sweep  # noqa: E402
 
-# On a busy machine an example may take longer than Hypothesis allows by itself.
-settings.register_profile("muster", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# On a busy machine an example may take longer than Hypothesis allows by itself. `make test-all` searches in full.
+settings.register_profile("all", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("muster", settings.get_profile("all"), max_examples=25)
 settings.load_profile("muster")
 os.environ.pop("MAKEFLAGS", None)  # of the `make test` that runs us: not meant for the commands that the tests start
 

@@ -48,8 +48,8 @@ def sessions(which: str) -> list[Session]:
         chosen = "not lab and not slow and not browser and not long"
         others = [f"--ignore={folder}" for folder in TRAINER]
         return [Session("trainer", TRAINER, chosen), Session("others", others, chosen)]
-    more = "" if which == "all" else " and not long"
-    two_workers = ("-n", "2", "--dist")
+    more, search = ("", ("--hypothesis-profile=all",)) if which == "all" else (" and not long", ())
+    two_workers = (*search, "-n", "2", "--dist")
     return [
         Session(
             "lab", (*two_workers, "loadgroup", "--no-loadscope-reorder", "tests/lab", "tests/containers"), f"lab{more}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import re
 import sys
 import tomllib
@@ -82,8 +83,14 @@ def imports(node: ast.AST) -> Iterator[str]:
         yield from imports(child)
 
 
-def imported(file: Path) -> set[str]:
-    return set(imports(ast.parse(file.read_text(encoding="utf-8"))))
+@functools.cache
+def tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def imported(file: Path) -> frozenset[str]:
+    return frozenset(imports(tree(file)))
 
 
 def graph(folder: str) -> dict[str, set[str]]:
@@ -187,14 +194,14 @@ def test_a_number_with_a_name_has_one_value_everywhere() -> None:
     values: dict[str, dict[float, str]] = {}
     for folder in ("launch", "train", "keeper", "containers", "playbooks"):
         for name, file in sources(folder).items():
-            for constant, number in numbers(ast.parse(file.read_text(encoding="utf-8"))):
+            for constant, number in numbers(tree(file)):
                 values.setdefault(constant, {})[number] = name
     assert {constant: places for constant, places in values.items() if len(places) > 1} == {}
 
 
-def numbers(tree: ast.Module) -> Iterator[tuple[str, float]]:
+def numbers(module: ast.Module) -> Iterator[tuple[str, float]]:
     """The numeric constants at the top of a file: name and value."""
-    for node in tree.body:
+    for node in module.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             with contextlib.suppress(ValueError):  # an expression of other names
                 value = ast.literal_eval(node.value)

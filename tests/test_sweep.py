@@ -35,6 +35,7 @@ def processes(dead: int) -> Iterator[list[subprocess.Popen[bytes]]]:
         process.wait(60)
 
 
+@pytest.mark.slow
 def test_processes_of_a_dead_session_are_found_and_no_others(processes: list[subprocess.Popen[bytes]]) -> None:
     orphan, mine = processes
     found = sweep._orphans()
@@ -43,6 +44,7 @@ def test_processes_of_a_dead_session_are_found_and_no_others(processes: list[sub
     assert os.getpid() not in found
 
 
+@pytest.mark.slow
 def test_an_orphan_is_ended(processes: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch) -> None:
     orphan, mine = processes
     mark = sweep._orphans()

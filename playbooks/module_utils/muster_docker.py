@@ -150,7 +150,7 @@ def _served(pool: Path) -> Iterator[str]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Registry) as server:
         server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
         thread.start()
         try:
             yield f"127.0.0.1:{server.server_address[1]}/{name}"

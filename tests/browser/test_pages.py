@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from selenium.webdriver import ActionChains
@@ -13,7 +14,7 @@ from selenium.webdriver.common.by import By
 
 from launch.health.report import charts
 from launch.report import run_page
-from tests.browser.chromium import Chromium, Seen
+from tests.browser.chromium import Chromium
 from tests.launch.health.test_page import document
 from tests.launch.report import made_runs
 
@@ -23,48 +24,44 @@ PAGES = ("runs", *made_runs.NAMES, "check", "check of 16 hosts")
 VIEWS = ((1280, "light"), (1280, "dark"), (400, "light"))  # no style is for narrow and dark screens alone
 GROUNDS = {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 25, 30)"}
 
-#: By page, width and scheme: each is opened once, whatever tests look at it.
-_seen: dict[tuple[str, int, str], Seen] = {}
+#: Pages that are opened in every view by `make test`; `make test-all` does so with all.
+IN_EVERY_VIEW = ("runs", "restarted", "check")
 
 
-@pytest.fixture(params=PAGES)
-def page(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+@pytest.mark.parametrize(
+    ("page", "width", "scheme"),
+    [
+        pytest.param(
+            page, *view, id=f"{page}-{view[0]}-{view[1]}",
+            marks=() if view == VIEWS[0] or page in IN_EVERY_VIEW else pytest.mark.long,
+        )
+        for page in PAGES
+        for view in VIEWS
+    ],
+)  # fmt: skip
+def test_a_page_is_whole_without_a_network_fits_the_screen_and_can_be_read(
+    page: str, width: int, scheme: str, chromium: Chromium, pages: dict[str, Path]
+) -> None:
+    seen = chromium.see(pages[page], width, scheme)
+    assert seen.ground == GROUNDS[scheme] and seen.width["screen"] == width
+    wrong = {
+        "on the console": list(seen.console),
+        "asked for from elsewhere": [url for url in seen.requests if not url.startswith(("file:///", "data:"))],
+        "files asked for, of 1": [url for url in seen.requests if url.startswith("file:")][1:],
+        "pictures empty or not as wide as their place": list(filter(is_no_picture, seen.drawings)),
+        "over something else in a picture": list(seen.overlaps),
+        "wider than the screen": list(seen.width["out"]),
+        "unreadable": list(seen.unreadable),
+    }
+    assert {check: found for check, found in wrong.items() if found} == {}
+    assert any(url.startswith("file:") for url in seen.requests)  # the page itself
+    assert bool(seen.drawings) == (page != "runs") and seen.texts > 20
+    assert seen.width["page"] <= seen.width["screen"]
 
 
-@pytest.fixture(params=VIEWS, ids=lambda view: f"{view[0]}-{view[1]}")
-def seen(page: str, request: pytest.FixtureRequest, chromium: Chromium, pages: dict[str, Path]) -> Seen:
-    width, scheme = request.param
-    if (page, width, scheme) not in _seen:
-        _seen[page, width, scheme] = chromium.see(pages[page], width, scheme)
-    found = _seen[page, width, scheme]
-    assert found.ground == GROUNDS[scheme] and found.width["screen"] == width
-    return found
-
-
-def test_a_page_is_whole_without_a_network_and_says_nothing_on_the_console(seen: Seen) -> None:
-    assert list(seen.console) == []
-    assert len(seen.requests) >= 1 and all(url.startswith(("file:///", "data:")) for url in seen.requests)
-    assert sum(url.startswith("file:") for url in seen.requests) == 1  # the page itself
-
-
-def test_every_picture_is_there_as_wide_as_its_place(page: str, seen: Seen) -> None:
-    assert bool(seen.drawings) == (page != "runs")
-    for drawing in seen.drawings:
-        assert drawing["marks"] >= 1 and drawing["height"] >= 50 and drawing["name"], drawing
-        assert 0.85 * drawing["room"] <= drawing["width"] <= drawing["room"] + 1, drawing
-
-
-def test_nothing_stands_over_anything_else_in_a_picture(seen: Seen) -> None:
-    assert list(seen.overlaps) == []
-
-
-def test_a_page_is_no_wider_than_the_screen(seen: Seen) -> None:
-    assert seen.width["out"] == [] and seen.width["page"] <= seen.width["screen"]
-
-
-def test_everything_can_be_read(seen: Seen) -> None:
-    assert seen.texts > 20 and list(seen.unreadable) == []
+def is_no_picture(drawing: dict[str, Any]) -> bool:
+    is_there = drawing["marks"] >= 1 and drawing["height"] >= 50 and drawing["name"]
+    return not (is_there and 0.85 * drawing["room"] <= drawing["width"] <= drawing["room"] + 1)
 
 
 def test_a_page_follows_the_screen_when_it_is_turned(chromium: Chromium, pages: dict[str, Path]) -> None:

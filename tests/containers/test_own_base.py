@@ -61,6 +61,7 @@ def test_an_archive_that_is_not_there_is_refused(tmp_path: Path) -> None:
         own_base.archive_state(str(tmp_path / "missing.tar"))
 
 
+@pytest.mark.slow
 def test_what_an_image_has_is_not_fetched_for_a_workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The index has the same torch; what stands for that of the image is taken in its place, and then left out."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -224,7 +225,7 @@ def served(folder: Path, settings: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         address = f"127.0.0.1:{server.server_port}"
         settings.write_text(f'[[registry]]\nlocation = "{address}"\ninsecure = true\n')
         monkeypatch.setenv("CONTAINERS_REGISTRIES_CONF", str(settings))
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         yield address
         server.shutdown()
 

@@ -37,7 +37,7 @@ def archive(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     package.write_bytes(b"not the keys")
     serve = functools.partial(Quiet, directory=str(tmp_path / "archive"))
     with ThreadingHTTPServer(("127.0.0.1", 0), serve) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}", tmp_path / "archive"
         server.shutdown()
 

@@ -99,6 +99,7 @@ def write_lock(index: Path, torch: str = "2.13.0+cpu") -> Path:
     return locked
 
 
+@pytest.mark.slow
 def test_locked_wheels_are_fetched_with_their_lock(index: Path) -> None:
     lock = write_lock(index)
     folder = wheels.training_wheels(QUIET)
@@ -114,6 +115,7 @@ def test_locked_wheels_are_fetched_with_their_lock(index: Path) -> None:
     assert wheels.content_hash(again) != before
 
 
+@pytest.mark.slow
 def test_a_wheel_that_is_not_the_locked_one_is_refused_by_name(index: Path) -> None:
     lock = write_lock(index)
     (index / "tiny-1-py3-none-any.whl").write_bytes((index / "torch-2.14.0-py3-none-any.whl").read_bytes())
@@ -126,17 +128,20 @@ def test_a_wheel_that_is_not_the_locked_one_is_refused_by_name(index: Path) -> N
     assert not list((index.parent / "build").glob("*wheels-*"))
 
 
+@pytest.mark.slow
 def test_a_build_of_torch_without_a_lock_is_refused(index: Path) -> None:
     with pytest.raises(ContainersError, match=r"torch \.\.\.\+cpu.*\n.*requirements-cpu.lock\n.*make lock"):
         wheels.training_wheels(QUIET)
 
 
+@pytest.mark.slow
 def test_a_lock_of_another_pyproject_is_refused(index: Path) -> None:
     write_lock(index, torch="2.12.0+cpu")
     with pytest.raises(ContainersError, match=r"asks for torch 2\.13\.0, but torch 2\.12\.0\+cpu is locked"):
         wheels.training_wheels(QUIET)
 
 
+@pytest.mark.slow
 def test_the_build_of_torch_is_the_one_that_pip_prefers(index: Path) -> None:
     assert lock.torch_build(["torch==2.13.0"]) == "cpu"
     assert lock.torch_build(["torch==2.14.0"]) == ""
@@ -151,6 +156,7 @@ def test_uv_is_told_what_pip_is_set_to() -> None:
     assert lock.pip_setting(listed, "extra-index-url") == []
 
 
+@pytest.mark.slow
 def test_a_hash_in_a_users_own_requirements_is_enforced(index: Path, tmp_path: Path) -> None:
     digest = hashlib.sha256((index / "tiny-1-py3-none-any.whl").read_bytes()).hexdigest()
     train, asked = tmp_path / "train", tmp_path / "workload" / "requirements.txt"

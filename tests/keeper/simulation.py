@@ -7,18 +7,20 @@ them, and the next attempt goes on after the newest one that any of its hosts ke
 from __future__ import annotations
 
 import json
-import os
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis.strategies import SearchStrategy
 
 from keeper import course as c
 from keeper import decide as d
 from keeper import known as k
 
-#: Of random searches: how many times as many examples. After a change of the rules: MUSTER_TEST_SEARCH=10 pytest ...
-SEARCH = int(os.environ.get("MUSTER_TEST_SEARCH", "1"))
+PHASES = (Phase.explicit, Phase.generate)  # a failing case is small enough, and to shrink one takes minutes
 STEP_SECONDS = 0.25
 GRACE_SECONDS = 30.0
 #: From the last fault to the last keeper's end: silence, the ranks' grace, and what is waited for beyond it.
@@ -33,6 +35,23 @@ FAULTS = (
 )
 RETURNS = "returns"  # a host whose keeper was ended with it, or with its container
 WITNESS_FAULTS = ("witness goes", "witness comes", "witness cut", "witness heals")
+
+
+def search(
+    few: int, many: int, *strategies: SearchStrategy[Any]
+) -> Callable[[Callable[..., None]], Callable[[int], None]]:
+    """A random search with few examples for `make test` and many for `make test-all`, also after a change of rules."""
+
+    def decorate(holds: Callable[..., None]) -> Callable[[int], None]:
+        @pytest.mark.slow
+        @pytest.mark.parametrize("examples", [few, pytest.param(many, marks=pytest.mark.long)])
+        def test(examples: int) -> None:
+            settings(max_examples=examples, deadline=None, phases=PHASES)(given(*strategies)(holds))()
+
+        test.__name__, test.__doc__ = holds.__name__, holds.__doc__
+        return test
+
+    return decorate
 
 
 @dataclass

@@ -134,6 +134,7 @@ def test_what_is_no_heartbeat_ends_its_connection_and_nothing_else(pair: Pair, l
         assert pair.heard.get(timeout=20) == ("h2", "still here")
 
 
+@pytest.mark.slow
 def test_a_line_that_was_changed_on_its_way_does_not_count(pair: Pair) -> None:
     pair.h1()
     with pair.send(pair.line(1, "true").replace(b"true", b"lies")):

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from keeper import course as c
@@ -21,16 +20,15 @@ from tests.keeper.simulation import (
     HOSTS,
     LONGEST_WITH_RESTARTS,
     RETURNS,
-    SEARCH,
     WITNESS_FAULTS,
     Host,
     World,
+    search,
 )
 
 STEPS = 400  # 100 seconds of training
 MANY = k.Rules(nodes=5, max_restarts=1000, max_host_failures=1000)
 EVENTS = (*FAULTS, *WITNESS_FAULTS, *[RETURNS] * 3)
-PHASES = (Phase.explicit, Phase.generate)  # a failing case is small enough, and to shrink one takes minutes
 fault_lists = st.lists(
     st.tuples(st.floats(0, 200), st.sampled_from(EVENTS), st.integers(0, 4), st.integers(0, 4)), max_size=12
 )
@@ -52,9 +50,7 @@ def check_that_one_attempt_trained_at_a_time(world: World) -> None:
         assert after.step == before.step + 1 or after.attempt.identity > before.attempt.identity
 
 
-@pytest.mark.slow
-@settings(max_examples=75 * SEARCH, deadline=None, phases=PHASES)
-@given(st.integers(1, 5), st.integers(0, 2), st.booleans(), st.integers(), fault_lists)
+@search(12, 300, st.integers(1, 5), st.integers(0, 2), st.booleans(), st.integers(), fault_lists)
 def test_never_two_halves_and_always_an_end(
     nodes: int, spares: int, witnessed: bool, seed: int, faults: list[tuple[float, str, int, int]]
 ) -> None:
@@ -157,9 +153,7 @@ class Council:
                 self.changes.add(attempt.decided_by)
 
 
-@pytest.mark.slow
-@settings(max_examples=125 * SEARCH, deadline=None, phases=PHASES)
-@given(st.integers(2, 5), st.integers())
+@search(12, 500, st.integers(2, 5), st.integers())
 def test_whoever_proposes_what_and_hears_whom_there_is_one_attempt_that_can_take_a_step(count: int, seed: int) -> None:
     Council(count, seed).run(300)
 
@@ -214,12 +208,13 @@ def test_a_witness_that_has_begun_an_attempt_votes_for_another_one_of_its_number
 NETWORK = ("alone", "cut", "heal")
 
 
-@pytest.mark.slow
-@settings(max_examples=30 * SEARCH, deadline=None, phases=PHASES)
-@given(
-    st.integers(2, 5), st.integers(),
+@search(
+    5,
+    120,
+    st.integers(2, 5),
+    st.integers(),
     st.lists(st.tuples(st.floats(0, 60), st.sampled_from(NETWORK), st.integers(0, 4), st.integers(0, 4)), max_size=10),
-)  # fmt: skip
+)
 def test_a_network_that_comes_and_goes_never_makes_two_runs_of_one(
     count: int, seed: int, faults: list[tuple[float, str, int, int]]
 ) -> None:
@@ -231,12 +226,13 @@ def test_a_network_that_comes_and_goes_never_makes_two_runs_of_one(
 RECOVERABLE = ("rank dies", "launcher dies", "hang", "disk", "store")
 
 
-@pytest.mark.slow
-@settings(max_examples=30 * SEARCH, deadline=None, phases=PHASES)
-@given(
-    st.integers(1, 5), st.integers(),
+@search(
+    5,
+    120,
+    st.integers(1, 5),
+    st.integers(),
     st.lists(st.tuples(st.floats(0, 100), st.sampled_from(RECOVERABLE), st.integers(0, 4), st.just(0)), max_size=5),
-)  # fmt: skip
+)
 def test_faults_of_ranks_alone_are_survived_by_all_hosts(
     count: int, seed: int, faults: list[tuple[float, str, int, int]]
 ) -> None:
@@ -248,9 +244,7 @@ def test_faults_of_ranks_alone_are_survived_by_all_hosts(
         assert len(world.steps[-1].attempt.hosts) == count
 
 
-@pytest.mark.slow
-@settings(max_examples=15 * SEARCH, deadline=None, phases=PHASES)
-@given(st.integers(3, 5), st.integers(), st.floats(5, 80), st.integers(0, 4))
+@search(3, 60, st.integers(3, 5), st.integers(), st.floats(5, 80), st.integers(0, 4))
 def test_the_loss_of_any_one_host_of_three_or_more_is_survived(count: int, seed: int, at: float, where: int) -> None:
     world, lost = World(count, seed, 10.0, replace(MANY, nodes=count), STEPS), HOSTS[where % count]
     run(world, [(at, "power", where, 0)])
@@ -259,9 +253,7 @@ def test_the_loss_of_any_one_host_of_three_or_more_is_survived(count: int, seed:
     assert world.steps[-1].attempt.hosts == tuple(host for host in HOSTS[:count] if host != lost)
 
 
-@pytest.mark.slow
-@settings(max_examples=15 * SEARCH, deadline=None, phases=PHASES)
-@given(st.integers(1, 2), st.integers(), st.floats(10, 80), st.integers(0, 3))
+@search(3, 60, st.integers(1, 2), st.integers(), st.floats(10, 80), st.integers(0, 3))
 def test_with_a_witness_half_of_the_hosts_may_be_lost_whichever_they_are(
     pairs: int, seed: int, at: float, where: int
 ) -> None:
@@ -273,9 +265,7 @@ def test_with_a_witness_half_of_the_hosts_may_be_lost_whichever_they_are(
     assert world.steps[-1].step == STEPS and not set(world.steps[-1].attempt.hosts) & set(lost)
 
 
-@pytest.mark.slow
-@settings(max_examples=15 * SEARCH, deadline=None, phases=PHASES)
-@given(st.integers(2, 5), st.integers(), st.floats(5, 80), st.integers(0, 4))
+@search(3, 60, st.integers(2, 5), st.integers(), st.floats(5, 80), st.integers(0, 4))
 def test_a_host_that_is_shut_down_leaves_the_others_whichever_it_is(
     count: int, seed: int, at: float, where: int
 ) -> None:
@@ -289,6 +279,7 @@ def test_a_host_that_is_shut_down_leaves_the_others_whichever_it_is(
     assert world.hosts[name].course.left and not world.hosts[name].course.stop
 
 
+@pytest.mark.slow
 def test_hosts_that_are_shut_down_stop_the_run_where_the_others_are_too_few() -> None:
     """Also one after the other; and where it may not be started again."""
     both = [(20.0, "container asked to end", "h2", ""), (20.5, "container asked to end", "h1", "")]
@@ -303,6 +294,7 @@ def test_hosts_that_are_shut_down_stop_the_run_where_the_others_are_too_few() ->
         assert "stopped" in world.verdicts() and world.ended()
 
 
+@pytest.mark.slow
 def test_a_spare_that_is_shut_down_ends_alone() -> None:
     for restarts in (5, 0, -5):
         world = World(3, 1, 10.0, replace(MANY, nodes=2, max_restarts=restarts), STEPS)
@@ -311,6 +303,7 @@ def test_a_spare_that_is_shut_down_ends_alone() -> None:
         assert {step.attempt.number for step in world.steps} == {1} and world.ended()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("faults", "verdict"),
     [
@@ -367,6 +360,7 @@ def test_of_two_hosts_the_master_goes_on_alone_and_the_other_one_ends() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_cut_in_two_halves_lets_the_master_s_half_go_on_and_the_other_joins_when_it_is_healed() -> None:
     world = World(4, 1, 10.0, replace(MANY, nodes=4), 4 * STEPS)
     halves = [(20.0, "cut", one, other) for one in ("h1", "h2") for other in ("h3", "h4")]
@@ -377,6 +371,7 @@ def test_a_cut_in_two_halves_lets_the_master_s_half_go_on_and_the_other_joins_wh
     assert world.verdicts() == ["succeeded"] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lost", "returns", "attempts"),
     [
@@ -414,6 +409,7 @@ def test_what_a_host_that_comes_back_waits_for_is_a_word_of_the_others() -> None
     assert c.waited_for(world.hosts["h3"].course, world.now) == "a word of h1, h2"
 
 
+@pytest.mark.slow
 def test_a_loss_is_noted_of_the_attempt_that_it_ended_though_another_one_begins_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -430,6 +426,7 @@ def test_a_loss_is_noted_of_the_attempt_that_it_ended_though_another_one_begins_
     assert sorted(noted) == [("h1", 1), ("h2", 1)] and world.steps[-1].attempt.number == 2
 
 
+@pytest.mark.slow
 def test_a_host_that_comes_back_after_the_end_ends_too() -> None:
     world = World(3, 1, 10.0, replace(MANY, nodes=3), STEPS)
     world.run([(20.0, "power", "h3", ""), (200.0, RETURNS, "h3", "")], LONGEST_WITH_RESTARTS)
@@ -445,12 +442,14 @@ def test_a_spare_takes_the_place_of_a_lost_host_and_goes_with_the_run() -> None:
     assert dict(world.steps[-1].attempt.left_out)["h1"].startswith("no word from it for")
 
 
+@pytest.mark.slow
 def test_a_spare_of_a_run_that_ends_well_has_done_nothing() -> None:
     world = World(3, 1, 10.0, replace(MANY, nodes=2), STEPS)
     world.run([], LONGEST_WITH_RESTARTS)
     assert world.verdicts() == ["succeeded"] * 3 and world.hosts["h3"].course.own is None
 
 
+@pytest.mark.slow
 def test_a_host_that_failed_twice_is_left_out_and_named() -> None:
     world = World(3, 1, 10.0, replace(MANY, nodes=3, max_host_failures=2), STEPS)
     world.run([(20.0, "rank dies", "h1", ""), (50.0, "rank dies", "h1", "")], LONGEST_WITH_RESTARTS)
@@ -466,6 +465,7 @@ def test_the_only_host_is_not_left_out() -> None:
     assert world.verdicts() == ["succeeded"] and world.steps[-1].attempt.number == 3
 
 
+@pytest.mark.slow
 def test_a_host_whose_disk_is_full_is_left_out_at_once_and_ends_the_run_where_it_is_needed() -> None:
     for min_nodes, verdict, number in ((1, "succeeded", 2), (2, "failed", 1)):
         world = World(2, 1, 10.0, replace(MANY, nodes=2, min_nodes=min_nodes), STEPS)
@@ -483,6 +483,7 @@ def test_a_host_whose_disk_is_full_is_left_out_at_once_and_ends_the_run_where_it
     ] * 2
 
 
+@pytest.mark.slow
 def test_nobody_is_blamed_for_ranks_that_wait_for_each_other() -> None:
     world = World(2, 1, 10.0, replace(MANY, nodes=2, max_host_failures=1), STEPS)
     while world.now < 20.0:
@@ -493,6 +494,7 @@ def test_nobody_is_blamed_for_ranks_that_wait_for_each_other() -> None:
     assert world.steps[-1].attempt.hosts == ("h1", "h2") and world.steps[-1].attempt.number == 2
 
 
+@pytest.mark.slow
 def test_restarts_are_counted() -> None:
     world = World(3, 1, 10.0, replace(MANY, nodes=3, max_restarts=1), STEPS)
     world.run([(20.0, "rank dies", "h1", ""), (50.0, "rank dies", "h2", "")], LONGEST_WITH_RESTARTS)
@@ -510,6 +512,7 @@ def test_too_few_hosts_end_the_run() -> None:
     assert over is not None and over.reason == "2 of its hosts can go on, fewer than MIN_NODES=3" and world.now < 90
 
 
+@pytest.mark.slow
 def test_only_hosts_that_may_be_heard_again_are_waited_for() -> None:
     """A keeper whose container has ended comes back only where a control machine has the run in view; a host without
     power may only have been cut off."""
@@ -530,6 +533,7 @@ def test_only_hosts_that_may_be_heard_again_are_waited_for() -> None:
         assert at_once < d.REFUSED_SECONDS + d.LOST_SECONDS < c.MINORITY_SECONDS < min(later)
 
 
+@pytest.mark.slow
 def test_a_host_that_is_left_out_anyway_is_not_waited_for() -> None:
     for max_failures, waits in ((1, False), (2, True)):
         rules = replace(MANY, nodes=3, min_nodes=3, max_host_failures=max_failures)
@@ -538,12 +542,14 @@ def test_a_host_that_is_left_out_anyway_is_not_waited_for() -> None:
         assert world.verdicts() == ["failed"] * 2 and (world.now > 20.0 + c.MINORITY_SECONDS) is waits
 
 
+@pytest.mark.slow
 def test_a_host_that_was_cut_off_is_waited_for_where_it_is_needed() -> None:
     world = World(3, 1, 10.0, replace(MANY, nodes=3, min_nodes=3), STEPS)
     world.run([(20.0, "alone", "h3", ""), (45.0, "heal", "h1", "")], LONGEST_WITH_RESTARTS)
     assert world.verdicts() == ["succeeded"] * 3 and world.steps[-1].attempt.hosts == HOSTS[:3]
 
 
+@pytest.mark.slow
 def test_what_the_next_attempt_waits_for_is_said_with_its_limit() -> None:
     few = "2 of its hosts can go on, fewer than MIN_NODES=3"
     half = "h2 cannot know whether h1 goes on: less than half of its hosts are left, or half without the master"
@@ -610,6 +616,7 @@ def test_a_script_that_says_no_steps_is_not_judged_by_them() -> None:
     assert why_not_again(course) == ""
 
 
+@pytest.mark.slow
 def test_a_script_is_started_again_once_it_has_said_that_it_can_go_on() -> None:
     for says, attempts in ((False, 1), (True, 2)):
         world = World(2, 1, 10.0, replace(MANY, nodes=2, max_restarts=-3), STEPS)

@@ -6,21 +6,19 @@ Within one attempt; what comes after it: test_course.py. Keepers are simulated (
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example
 from hypothesis import strategies as st
 
 from keeper import decide as d
 from keeper.causes import EXIT_STOPPED
-from tests.keeper.simulation import FAULTS, GRACE_SECONDS, HOSTS, World
+from tests.keeper.simulation import FAULTS, GRACE_SECONDS, HOSTS, World, search
 
 fault_lists = st.lists(
     st.tuples(st.floats(0, 120), st.sampled_from(FAULTS), st.integers(0, 3), st.integers(0, 3)), max_size=6
 )
 
 
-@pytest.mark.slow
-@settings(max_examples=60)
-@given(st.integers(2, 4), st.integers(), st.floats(5, 100), fault_lists)
+@search(10, 240, st.integers(2, 4), st.integers(), st.floats(5, 100), fault_lists)
 @example(
     3, 268_517_381_353, 65.0, [(63.75, "rank dies", 0, 0)]
 )  # a beat that was sent before its host's end comes last
@@ -35,25 +33,21 @@ def test_whatever_happens_every_keeper_ends_and_leaves_no_rank(
         assert host.ranks == "gone"
 
 
-@settings(max_examples=20)
-@given(st.integers(2, 4), st.integers(), st.floats(5, 100))
+@search(4, 80, st.integers(2, 4), st.integers(), st.floats(5, 100))
 def test_without_a_fault_all_succeed(count: int, seed: int, finish: float) -> None:
     world = World(count, seed, finish)
     world.run([])
     assert [d.verdict(host.state) for host in world.hosts.values()] == ["succeeded"] * count
 
 
-@pytest.mark.slow
-@settings(max_examples=20)
-@given(st.integers(2, 4), st.integers(), st.lists(st.tuples(st.floats(0, 60), st.integers(0, 3)), max_size=3))
+@search(4, 80, st.integers(2, 4), st.integers(), st.lists(st.tuples(st.floats(0, 60), st.integers(0, 3)), max_size=3))
 def test_a_keeper_that_its_disk_holds_up_loses_nobody(count: int, seed: int, disks: list[tuple[float, int]]) -> None:
     world = World(count, seed, 100.0)
     world.run([(at, "disk", HOSTS[where % count], "") for at, where in disks])
     assert [d.verdict(host.state) for host in world.hosts.values()] == ["succeeded"] * count
 
 
-@settings(max_examples=20)
-@given(st.integers(1, 4), st.integers(), st.lists(st.integers(0, 3), min_size=1, max_size=4))
+@search(4, 80, st.integers(1, 4), st.integers(), st.lists(st.integers(0, 3), min_size=1, max_size=4))
 def test_a_torchrun_that_does_not_learn_of_the_end_is_ended(count: int, seed: int, where: list[int]) -> None:
     world = World(count, seed, 20.0)
     world.run([(5.0, "store", HOSTS[one % count], "") for one in where])
@@ -65,9 +59,7 @@ def test_a_torchrun_that_does_not_learn_of_the_end_is_ended(count: int, seed: in
 NAMED = {"rank dies": "rank", "launcher dies": "launcher", "hang": "hang", "power": "host_lost", "alone": "host_lost"}
 
 
-@pytest.mark.slow
-@settings(max_examples=20)
-@given(st.integers(3, 4), st.integers(), st.floats(5, 80), st.sampled_from(sorted(NAMED)), st.integers(0, 3))
+@search(4, 80, st.integers(3, 4), st.integers(), st.floats(5, 80), st.sampled_from(sorted(NAMED)), st.integers(0, 3))
 def test_all_hosts_name_the_host_of_the_fault(count: int, seed: int, at: float, fault: str, where: int) -> None:
     world, host = World(count, seed, at + 30), HOSTS[where % count]
     world.run([(at, fault, host, host)])
@@ -77,9 +69,7 @@ def test_all_hosts_name_the_host_of_the_fault(count: int, seed: int, at: float, 
         assert d.verdict(survivor.state) == "failed"
 
 
-@pytest.mark.slow
-@settings(max_examples=20)
-@given(st.integers(3, 4), st.integers(), st.floats(5, 80) | st.just(0.0))
+@search(4, 80, st.integers(3, 4), st.integers(), st.floats(5, 80) | st.just(0.0))
 def test_two_hosts_that_do_not_hear_each_other_are_named_as_a_pair(count: int, seed: int, at: float) -> None:
     world = World(count, seed, at + 30)
     world.run([(at, "cut", "h1", "h2")])
@@ -99,9 +89,7 @@ def test_silence_ends_all_ranks_within_seconds(fault: str, seconds: float) -> No
         assert world.now < 20.0 + seconds + 1.0
 
 
-@pytest.mark.slow
-@settings(max_examples=20)
-@given(st.integers(2, 4), st.integers(), st.floats(5, 80), st.integers(0, 3))
+@search(4, 80, st.integers(2, 4), st.integers(), st.floats(5, 80), st.integers(0, 3))
 def test_a_stop_on_one_host_stops_all(count: int, seed: int, at: float, where: int) -> None:
     world = World(count, seed, at + 100)
     world.run([(at, "stop", HOSTS[where % count], "")])

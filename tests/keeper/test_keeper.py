@@ -28,6 +28,7 @@ from keeper.course import beat
 from keeper.decide import LEAVES, LOST_SECONDS, Heard, Tick
 from keeper.placement import Place
 from keeper.running import Running
+from keeper.stuck import STOPPED_SECONDS
 from tests.processes import running
 
 START = """
@@ -35,6 +36,8 @@ import json, sys, time
 from pathlib import Path
 clock, skew = time.time, float(sys.argv[3])
 time.time = lambda: clock() + skew
+from keeper import decide, stuck
+decide.LOST_SECONDS, stuck.STOPPED_SECONDS = map(float, sys.argv[4:])
 from keeper.__main__ import Keeper
 folder = Path(sys.argv[1])
 sys.exit(Keeper(json.loads((folder / "run/plan.json").read_text()), int(sys.argv[2]), folder / "run", folder / "lease",
@@ -61,9 +64,11 @@ class Run:
         interface: str = "lo",
         restarts: int = 0,
         spares: int = 0,
+        lost: float = LOST_SECONDS,
+        stopped: float = STOPPED_SECONDS,
     ) -> None:
         """`program`: the arguments of Python that a host's ranks run, by node rank. `skew`: seconds by which the clock
-        of the last host is ahead."""
+        of the last host is ahead. `lost`, `stopped`: the keepers' LOST_SECONDS and STOPPED_SECONDS."""
         ports = [free_port(f"127.0.0.{node + 1}") for node in range(count)]
         plan: dict[str, Any] = {"run": "20260101-000000-abcd", "owner": "me@here", "grace": grace, "script": None}
         plan |= {"master_port": 1, "free_port": 2, "direct": False, "agent": [sys.executable, AGENT]}
@@ -88,7 +93,7 @@ class Run:
             (self.of(node) / "run" / "plan.json").write_text(json.dumps(own))
             (self.of(node) / "private" / "key").write_text("the run's own key")
             ahead = skew if node == count - 1 else 0.0
-            command = [sys.executable, "-c", START, str(self.of(node)), str(node), str(ahead)]
+            command = [sys.executable, "-c", START, str(self.of(node)), str(node), str(ahead), str(lost), str(stopped)]
             self.processes.append(subprocess.Popen(command, text=True, start_new_session=True))
 
     def lose(self, node: int) -> None:
@@ -220,6 +225,7 @@ def test_a_host_whose_ranks_have_ended_waits_for_the_others_and_is_stopped_at_on
     assert run.statuses(30) == [75, 75] and not run.document(0, "exit.json")["stop"]["killed"]
 
 
+@pytest.mark.slow
 def test_a_dead_torchrun_leaves_no_process(run: Run) -> None:
     run.start(2, lambda node: ["-c", WAIT])
     pids = {**run.pids(0), **run.pids(1)}
@@ -232,13 +238,13 @@ def test_a_dead_torchrun_leaves_no_process(run: Run) -> None:
 
 @pytest.mark.slow
 def test_a_silent_keeper_is_a_lost_host_and_ends_the_others(run: Run) -> None:
-    run.start(3, lambda node: ["-c", WAIT])
+    run.start(3, lambda node: ["-c", WAIT], lost=5.0)
     pids = {**run.pids(0), **run.pids(1), **run.pids(2)}
     wait_for(lambda: len(run.events(0, "heard")) == 2 and len(run.events(2, "heard")) == 2)
     run.processes[1].send_signal(signal.SIGSTOP)  # a frozen host: its kernel still takes what is sent
     begun = time.monotonic()
     assert [run.processes[node].wait(60) for node in (0, 2)] == [1, 1]
-    assert time.monotonic() - begun > LOST_SECONDS - 1
+    assert time.monotonic() - begun > 4.0
     assert run.document(0, "exit.json")["cause"]["host"] == run.document(2, "exit.json")["cause"]["host"] == "h2"
     run.processes[1].send_signal(signal.SIGCONT)  # the host is back: it finds itself alone
     assert run.processes[1].wait(60) == 1
@@ -246,7 +252,7 @@ def test_a_silent_keeper_is_a_lost_host_and_ends_the_others(run: Run) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("skew", [-20.0, 20.0])
+@pytest.mark.parametrize("skew", [pytest.param(-20.0, marks=pytest.mark.long), 20.0])
 def test_clocks_that_differ_change_neither_the_run_nor_who_is_named(run: Run, skew: float) -> None:
     run.start(3, lambda node: ["-c", WAIT], skew=skew)
     pids = {node: run.pids(node) for node in range(3)}
@@ -258,6 +264,7 @@ def test_clocks_that_differ_change_neither_the_run_nor_who_is_named(run: Run, sk
     assert all(0 <= end["cause"]["after"] <= end["seconds"] for end in ends)
 
 
+@pytest.mark.slow
 def test_nothing_starts_on_a_host_whose_training_network_is_down(run: Run) -> None:
     run.start(1, lambda node: ["-c", WAIT], interface="gone0")
     assert run.statuses() == [1] and run.causes() == [("start", "h1", None)]
@@ -411,6 +418,7 @@ def test_a_run_that_nobody_lets_go_ends(tmp_path: Path, held: bool) -> None:
         assert [cause.kind for cause in keeper.course.own.causes] == causes
 
 
+@pytest.mark.slow
 def test_a_stop_on_one_host_stops_all_within_their_grace(run: Run) -> None:
     run.start(2, lambda node: ["-c", WAIT])
     run.pids(0), run.pids(1)
@@ -433,7 +441,7 @@ def test_ranks_that_do_not_stop_in_their_grace_are_killed_and_that_is_said(run: 
 
 @pytest.mark.slow
 def test_a_stopped_rank_is_named(run: Run) -> None:
-    run.start(2, lambda node: ["-c", WAIT])
+    run.start(2, lambda node: ["-c", WAIT], stopped=2.0)
     run.pids(0)
     os.kill(run.pids(1)["1"], signal.SIGSTOP)
     assert run.statuses() == [1, 1]
@@ -441,10 +449,13 @@ def test_a_stopped_rank_is_named(run: Run) -> None:
     assert "is stopped (SIGSTOP)" in run.document(0, "exit.json")["cause"]["reason"]
 
 
+@pytest.mark.slow
 def test_a_second_run_on_a_host_is_refused_and_the_first_goes_on(run: Run, tmp_path: Path) -> None:
     run.start(1, lambda node: ["-c", WAIT])
     run.pids(0)
-    second = subprocess.run([sys.executable, "-c", START, str(run.of(0)), "0", "0"], text=True, timeout=60, check=False)
+    second = subprocess.run(
+        [sys.executable, "-c", START, str(run.of(0)), "0", "0", "1", "1"], text=True, timeout=60, check=False
+    )
     assert second.returncode == 1
     assert run.events(0, "failed")[0]["kind"] == "lease" and "me@here" in run.events(0, "failed")[0]["reason"]
     assert run.processes[0].poll() is None
@@ -532,6 +543,7 @@ def test_a_keeper_that_is_started_again_waits_and_joins_at_the_next_attempt(run:
 
 
 @pytest.mark.slow
+@pytest.mark.long  # of a keeper that is started again there is the test above
 def test_a_keeper_that_is_started_again_at_once_joins_the_attempt_that_follows(run: Run, tmp_path: Path) -> None:
     run.start(2, lambda node: ["-c", FAILS_ONCE, str(tmp_path / f"begun{node}")], restarts=3)
     wait_for(lambda: all((tmp_path / f"begun{node}").exists() for node in range(2)))
@@ -563,6 +575,7 @@ def test_a_keeper_that_is_asked_to_end_lets_its_ranks_save_and_leaves_the_run_to
     assert run.events(1, "attempt")[0]["left_out"] == {"h1": LEAVES}
 
 
+@pytest.mark.slow
 def test_a_keeper_that_cannot_be_started_again_leaves_no_word_of_the_run_s_end(run: Run) -> None:
     run.start(2, lambda node: ["-c", WAIT], restarts=3)
     wait_for(lambda: run.events(0, "started"))
@@ -574,6 +587,7 @@ def test_a_keeper_that_cannot_be_started_again_leaves_no_word_of_the_run_s_end(r
 
 
 @pytest.mark.slow
+@pytest.mark.long  # without processes: test_course.py
 def test_half_of_the_hosts_without_the_master_end_and_say_why(run: Run) -> None:
     run.start(2, lambda node: ["-c", WAIT], restarts=3)
     pids = {**run.pids(0), **run.pids(1)}

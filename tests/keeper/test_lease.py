@@ -79,6 +79,7 @@ def go(started: subprocess.Popen[str]) -> None:
     started.stdin.flush()
 
 
+@pytest.mark.slow
 def test_of_processes_that_take_it_at_the_same_moment_one_gets_it_and_its_death_frees_it(tmp_path: Path) -> None:
     for number in range(5):
         with process(TAKER, tmp_path, "a") as a, process(TAKER, tmp_path, "b") as b, process(TAKER, tmp_path, "c") as c:

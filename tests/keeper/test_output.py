@@ -107,6 +107,7 @@ for number in range(0, 100000, 10):
 """
 
 
+@pytest.mark.slow
 def test_a_reader_beside_a_writing_process_gets_what_stands_at_each_offset_to_the_end(tmp_path: Path) -> None:
     """A line has ten bytes, and its number is its offset divided by ten."""
     process = subprocess.Popen([sys.executable, "-c", WRITES, str(tmp_path)], cwd=ROOT)
@@ -138,6 +139,7 @@ def test_nobody_else_can_read_the_files(tmp_path: Path) -> None:
     assert {file.stat().st_mode & 0o777 for file in (tmp_path / "output").iterdir()} == {0o600}
 
 
+@pytest.mark.slow
 @given(PIECES, PIECES)
 def test_a_writer_goes_on_behind_what_is_there(before: list[bytes], after: list[bytes]) -> None:
     with new_folder() as folder, new_folder() as other:

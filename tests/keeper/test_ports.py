@@ -34,6 +34,7 @@ def test_no_more_are_given_than_are_wanted_and_no_two_the_same() -> None:
     assert len(set(found)) == 3 and all(20000 <= one <= 29000 for one in found)
 
 
+@pytest.mark.slow
 def test_a_host_is_asked_with_the_file_alone(port: int) -> None:
     wanted = [["keeper", "127.0.0.1", port, port, 1], ["master", "", port, port, 1]]
     with open(ports.__file__) as file, socket.create_server(("0.0.0.0", port)):

@@ -73,6 +73,7 @@ def runs(host: Path) -> list[tuple[str, str]]:
     return [(one["run"], one["state"]) for one in queue.waiting(folder(host))]
 
 
+@pytest.mark.slow
 def test_who_comes_later_stands_behind_and_hears_what_those_ahead_do(
     tmp_path: Path, start: Callable[..., Start]
 ) -> None:
@@ -93,6 +94,7 @@ def test_who_comes_later_stands_behind_and_hears_what_those_ahead_do(
     assert b.place() == (1, [], None)
 
 
+@pytest.mark.slow
 def test_a_ticket_that_is_not_committed_counts_with_its_proposal(tmp_path: Path, start: Callable[..., Start]) -> None:
     early, late = start("z"), start("a")
     late.send(commit=late.proposed)
@@ -110,6 +112,7 @@ def test_equal_numbers_are_ordered_by_run(start: Callable[..., Start]) -> None:
     assert a.place() == (1, [], None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["kill", "end of input"])
 def test_a_start_whose_process_dies_frees_its_place(tmp_path: Path, start: Callable[..., Start], how: str) -> None:
     a, b = start("a", wait=True), start("b", wait=True)
@@ -154,6 +157,7 @@ def test_what_waits_is_told_with_owner_and_time(tmp_path: Path, start: Callable[
     assert (found["run"], found["owner"]) == ("a", "a@laptop") and 0 <= found["since"] < 60
 
 
+@pytest.mark.slow
 def test_many_that_come_at_once_get_different_numbers(tmp_path: Path) -> None:
     command = [sys.executable, "-S", "-c", VERB]
     options = [json.dumps({"run": f"r{i}", "owner": "o", "root": str(tmp_path)}) for i in range(12)]

@@ -43,6 +43,7 @@ def private_of(host: Host) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_what_a_host_has_in_its_memory_is_given_while_the_run_goes_on(host: Host) -> None:
     host.has_run("r1")
     (host.private / "r1/secrets").mkdir(parents=True)
@@ -55,6 +56,7 @@ def test_what_a_host_has_in_its_memory_is_given_while_the_run_goes_on(host: Host
     assert host.ask("private", run="r1") == {"error": "the run ends here"}
 
 
+@pytest.mark.slow
 def test_a_keeper_is_started_again_with_its_private_files_and_without_the_container_before(host: Host) -> None:
     host.has_run("r1", promises=PROMISES)
     (host.private / "r1").mkdir(parents=True)

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keeper.slow import ALLOWANCE, SETTLING_STEPS, Slow, SlowWatch, Took, Work, compared, work_of
+from tests.keeper.simulation import search
 
 RECORDED = Path(__file__).parent / "data"
 Seconds = Callable[[int, int], float]  # (rank, step) -> what it computes in it
@@ -63,17 +63,15 @@ def jitter(seed: int, spread: float) -> Seconds:
     return lambda rank, step: 0.2 * drawn.lognormvariate(0.0, spread)
 
 
-@settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 10**6), spread=st.floats(0.0, 0.2), hosts=st.sampled_from([THREE, PAIRS]))
+@search(8, 100, st.integers(0, 10**6), st.floats(0.0, 0.2), st.sampled_from([THREE, PAIRS]))
 def test_nobody_is_named_where_steps_only_vary(seed: int, spread: float, hosts: Mapping[int, str]) -> None:
     assert Course(hosts, jitter(seed, spread)).take(600).said == []
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    seed=st.integers(0, 10**6), spread=st.floats(0.0, 0.15), at=st.integers(0, 200), times=st.floats(2.0, 6.0),
-    step=st.floats(0.12, 3.0), hosts=st.sampled_from([{0: "h1", 1: "h2"}, THREE, PAIRS]),
-)  # fmt: skip
+@search(
+    *(10, 100, st.integers(0, 10**6), st.floats(0.0, 0.15), st.integers(0, 200), st.floats(2.0, 6.0)),
+    *(st.floats(0.12, 3.0), st.sampled_from([{0: "h1", 1: "h2"}, THREE, PAIRS])),
+)
 def test_a_slow_host_is_named_within_50_steps_and_its_end_is_said(
     seed: int, spread: float, at: int, times: float, step: float, hosts: Mapping[int, str]
 ) -> None:
@@ -113,7 +111,7 @@ def test_a_machine_that_is_slower_by_nature_is_named_once() -> None:
     assert host == "h3" and step < SETTLING_STEPS + 100 and not slow.over
 
 
-@given(longest=st.floats(0.3, 3600.0), rank=st.integers(0, 2), at=st.integers(1, 150))
+@search(10, 100, st.floats(0.3, 3600.0), st.integers(0, 2), st.integers(1, 150))
 def test_a_pause_of_one_rank_names_nobody(longest: float, rank: int, at: int) -> None:
     """A garbage collection, a checkpoint, a command that somebody types there: in one step, again after 100 more."""
 

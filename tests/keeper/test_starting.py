@@ -79,6 +79,7 @@ def test_a_run_answers_its_own_hosts_alone_from_the_moment_it_has_the_lease(host
     assert host.rules == firewall.rules(["10.78.0.12", "fd00::11", "10.78.0.11", "10.78.0.12"])
 
 
+@pytest.mark.slow
 def test_a_host_whose_ports_stay_open_starts_nothing_unless_the_user_wants_that(host: Host) -> None:
     host.when_podman_runs(f"{LEASE.format(host.runs)}; echo 4711abc")
     host.when_nft("echo 'Error: Operation not supported' >&2; exit 1")
@@ -149,6 +150,7 @@ def test_no_name_leads_out_of_the_hosts_folders(host: Host, more: dict[str, Any]
     assert host.files() == {}
 
 
+@pytest.mark.slow
 def test_a_start_is_undone_whole(host: Host) -> None:
     host.when_podman_runs(f"{LEASE.format(host.runs)}; echo 4711abc")
     call = host.start()

@@ -30,6 +30,7 @@ def test_commands_find_their_files(clone: Path) -> None:
     assert "`make deploy INVENTORY='my hosts.yml'`" in " ".join(train.stderr.split()), train.stderr
 
 
+@pytest.mark.slow
 def test_bootstrap_finds_its_clone_from_anywhere(clone: Path) -> None:
     script = "import sys; sys.path.insert(0, sys.argv[1]); from launch import bootstrap; print(bootstrap.VENV)"
     words = [sys.executable, "-P", "-c", script, str(clone)]

@@ -65,7 +65,7 @@ def test_another_version_than_ours_goes_before_ours_and_ours_stays(project: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", ["torch==0.0.1", "no-such-package-of-muster"])
+@pytest.mark.parametrize("line", ["torch==0.0.1", pytest.param("no-such-package-of-muster", marks=pytest.mark.long)])
 def test_what_cannot_be_installed_is_said_with_pips_last_lines_and_leaves_nothing(project: Path, line: str) -> None:
     (project / "requirements.txt").write_text(f"{line}\n")
     with pytest.raises(Refusal) as refused:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import torch._dynamo  # noqa: F401  first: Ansible replaces sys.intern, and this cannot be imported in a process after that
+intern = sys.intern
+import ansible.module_utils.basic  # noqa: E402  it replaces sys.intern, after which nobody can import torch._dynamo
 
-import ansible.module_utils  # isort: skip
+sys.intern = intern
 
 PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
 

@@ -58,6 +58,7 @@ def test_nothing_else_is_served(place: str, path: str) -> None:
     assert ask(place, path)[0] == 404
 
 
+@pytest.mark.slow
 def test_a_name_is_another_one_each_time(place: str, tmp_path: Path) -> None:
     with muster_docker._served(tmp_path) as other:
         assert other.partition("/")[2] != place.partition("/")[2]

@@ -129,6 +129,7 @@ def test_what_is_there_already_is_not_added_and_what_is_removed_comes_back_unles
     ]
 
 
+@pytest.mark.slow
 def test_a_change_comes_back_by_itself(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ufw(programs)
     (programs / "user.rules").write_text("as it was")

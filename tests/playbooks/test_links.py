@@ -97,9 +97,9 @@ def iperf(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     return measured
 
 
-@pytest.mark.parametrize("hosts", [["h1", "h2"], ["h1", "h2", "h3"]])
-def test_every_ordered_pair_is_measured(hosts: list[str], iperf: list[tuple[str, str]]) -> None:
-    ports, begun = free_ports(), time.monotonic()
+@pytest.mark.slow
+def test_every_ordered_pair_is_measured(iperf: list[tuple[str, str]]) -> None:
+    hosts, ports, begun = ["h1", "h2", "h3"], free_ports(), time.monotonic()
     found = run_all([options(name, hosts, ports, seconds=1) for name in hosts])
     lasted_ms = 1000 * (time.monotonic() - begun)
     assert set(found) == {(a, b) for a in hosts for b in hosts if a != b}
@@ -117,12 +117,14 @@ def test_the_quick_form_measures_no_bandwidth(iperf: list[tuple[str, str]]) -> N
     assert all(result["error"] is None for result in found.values())
 
 
-@pytest.mark.parametrize("lacking", [["h1"], ["h3"], ["h1", "h3"]])
 def test_a_pair_without_iperf3_at_one_end_works_and_names_that_host(
-    lacking: list[str], iperf: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+    iperf: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Hosts share this process: who asks for iperf3 is known by the address it serves on, or the pair it calls."""
-    ports, hosts = free_ports(), ["h1", "h2", "h3"]
+    """Either end lacks it, or both.
+
+    Hosts share this process: who asks for iperf3 is known by the address it serves on, or the pair it calls.
+    """
+    ports, hosts, lacking = free_ports(), ["h1", "h2", "h3"], ["h1", "h3"]
     names = {address: name for name, address in ADDRESSES.items()}
     start, bandwidth, answer = muster_links.start_iperf, muster_links.Pair._bandwidth, muster_links.answer
     there: ContextVar[bool] = ContextVar("there")
@@ -161,6 +163,7 @@ def fake_iperf(folder: Path, monkeypatch: pytest.MonkeyPatch, client: str, serve
     monkeypatch.setattr(muster_iperf, "find_command", lambda name: str(script))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("client", "blamed", "words"),
     [

@@ -170,6 +170,7 @@ def some(lacks: int) -> bool:
     return 0 < lacks < sum(map(len, BLOBS.values()))
 
 
+@pytest.mark.slow
 def test_a_layer_goes_down_the_chain_before_it_is_whole_and_the_control_machine_sends_it_once(make: Make) -> None:
     h1, h2, h3 = make(1), make(2), make(3)
     h1.take_from(None)
@@ -187,6 +188,7 @@ def test_a_layer_goes_down_the_chain_before_it_is_whole_and_the_control_machine_
     assert [host.end() for host in (h1, h2, h3)] == [0, 0, 0]
 
 
+@pytest.mark.slow
 def test_who_has_all_serves_it_though_nothing_is_kept_in_memory(make: Make) -> None:
     h1, h2 = make(1, RECENT_BYTES=0), make(2)
     h1.take_from(None)
@@ -196,6 +198,7 @@ def test_who_has_all_serves_it_though_nothing_is_kept_in_memory(make: Make) -> N
     assert h2.has_all()
 
 
+@pytest.mark.slow
 def test_a_cut_transfer_goes_on_where_it_stopped(make: Make, net: str, tmp_path: Path) -> None:
     def talk(caller: socket.socket, lines: Any) -> None:
         caller.sendall(pack(SECRET, DIGEST, 0, DATA[:CHUNK_BYTES], 1) + b"cut")
@@ -217,6 +220,7 @@ def test_a_cut_transfer_goes_on_where_it_stopped(make: Make, net: str, tmp_path:
     source.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("frame", "why"),
     [
@@ -240,6 +244,7 @@ def test_what_is_not_the_layer_is_not_written(make: Make, net: str, frame: bytes
     source.close()
 
 
+@pytest.mark.slow
 def test_a_draft_that_was_damaged_begins_again_and_never_gets_the_layers_name(make: Make, tmp_path: Path) -> None:
     (tmp_path / "h1").mkdir()
     (tmp_path / "h1" / f".{DIGEST}.part").write_bytes(bytes(CHUNK_BYTES + 7))
@@ -253,6 +258,7 @@ def test_a_draft_that_was_damaged_begins_again_and_never_gets_the_layers_name(ma
     assert h1.has_all()
 
 
+@pytest.mark.slow
 def test_a_layer_that_is_always_wrong_fails_the_host(make: Make) -> None:
     h1 = make(1, ATTEMPTS=1)
     h1.take_from(None)
@@ -262,6 +268,7 @@ def test_a_layer_that_is_always_wrong_fails_the_host(make: Make) -> None:
     assert h1.process.wait(SECONDS) == 1 and os.listdir(h1.pool) == []
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_said_as_such(make: Make) -> None:
     h1 = make(1, file_bytes=CHUNK_BYTES + 10)
     h1.take_from(None)
@@ -299,6 +306,7 @@ def test_only_who_knows_the_secret_is_answered_and_nobody_can_write(make: Make) 
     assert h1.has_all() and h1.process.poll() is None
 
 
+@pytest.mark.slow
 def test_a_source_that_has_nothing_yet_is_waited_for_and_one_that_is_silent_is_not(make: Make, net: str) -> None:
     h1 = make(1, SIGN_SECONDS=0.05)
     h2 = make(2, SIGNLESS_SECONDS=1.0)
@@ -316,6 +324,7 @@ def test_a_source_that_has_nothing_yet_is_waited_for_and_one_that_is_silent_is_n
     silent.close()
 
 
+@pytest.mark.slow
 def test_where_nothing_listens_the_host_says_so_and_takes_another_source(make: Make) -> None:
     h1, h2 = make(1), make(2)
     h1.end()
@@ -326,6 +335,7 @@ def test_where_nothing_listens_the_host_says_so_and_takes_another_source(make: M
     assert h2.has_all()
 
 
+@pytest.mark.slow
 def test_the_first_free_port_is_taken_and_a_host_without_one_still_gets_all(make: Make, net: str) -> None:
     held = [
         socket.create_server((f"{net}.{host}", port))
@@ -342,6 +352,7 @@ def test_the_first_free_port_is_taken_and_a_host_without_one_still_gets_all(make
         one.close()
 
 
+@pytest.mark.slow
 def test_a_host_ends_when_the_control_machine_says_nothing_any_more(make: Make) -> None:
     assert make(1, ABSENT_SECONDS=0.5).process.wait(SECONDS) == 1
 

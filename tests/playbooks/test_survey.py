@@ -84,6 +84,7 @@ def test_the_processor_and_what_of_it_changes_numerics(cpuinfo: str, model: str,
     assert muster_survey.parse_cpu_flags(cpuinfo) == flags
 
 
+@pytest.mark.slow
 def test_the_limits_of_open_files_are_those_of_the_process() -> None:
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 512))\n"
@@ -169,6 +170,7 @@ def test_this_machine_is_surveyed_in_one_command_without_ansible(tmp_path: Path)
     assert found["limits"]["nofile"] != 0 and found["machine_cpus"] == os.cpu_count()
 
 
+@pytest.mark.slow
 def test_the_checks_find_every_fact_that_they_need_in_a_survey(tmp_path: Path) -> None:
     found = muster_survey.survey({"data_dir": str(data_set(tmp_path)), "full": True})
     verdicts = check_host("here", found, Asked(clock_offset=0.0, checkpoint_bytes=1, data_dir=str(tmp_path)))
@@ -197,6 +199,7 @@ def test_processors_wait_where_they_are_idle_or_wait_for_a_disk(before: str, aft
     assert muster_survey.busy_part(before, after) == busy
 
 
+@pytest.mark.slow
 def test_the_processors_are_watched_before_any_command_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     find_gpus, pause = muster_survey.find_gpus, time.sleep
@@ -218,6 +221,7 @@ def test_the_processors_are_watched_before_any_command_starts(tmp_path: Path, mo
     assert order[0] == "command"
 
 
+@pytest.mark.slow
 def test_a_survey_without_ip_says_what_to_install() -> None:
     code = (
         "from ansible.module_utils import muster_host, muster_nics\n"

@@ -46,6 +46,7 @@ def through_make(folder: Path, *words: str) -> dict[str, str]:
     return dict(json.loads(subprocess.run(make, check=True, capture_output=True, text=True).stdout))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "value",
     [
@@ -66,6 +67,7 @@ def test_what_is_typed_arrives_unchanged(value: str, tmp_path: Path) -> None:
     refuse_unknown_variables(found["MAKEFLAGS"])
 
 
+@pytest.mark.slow
 def test_a_variable_that_was_not_given_is_not_there(tmp_path: Path) -> None:
     found = through_make(tmp_path)
     assert "ARGS" not in found and found["INVENTORY"] == "inventory/hosts.yml"

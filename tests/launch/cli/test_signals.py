@@ -94,6 +94,7 @@ with signals.interrupts_as_exceptions():
 """
 
 
+@pytest.mark.slow
 def test_a_user_who_does_not_wait_for_the_end_hears_the_last_words() -> None:
     pipe = subprocess.PIPE
     process = subprocess.Popen([sys.executable, "-c", WAITING], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
@@ -114,6 +115,7 @@ def test_a_user_who_does_not_wait_for_the_end_hears_the_last_words() -> None:
     assert (process.returncode, err) == (exits.INTERRUPTED, "last words\n")
 
 
+@pytest.mark.slow
 def test_leaving_waits_for_no_thread() -> None:
     script = (
         "import time, threading; from launch.cli import signals\n"
@@ -137,6 +139,7 @@ sys.stderr.write(f"whole {known}")
 """
 
 
+@pytest.mark.slow
 def test_output_that_nobody_reads_is_no_error() -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", PRINTING], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -168,6 +171,7 @@ fabfile._end(interrupted, fabfile.Path("inventory/lab"), fabfile.RUNS_GO_ON)
 """
 
 
+@pytest.mark.slow
 def test_the_last_words_of_an_interrupted_command_claim_no_more_than_it_knows() -> None:
     done = subprocess.run([sys.executable, "-c", COMMAND], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == exits.INTERRUPTED, done.stderr

@@ -80,6 +80,7 @@ there.main()
 """
 
 
+@pytest.mark.slow
 def test_a_build_ends_when_nobody_listens_any_more() -> None:
     program = subprocess.Popen(
         [sys.executable, "-c", THERE], cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -45,7 +45,7 @@ exec(begin)
 from ansible.module_utils import muster_survey
 muster_survey.DATASETS = root / "data"
 from ansible.module_utils import muster_data, muster_relay
-muster_relay.REPORT_SECONDS = 0.05
+muster_relay.REPORT_SECONDS, muster_relay.ABSENT_SECONDS = 0.05, 8.0
 os.sync = lambda: None
 (root / "pid").write_text(str(os.getpid()))
 if (root / "full").exists():
@@ -95,6 +95,7 @@ class Hosts:
 
         distributed = data._distribute
         monkeypatch.setattr(data, "_distribute", noted)
+        monkeypatch.setattr(distribution, "SIGN_OF_LIFE_SECONDS", 1.0)
         monkeypatch.setattr(data, "machines", opened)
         monkeypatch.setattr(data, "alone", lambda *_: contextlib.nullcontext())
         monkeypatch.setattr(data, "_runs", lambda _: self.runs)
@@ -131,7 +132,7 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
     (made.src / "train" / "empty").mkdir(parents=True)
     for number in range(50):
         (made.src / "train" / f"{number}.jpg").write_bytes(draw.randbytes(draw.randrange(30_000)))
-    (made.src / "big").write_bytes(draw.randbytes(5 * MIB + 7))
+    (made.src / "big").write_bytes(draw.randbytes(2 * MIB + 7))
     (made.src / "big again").write_bytes((made.src / "big").read_bytes())
     (made.src / "nothing").touch()
     yield made
@@ -140,11 +141,12 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
     server.close()
 
 
+@pytest.mark.slow
 def test_all_hosts_get_all_once_then_only_what_differs_and_runs_see_the_new_version(hosts: Hosts) -> None:
     hosts.bring()
     assert hosts.have_all()
     sizes = {host["bytes_sent"] for host in hosts.placed.values()}
-    assert len(sizes) == 1 and 5 * MIB < sizes.pop() < 7 * MIB
+    assert len(sizes) == 1 and 2 * MIB < sizes.pop() < 4 * MIB
     assert [host["control_bytes"] > 0 for host in hosts.placed.values()] == [True, False]
     first = hosts.map.hosts[0].data_dir
     assert first and clustermap.dataset_in(first) == "pics" and {host.data_dir for host in hosts.map.hosts} == {first}
@@ -160,8 +162,8 @@ def test_all_hosts_get_all_once_then_only_what_differs_and_runs_see_the_new_vers
     assert len(list((hosts.folder / "h2" / "data" / "pics").iterdir())) == 3  # the tree, its manifest and its note
 
 
+@pytest.mark.slow
 def test_the_inventorys_data_dir_stays_and_is_named(hosts: Hosts) -> None:
-
     own = dataclasses.replace(hosts.map.hosts[1], data_dir="/srv/data")
     hosts.map = dataclasses.replace(hosts.map, hosts=[hosts.map.hosts[0], own])
     assert "h2 keeps /srv/data" in hosts.bring()
@@ -176,6 +178,7 @@ def test_a_host_without_room_is_named_before_anything_is_sent(hosts: Hosts) -> N
     assert not hosts.placed and not (hosts.folder / "h1" / "data" / "used.json").exists()
 
 
+@pytest.mark.slow
 def test_what_a_killed_host_has_is_not_sent_again_and_the_old_version_stays_until_all_have_the_new_one(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,7 +195,7 @@ def test_what_a_killed_host_has_is_not_sent_again_and_the_old_version_stays_unti
 
     def get(frames: distribution.Frames, digest: str, offset: int) -> bytes:
         if offset == 6 * MIB:
-            deadline = time.monotonic() + 10  # or it came by way of h2
+            deadline = time.monotonic() + 3  # or it came by way of h2
             while time.monotonic() < deadline and arrived() < 5 * MIB:
                 time.sleep(0.02)
             os.killpg(os.getpgid(int((hosts.folder / "h1" / "pid").read_text())), signal.SIGKILL)
@@ -209,6 +212,7 @@ def test_what_a_killed_host_has_is_not_sent_again_and_the_old_version_stays_unti
     assert hosts.placed["h1"]["bytes_sent"] < 9 * MIB  # of 12: what had come before was kept
 
 
+@pytest.mark.slow
 def test_a_host_that_is_given_up_while_it_is_called_again_is_hung_up_on(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,6 +250,7 @@ def test_a_host_that_is_given_up_while_it_is_called_again_is_hung_up_on(
     pytest.fail("it was not called again, or the call is still open")
 
 
+@pytest.mark.slow
 def test_a_damaged_file_and_a_strange_one_are_found_on_demand_and_mended(hosts: Hosts) -> None:
     hosts.bring()
     damaged, strange = hosts.tree("h1") / "big", hosts.tree("h2") / "strange"
@@ -256,6 +261,7 @@ def test_a_damaged_file_and_a_strange_one_are_found_on_demand_and_mended(hosts: 
     assert hosts.have_all() and sorted(hosts.placed) == ["h1", "h2"]
 
 
+@pytest.mark.slow
 def test_a_version_that_a_run_may_read_stays_until_the_next_time(hosts: Hosts) -> None:
     hosts.bring()
     old, before = hosts.tree("h1"), contents(hosts.src)
@@ -270,6 +276,7 @@ def test_a_version_that_a_run_may_read_stays_until_the_next_time(hosts: Hosts) -
     assert hosts.have_all() and not old.exists()
 
 
+@pytest.mark.slow
 def test_a_dataset_is_used_again_by_its_name_and_removed(hosts: Hosts) -> None:
     hosts.bring()
     first = hosts.map.hosts[0].data_dir

@@ -135,6 +135,7 @@ def test_this_machine_sends_every_byte_once_however_many_hosts_there_are(hosts: 
     assert [(host["changed"], host["bytes_sent"]) for host in again.values()] == [(False, 0), (False, 0)]
 
 
+@pytest.mark.slow
 def test_from_a_host_that_has_built_the_image_it_comes_to_the_others_and_nothing_from_this_machine(
     hosts: Hosts,
 ) -> None:
@@ -146,6 +147,7 @@ def test_from_a_host_that_has_built_the_image_it_comes_to_the_others_and_nothing
     assert hosts.has_all("h4") and again["h4"]["control_bytes"] == again["h3"]["bytes_sent"] == 0
 
 
+@pytest.mark.slow
 def test_where_the_host_that_has_built_it_lacks_a_layer_or_cannot_be_reached_that_is_said(hosts: Hosts) -> None:
     good = hosts.addresses["h1"]
     hosts.addresses["h1"] = "192.0.2.1"  # no address of that host
@@ -160,6 +162,7 @@ def test_where_the_host_that_has_built_it_lacks_a_layer_or_cannot_be_reached_tha
     assert [problem.where for problem in refused.value.problems] == ["host h1"]
 
 
+@pytest.mark.slow
 def test_nothing_is_sent_before_every_host_was_found_to_have_room(hosts: Hosts) -> None:
     (hosts.pool("h3") / "full").touch()
     with pytest.raises(Refusal, match="too little disk") as refused:
@@ -168,6 +171,7 @@ def test_nothing_is_sent_before_every_host_was_found_to_have_room(hosts: Hosts) 
     assert list(hosts.pool("h1").iterdir()) == list(hosts.pool("h2").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_hosts_that_cannot_be_connected_to_are_passed_by_with_a_word(hosts: Hosts) -> None:
     """h1's address is none of its own; of h2's another program has taken every port."""
     hosts.addresses["h1"] = "192.0.2.1"
@@ -191,6 +195,7 @@ def once_begun(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None
     monkeypatch.setattr(distribution.Frames, "get", get)
 
 
+@pytest.mark.slow
 def test_a_host_that_dies_is_named_and_those_behind_it_go_on(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     """It dies when the first piece has been sent."""
     once_begun(monkeypatch, lambda: hosts.signal("h2", signal.SIGKILL))
@@ -201,6 +206,7 @@ def test_a_host_that_dies_is_named_and_those_behind_it_go_on(hosts: Hosts, monke
     assert any("h3 takes layers from h1, as h2 " in said for said in hosts.said)
 
 
+@pytest.mark.slow
 def test_a_host_that_stands_still_is_left_and_given_up(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "STANDSTILL_SECONDS", 2.0)
     monkeypatch.setattr(distribution, "HOST_SECONDS", 8.0)
@@ -211,6 +217,7 @@ def test_a_host_that_stands_still_is_left_and_given_up(hosts: Hosts, monkeypatch
     assert hosts.has_all("h2") and hosts.has_all("h3")
 
 
+@pytest.mark.slow
 def test_a_connection_that_breaks_is_made_again_and_the_transfer_goes_on(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +238,7 @@ def test_a_connection_that_breaks_is_made_again_and_the_transfer_goes_on(
     assert max(offsets) > 8 * MIB
 
 
+@pytest.mark.slow
 def test_what_podman_refuses_on_one_host_keeps_no_other_from_the_image(hosts: Hosts) -> None:
     (hosts.pool("h1") / "broken").touch()
     with pytest.raises(Refusal, match="Podman cannot read the image") as refused:
@@ -241,6 +249,7 @@ def test_what_podman_refuses_on_one_host_keeps_no_other_from_the_image(hosts: Ho
     assert hosts.has_all("h1")
 
 
+@pytest.mark.slow
 def test_a_distribution_waits_until_an_earlier_one_has_ended_there(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,6 +266,7 @@ def test_a_distribution_waits_until_an_earlier_one_has_ended_there(
     assert "waiting for h1: an earlier distribution has not ended there" in hosts.said
 
 
+@pytest.mark.slow
 def test_no_process_stays_on_a_host(hosts: Hosts) -> None:
     hosts.bring("h1", "h2")
     ended = threading.Event()

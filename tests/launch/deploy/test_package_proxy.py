@@ -51,7 +51,7 @@ def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """127.0.0.1:port"""
     monkeypatch.setattr(package_proxy, "opener_proxies", dict)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Mirror) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         yield f"127.0.0.1:{server.server_address[1]}"
         server.shutdown()

@@ -18,6 +18,7 @@ from tests.launch.health.test_page import document, forecast
 SVG = "{http://www.w3.org/2000/svg}"
 
 
+@pytest.mark.slow
 def test_the_picture_is_a_whole_svg_with_a_figure_for_each_pair_and_needs_no_page() -> None:
     hosts = names(32)
     picture = charts.heatmap_svg(document(hosts=hosts, links=links(hosts, error={AB: "refused"})))

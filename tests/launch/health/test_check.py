@@ -269,6 +269,7 @@ def test_wrong_arguments_of_the_trainer_are_refused_before_any_host_is_asked(mon
             check.check(check.Request(Path("inventory/lab"), args=args), Console(), no_project)
 
 
+@pytest.mark.slow
 def test_the_forecast_with_a_project_is_measured_in_its_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

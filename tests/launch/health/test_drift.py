@@ -53,7 +53,6 @@ def test_clusters_without_a_common_pair_are_not_compared() -> None:
     assert drift.drift([], links(H3), WHEN) == []
 
 
-@pytest.mark.slow
 @given(st.integers(3, 10), st.data())
 def test_one_host_that_got_slower_is_named_once(n: int, data: st.DataObject) -> None:
     host = data.draw(st.sampled_from(names(n)))

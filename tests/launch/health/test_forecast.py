@@ -106,7 +106,6 @@ def test_a_step_takes_no_less_than_its_longest_part_and_no_more_than_all_parts(
     assert seconds <= longest + sum(sums) + 1e-6
 
 
-@pytest.mark.slow
 @given(st.floats(0.0001, 1), st.floats(1.1, 10))
 def test_a_slower_link_never_makes_a_run_faster(reduce: float, times: float) -> None:
     fast, slow = (forecast.outlooks(document(seconds)) for seconds in (reduce, reduce * times))

@@ -256,6 +256,7 @@ def test_the_links_of_256_hosts_are_drawn_in_linear_time() -> None:
     assert spec and len(spec["data"]["values"]) == 256 * 255
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [FIGURES_HOSTS, FIGURES_HOSTS + 1])
 def test_of_very_many_hosts_the_worst_pairs_are_listed_and_every_host_has_a_row(count: int) -> None:
     hosts = names(count)

@@ -84,6 +84,7 @@ def test_hosts_say_what_they_are_and_whom_they_reach_and_leave() -> None:
     assert listening("1") == []
 
 
+@pytest.mark.slow
 def test_links_are_measured_and_their_progress_is_counted() -> None:
     addresses = {"h1": "127.45.2.1", "h2": "127.45.2.2", "h3": "127.45.2.3"}
     network = NetworkAddresses("data", addresses, dict.fromkeys(addresses, 1500))
@@ -93,6 +94,7 @@ def test_links_are_measured_and_their_progress_is_counted() -> None:
     assert len(found) == 6 and all(link.error is None and link.path_mtu == 1500 for link in found)
 
 
+@pytest.mark.slow
 def test_hosts_check_a_sample_of_their_pairs_and_all_meet_the_first_one() -> None:
     addresses = {f"h{number}": f"127.45.6.{number}" for number in range(1, 8)}
     network = NetworkAddresses("data", addresses, dict.fromkeys(addresses, 1500))
@@ -106,6 +108,7 @@ def test_hosts_check_a_sample_of_their_pairs_and_all_meet_the_first_one() -> Non
     assert {(link.source, link.target) for link in found if link.rtt_ms is None} == set(pairs) - own
 
 
+@pytest.mark.slow
 def test_a_host_that_fails_is_named_and_the_others_do_not_wait_for_it(tmp_path: Path) -> None:
     broken = Host("h2", script(tmp_path / "python", "echo 'no python here' >&2; exit 1"))
     begun = time.monotonic()
@@ -120,6 +123,7 @@ def test_a_host_that_fails_is_named_and_the_others_do_not_wait_for_it(tmp_path: 
 ARGUMENT_BYTES = 128 * 1024
 
 
+@pytest.mark.slow
 def test_what_256_hosts_are_asked_stands_on_standard_input_and_is_no_longer_than_a_hosts_own_pairs() -> None:
     hosts = [f"h{number}" for number in range(256)]
     addresses = {host: f"10.0.{number >> 8}.{number & 255}" for number, host in enumerate(hosts)}
@@ -161,6 +165,7 @@ def test_hosts_that_start_late_are_waited_for_and_the_user_sees_for_whom(
     assert all(answer.reach[0]["ok"] for answer in answers.values()) and named.exists()
 
 
+@pytest.mark.slow
 def test_a_host_that_never_starts_costs_the_wait_for_it_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time to meet is over when the two others have come. h3 reads until it is given up."""
     calls: list[hostcall._Call] = []
@@ -184,7 +189,7 @@ def test_a_host_that_never_starts_costs_the_wait_for_it_alone(tmp_path: Path, mo
 @pytest.mark.slow
 def test_sudos_password_and_a_call_larger_than_an_argument_may_be_go_through() -> None:
     """Linux allows 128 KiB for one argument. Where sudo asked for no password, its line is left for the program."""
-    many = {f"h{n}": [f"127.45.{n % 251}.{n * 7919 % 253}"] for n in range(3, 30_000)}
+    many = {f"h{n}": [f"127.45.{n % 251}.{n * 7919 % 253}"] for n in range(3, 4_000)}
     host: Any = Host("h1", first="a password\n")
     options = {"meeting": hostcall.meetings({"h1": ["127.45.6.1"]})["h1"], "reach": many, "survey": None}
     assert len(hostcall.program(options)) > 150_000 and len(hostcall.command("python3")) < 2_000
@@ -192,12 +197,14 @@ def test_sudos_password_and_a_call_larger_than_an_argument_may_be_go_through() -
     assert isinstance(answer, Answer) and answer.reach is not None and len(answer.reach) == len(many)
 
 
+@pytest.mark.slow
 def test_an_answer_is_found_behind_what_a_shell_prints(tmp_path: Path) -> None:
     chatty = Host("h1", script(tmp_path / "python", f'echo "Welcome! muster:"; exec {sys.executable} "$@"'))
     answers = ask([chatty, Host("h2")], "7")
     assert answers["h1"].reach[0]["ok"] and answers["h2"].reach[0]["ok"]
 
 
+@pytest.mark.slow
 def test_a_host_whose_survey_fails_says_why_in_its_own_words(tmp_path: Path) -> None:
     (answer,) = ask([Host("h1")], "8", survey={"train_network": "no network"}).values()
     assert isinstance(answer, RuntimeError) and "Traceback" not in str(answer) and "ValueError" not in str(answer)

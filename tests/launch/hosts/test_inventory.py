@@ -6,13 +6,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from launch.cli.refusal import Refusal
 from launch.hosts import inventory
 
-pytestmark = pytest.mark.slow  # nearly every test starts ansible-inventory
+asks_ansible = pytest.mark.slow  # each command of Ansible takes a second
 
 GOOD = """\
 all:
@@ -25,6 +27,28 @@ all:
       hosts:
         beta: {ansible_host: 192.0.2.3, ansible_port: 2222, gpus: [0, 2]}
 """
+
+
+@pytest.fixture
+def without_ansible(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what Muster itself thinks of an inventory: reads plain YAML without ansible-inventory, to the same end."""
+
+    def list_inventory(path: Path) -> dict[str, Any]:
+        groups, hostvars = dict[str, Any](), dict[str, dict[str, Any]]()
+
+        def add(name: str, group: dict[str, Any], inherited: dict[str, Any]) -> None:
+            variables, children = inherited | group.get("vars", {}), group.get("children", {})
+            hosts = {host: own or {} for host, own in group.get("hosts", {}).items()}
+            groups[name] = {"hosts": list(hosts), "children": list(children)}
+            for host, own in hosts.items():
+                hostvars[host] = hostvars.get(host, {}) | variables | own
+            for child, content in children.items():
+                add(child, content, variables)
+
+        add("all", yaml.safe_load(path.read_text())["all"], {})
+        return groups | {"_meta": {"hostvars": hostvars}}
+
+    monkeypatch.setattr(inventory, "_list_inventory", list_inventory)
 
 
 def read(folder: Path, text: str, name: str = "hosts.yml") -> inventory.Inventory:
@@ -40,22 +64,31 @@ def refusal(folder: Path, text: str, name: str = "hosts.yml") -> str:
     return str(caught.value)
 
 
-def test_hosts_come_in_inventory_order_with_their_settings(tmp_path: Path) -> None:
+def test_hosts_come_in_inventory_order_with_their_settings(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     found = read(tmp_path, GOOD)
     assert [host.name for host in found.hosts] == ["zeta", "alpha", "beta"]
     assert [host.settings for host in found.hosts] == [{}, {"nproc_per_node": 2}, {"gpus": [0, 2]}]
     assert found.build_on == ""
     beta = found.hosts[2].target
     assert (beta.address, beta.port, beta.user) == ("192.0.2.3", 2222, "muster")
+    request.getfixturevalue("without_ansible")
+    assert read(tmp_path, GOOD) == found
 
 
+@asks_ansible
 def test_an_ini_inventory_reads_as_well(tmp_path: Path) -> None:
-    found = read(
-        tmp_path, "[all]\nh2 ansible_host=192.0.2.2\nh1 ansible_host=192.0.2.1 nproc_per_node=3\n", "hosts.ini"
+    """Also what is true or false there, and spares in a group of that group, whatever its name."""
+    text = (
+        "[all]\nh2 ansible_host=192.0.2.2 airgap=true firewall=no\nh1 ansible_host=192.0.2.1 nproc_per_node=3\n"
+        "[spare]\nh3 ansible_host=192.0.2.3\n[spares:children]\nspare\n"
     )
-    assert [(host.name, host.settings) for host in found.hosts] == [("h2", {}), ("h1", {"nproc_per_node": 3})]
+    found = [(host.name, host.settings, host.spare) for host in read(tmp_path, text, "hosts.ini").hosts]
+    assert found == [
+        ("h2", {"airgap": True, "firewall": False}, False), ("h1", {"nproc_per_node": 3}, False), ("h3", {}, True)
+    ]  # fmt: skip
 
 
+@asks_ansible
 def test_a_variable_may_be_made_from_others(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("")
     found = read(
@@ -66,11 +99,13 @@ def test_a_variable_may_be_made_from_others(tmp_path: Path) -> None:
     assert found.hosts[0].target.key_file == str(tmp_path / "key")
 
 
+@asks_ansible
 def test_yaml_error_names_file_and_line(tmp_path: Path) -> None:
     said = refusal(tmp_path, "all:\n  hosts:\n    a: {ansible_host: 192.0.2.1\n    b: [\n")
     assert "hosts.yml, line" in said and "YAML" in said
 
 
+@asks_ansible
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -83,26 +118,25 @@ def test_a_host_that_is_no_key_with_variables(tmp_path: Path, text: str, said: s
     assert said in found and "such as `h1: {ansible_host: 10.0.0.1}`" in found
 
 
+@asks_ansible
 def test_host_twice(tmp_path: Path) -> None:
     said = refusal(tmp_path, "all:\n  hosts:\n    a: {ansible_host: 192.0.2.1}\n    a: {ansible_host: 192.0.2.2}\n")
     assert "line 4" in said and "`a` stands here twice" in said
 
 
-def test_host_twice_in_ini(tmp_path: Path) -> None:
-    said = refusal(tmp_path, "[all]\na ansible_host=192.0.2.1\na ansible_host=192.0.2.2\n", "hosts.ini")
-    assert "line 3" in said and "`a`" in said
-
-
+@pytest.mark.usefixtures("without_ansible")
 def test_two_names_for_one_machine(tmp_path: Path) -> None:
     said = refusal(tmp_path, "all:\n  hosts:\n    a: {ansible_host: 192.0.2.1}\n    b: {ansible_host: 192.0.2.1}\n")
     assert "`a` and `b` are the same machine (192.0.2.1)" in said
 
 
+@asks_ansible
 @pytest.mark.parametrize("text", ["all: {hosts: {}}\n", "all:\n  hosts:\n"])
 def test_no_host(tmp_path: Path, text: str) -> None:
     assert "holds no host" in refusal(tmp_path, text)
 
 
+@pytest.mark.usefixtures("without_ansible")
 def test_the_group_spares_names_hosts_that_wait(tmp_path: Path) -> None:
     hosts = "all:\n  hosts:\n    a: {ansible_host: 192.0.2.1}\n    b: {ansible_host: 192.0.2.2}\n"
     group = "  children:\n    spares:\n      hosts:\n"
@@ -111,13 +145,12 @@ def test_the_group_spares_names_hosts_that_wait(tmp_path: Path) -> None:
     assert "all hosts are in the group `spares`" in refusal(tmp_path, hosts + group + "        a:\n        b:\n")
 
 
-@pytest.mark.slow  # it asks ansible-inventory
-def test_a_group_that_is_nearly_called_spares_is_refused(tmp_path: Path) -> None:
-    said = refusal(tmp_path, "[all]\na ansible_host=192.0.2.1\n[spare]\nb ansible_host=192.0.2.2\n", "hosts.ini")
+@asks_ansible
+def test_a_host_twice_in_ini_and_a_group_that_is_nearly_called_spares_are_refused(tmp_path: Path) -> None:
+    hosts = "[all]\na ansible_host=192.0.2.1\na ansible_host=192.0.2.2\n[spare]\nb ansible_host=192.0.2.3\n"
+    said = refusal(tmp_path, hosts, "hosts.ini")
+    assert "line 3" in said and "host `a` stands in this group twice" in said
     assert "group spare: " in said and "did you mean `spares`?" in said
-    nested = "[all]\na ansible_host=192.0.2.1\n[spare]\nb ansible_host=192.0.2.2\n[spares:children]\nspare\n"
-    (tmp_path / "nested.ini").write_text(nested)
-    assert [host.spare for host in inventory.read(tmp_path / "nested.ini").hosts] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -132,22 +165,18 @@ def test_words_of_an_ini_file_are_true_or_false(value: str, meant: bool) -> None
     )
 
 
-@pytest.mark.slow  # it asks ansible-inventory
-def test_switches_of_an_ini_file_are_read(tmp_path: Path) -> None:
-    (tmp_path / "hosts.ini").write_text("[all]\na ansible_host=192.0.2.1 airgap=true firewall=no\n")
-    assert inventory.read(tmp_path / "hosts.ini").hosts[0].settings == {"airgap": True, "firewall": False}
-
-
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(Refusal, match="no such inventory"):
         inventory.read(tmp_path / "absent.yml")
 
 
+@asks_ansible
 def test_unknown_key_of_a_group(tmp_path: Path) -> None:
     said = refusal(tmp_path, "all:\n  hots:\n    a: {ansible_host: 192.0.2.1}\n")
     assert "unknown key `hots`" in said and "did you mean `hosts`" in said
 
 
+@pytest.mark.usefixtures("without_ansible")
 def test_unknown_variables_are_all_named_with_a_guess(tmp_path: Path) -> None:
     said = refusal(
         tmp_path, "all:\n  hosts:\n    a: {ansible_host: 192.0.2.1, nproc: 2}\n    b: {gpu: [0], colour: red}\n"
@@ -156,6 +185,7 @@ def test_unknown_variables_are_all_named_with_a_guess(tmp_path: Path) -> None:
     assert "unknown variable `gpu` (did you mean `gpus`?)" in said and "unknown variable `colour`" in said
 
 
+@pytest.mark.usefixtures("without_ansible")
 def test_one_problem_on_many_hosts_is_said_once(tmp_path: Path) -> None:
     said = refusal(tmp_path, "all:\n  vars: {colour: red}\n  hosts:\n    a: {ansible_host: 192.0.2.1}\n    b: {}\n")
     assert said.count("unknown variable `colour`") == 1 and "host a, b" in said
@@ -168,7 +198,7 @@ def test_a_base_image_is_an_archive_or_of_a_registry(base: str) -> None:
     assert inventory.check_variables("hosts.yml", "a", {"base_image": base}) == []
 
 
-@pytest.mark.slow  # it asks ansible-inventory
+@pytest.mark.usefixtures("without_ansible")
 def test_a_base_image_is_one_for_all_hosts(tmp_path: Path) -> None:
     path, base = tmp_path / "hosts.yml", "ghcr.io:443/team/torch:2.13-cuda"
     path.write_text(
@@ -179,6 +209,7 @@ def test_a_base_image_is_one_for_all_hosts(tmp_path: Path) -> None:
     assert f"hosts differ in `base_image`: none, {base}" in said
 
 
+@pytest.mark.usefixtures("without_ansible")
 def test_images_are_built_here_or_on_one_host_of_the_inventory(tmp_path: Path) -> None:
     hosts = "hosts:\n    a: {ansible_host: 192.0.2.1}\n    b: {ansible_host: 192.0.2.2}\n"
     path = tmp_path / "hosts.yml"
@@ -191,7 +222,7 @@ def test_images_are_built_here_or_on_one_host_of_the_inventory(tmp_path: Path) -
     assert "hosts differ in `build_on`: none, a" in said
 
 
-@pytest.mark.slow  # each asks ansible-inventory
+@pytest.mark.usefixtures("without_ansible")
 def test_a_vpn_is_for_all_hosts_or_none(tmp_path: Path) -> None:
     path = tmp_path / "hosts.yml"
     path.write_text("all:\n  vars: {train_vpn: wireguard}\n  hosts:\n    a: {ansible_host: 192.0.2.1}\n    b: {}\n")
@@ -227,6 +258,7 @@ BAD_VALUES = (
 )
 
 
+@asks_ansible
 def test_bad_values_are_all_named(tmp_path: Path) -> None:
     hosts = "".join(
         f"    bad{number}:\n      ansible_host: 192.0.2.{number}\n      {setting}\n"
@@ -236,6 +268,7 @@ def test_bad_values_are_all_named(tmp_path: Path) -> None:
     assert [setting for number, setting in enumerate(BAD_VALUES) if f"host bad{number}: " not in said] == []
 
 
+@pytest.mark.usefixtures("without_ansible")
 def test_what_does_not_go_without_root_is_refused(tmp_path: Path) -> None:
     settings = "{rootless: true, container_engine: docker, firewall: true, ansible_user: root}"
     said = refusal(tmp_path, f"all:\n  vars: {settings}\n  hosts:\n    a: {{ansible_host: 192.0.2.1}}\n")
@@ -265,6 +298,7 @@ def test_a_misspelt_connection_variable_is_refused_with_the_right_name(key: str,
 
 
 @pytest.mark.slow  # ansible-doc takes seconds
+@pytest.mark.long  # another version of Ansible alone can change it
 def test_every_connection_variable_of_ansible_is_known() -> None:
     found = set()
     for kind, name in (("connection", "ssh"), ("become", "sudo")):
@@ -275,38 +309,42 @@ def test_every_connection_variable_of_ansible_is_known() -> None:
     assert {name for name in found if name.startswith("ansible_")} <= inventory.CONNECTION_VARIABLES
 
 
-def vault(folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str, stdin: str = "") -> str:
-    """ansible-vault with a password file, which stays named as a user would name it."""
-    (folder / "password").write_text("of the vault")
+#: `ansible_user: somebody`, by ansible-vault with the password below.
+VAULTED = """\
+$ANSIBLE_VAULT;1.1;AES256
+38376331383930666139343438313637656363326433636333313739646337376664613933306262
+3533376637346562653336376435373736373764303839320a323435326463333630626137663563
+63323637633236653330353733313464663038666531306638376339643063656536393435366332
+3937643462613632650a376364623630656138396234633166376337646331623431343438386537
+36376363393964373034316338333933613933663665616362393165373462623763
+"""
+
+
+def name_password(folder: Path, monkeypatch: pytest.MonkeyPatch, password: str = "of the vault") -> None:
+    """As a user would name it."""
+    (folder / "password").write_text(password)
     monkeypatch.setenv("ANSIBLE_VAULT_PASSWORD_FILE", str(folder / "password"))
-    program = str(Path(sys.executable).with_name("ansible-vault"))
-    done = subprocess.run([program, *words], input=stdin, capture_output=True, text=True, check=True, timeout=60)
-    return done.stdout
 
 
-@pytest.mark.slow  # each command of Ansible takes half a second
+@asks_ansible
 def test_vaulted_values_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    secret = vault(
-        tmp_path, monkeypatch, "encrypt_string", "--stdin-name", "ansible_become_password", stdin="pass word"
-    )
-    indented = "".join(f"    {line}\n" for line in secret.splitlines())
-    text = (
-        f"all:\n  vars:\n{indented}  hosts:\n    a: {{ansible_host: 192.0.2.1}}\n    b: {{ansible_host: 192.0.2.2}}\n"
-    )
-    assert [host.target.sudo_password for host in read(tmp_path, text).hosts] == ["pass word"] * 2
-    (tmp_path / "password").write_text("of another vault")
+    secret = "    ansible_become_password: !vault |\n" + "".join(f"      {line}\n" for line in VAULTED.splitlines())
+    text = f"all:\n  vars:\n{secret}  hosts:\n    a: {{ansible_host: 192.0.2.1}}\n    b: {{ansible_host: 192.0.2.2}}\n"
+    name_password(tmp_path, monkeypatch)
+    assert [host.target.sudo_password for host in read(tmp_path, text).hosts] == ["ansible_user: somebody\n"] * 2
+    name_password(tmp_path, monkeypatch, "of another vault")
     assert "`ansible_become_password` cannot be decrypted: Decryption failed" in refusal(tmp_path, text)
     monkeypatch.delenv("ANSIBLE_VAULT_PASSWORD_FILE")
     said = refusal(tmp_path, text)
     assert "host a, b: `ansible_become_password` is encrypted" in said and "ANSIBLE_VAULT_PASSWORD_FILE" in said
 
 
-@pytest.mark.slow  # each command of Ansible takes half a second
+@asks_ansible
 def test_a_vaulted_file_of_variables_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "group_vars").mkdir()
-    (tmp_path / "group_vars" / "all.yml").write_text("ansible_user: somebody\n")
-    vault(tmp_path, monkeypatch, "encrypt", str(tmp_path / "group_vars" / "all.yml"))
+    (tmp_path / "group_vars" / "all.yml").write_text(VAULTED)
     text = "all: {hosts: {a: {ansible_host: 192.0.2.1}}}\n"
+    name_password(tmp_path, monkeypatch)
     assert read(tmp_path, text).hosts[0].target.user == "somebody"
     monkeypatch.delenv("ANSIBLE_VAULT_PASSWORD_FILE")
     assert "ANSIBLE_VAULT_PASSWORD_FILE" in refusal(tmp_path, text)
@@ -327,6 +365,7 @@ def test_the_digest_changes_with_every_file_that_counts(tmp_path: Path) -> None:
     assert len(digests) == 3
 
 
+@asks_ansible
 def test_the_sample_inventory_is_valid() -> None:
     assert [host.name for host in inventory.read(Path("inventory/hosts.yml")).hosts] == ["node1", "node2"]
 

@@ -221,6 +221,7 @@ def test_a_jump_host_that_refuses_is_the_one_that_is_blamed(folder: Path, server
             attempt()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("through", [False, True])
 def test_a_login_that_sshd_drops_is_tried_again_and_then_explained(
     folder: Path, servers: tuple[Sshd, Sshd], through: bool, monkeypatch: pytest.MonkeyPatch
@@ -325,6 +326,7 @@ def test_no_option_holds_the_path_of_the_inventory(folder: Path) -> None:
         assert "\nstricthostkeychecking true\n" in said and "\nbatchmode yes\n" in said
 
 
+@pytest.mark.slow
 def test_paramiko_prints_no_traceback_of_its_own(tmp_path: Path) -> None:
     script = """
 import socket, threading, sys

@@ -24,8 +24,6 @@ from launch.job.plan import Options, Plan, Ports
 from launch.local import environment
 from tests.launch.fake_hosts import ports
 from tests.launch.samples import cluster
-from train.start.memory import HUGE_PAGES
-from train.start.spawn import shared_variables
 
 
 def make(nprocs: list[int], options: Options = Options(), gpus: bool = False) -> Plan:  # noqa: B008
@@ -127,8 +125,8 @@ def test_rdma_is_used_where_every_host_has_an_active_port_of_one_kind(
         for host, ports in zip(known.hosts, (first, second), strict=True)
     ]
     made = plans.make_plan(replace(known, hosts=hosts), Options(), "run-1", ports(2), "me@here", "now")
-    for place, settings in zip(places(made), wanted, strict=True):
-        assert {key: value for key, value in place.environment.items() if key.startswith("NCCL_IB")} == settings
+    for place, variables in zip(places(made), wanted, strict=True):
+        assert {key: value for key, value in place.environment.items() if key.startswith("NCCL_IB")} == variables
     assert not any(key.startswith("NCCL_IB") for place in places(made, "h1") for key in place.environment)
 
 
@@ -146,9 +144,13 @@ def test_cores_are_shared_among_the_ranks_of_a_host() -> None:
     assert [host_plan.environment["OMP_NUM_THREADS"] for host_plan in make([1, 2, 8]).hosts] == ["4", "2", "1"]
 
 
+@pytest.mark.slow  # it imports torch
 def test_ranks_get_memory_in_huge_pages_however_they_are_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from train.start.memory import HUGE_PAGES
+    from train.start.spawn import shared_variables
+
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
     of_hosts = [host_plan.environment for host_plan in make([1, 2]).hosts]
     each = [*of_hosts, environment(1, tmp_path, 30), shared_variables(2, 29400)]
@@ -375,6 +377,7 @@ def test_a_plan_whose_hash_is_not_its_own_is_none(wrong: dict[str, Any]) -> None
             plans.received(found, RUN)
 
 
+@pytest.mark.slow
 def test_the_plan_for_many_hosts_is_made_at_once() -> None:
     begun = time.process_time()
     assert len(make([1] * 10_000).hosts) == 10_000

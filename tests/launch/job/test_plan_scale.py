@@ -30,6 +30,7 @@ def work(hosts: int, options: Options) -> tuple[int, int]:
     return calls, len(json.dumps(plans.document(plan)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [Options(), Options(direct=True), Options(script="main.py", args=("--rank", "{rank}"), resume="other")],

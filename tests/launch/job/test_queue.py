@@ -21,7 +21,6 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keeper import lease
@@ -35,6 +34,7 @@ from launch.hosts.door import Door
 from launch.hosts.inventory import Target
 from launch.job import queue
 from launch.job.queue import Place
+from tests.keeper.simulation import search
 from tests.launch.hosts.sshd import Sshd, user_key
 from tests.launch.job.queue_start import Frame, Host, LocalDoor
 
@@ -122,6 +122,7 @@ def test_a_refusal_names_every_busy_host_with_run_owner_age_and_what_to_do(hosts
     assert [waiting(folder(host)) for host in hosts] == [[], [], []]
 
 
+@pytest.mark.slow
 def test_a_refusal_names_the_start_that_waits_already(hosts: list[Any]) -> None:
     with running(hosts[0]), in_thread(hosts[:2], "first", wait=True):
         until(partial(waits, "first", hosts[:2]))
@@ -191,6 +192,7 @@ def test_a_host_that_does_not_answer_is_named_and_so_is_one_that_fails(
     ]
 
 
+@pytest.mark.slow
 def test_a_connection_that_ends_while_a_start_waits_ends_the_start(hosts: list[Any]) -> None:
     with running(hosts[0]), in_thread(hosts[:1], "a", wait=True) as a:
         until(partial(waits, "a", hosts[:1]))
@@ -199,6 +201,7 @@ def test_a_connection_that_ends_while_a_start_waits_ends_the_start(hosts: list[A
     assert isinstance(a.error, Refusal) and a.error.status == exits.UNREACHABLE and "host h1" in str(a.error)
 
 
+@pytest.mark.slow
 def test_the_same_through_real_doors_and_an_ended_connection_frees_the_place(tmp_path: Path, hosts: list[Any]) -> None:
     server = Sshd(open_to_all=True)
     (tmp_path / "known_hosts").write_text(server.known_hosts_line)
@@ -286,7 +289,7 @@ def until(true: Callable[[], bool]) -> None:
 
 @pytest.mark.slow
 def test_of_two_starts_at_the_same_moment_over_the_same_hosts_one_goes_and_one_is_refused(hosts: list[Any]) -> None:
-    for number in range(10):
+    for number in range(3):
         barrier, both_decided = threading.Barrier(2), threading.Barrier(2)
         outcome: dict[str, str] = {}
 
@@ -462,12 +465,12 @@ class World:
         start.state = "runs" if start.leases else "dead"
 
 
-@pytest.mark.slow
-@settings(max_examples=150)
-@given(
-    wanted=st.lists(st.tuples(st.sets(st.integers(0, 2), min_size=1), st.booleans()), min_size=2, max_size=5),
-    chance=st.randoms(use_true_random=True),
-    faults=st.booleans(),
+@search(
+    30,
+    500,
+    st.lists(st.tuples(st.sets(st.integers(0, 2), min_size=1), st.booleans()), min_size=2, max_size=5),
+    st.randoms(use_true_random=True),
+    st.booleans(),
 )
 def test_starts_go_in_one_order_on_all_hosts_none_waits_for_ever_and_no_two_have_a_host(
     wanted: list[tuple[set[int], bool]], chance: Random, faults: bool
@@ -476,8 +479,9 @@ def test_starts_go_in_one_order_on_all_hosts_none_waits_for_ever_and_no_two_have
 
 
 @pytest.mark.slow
-def test_the_same_for_two_starts_over_the_same_two_hosts() -> None:
-    for seed in range(300):
+@pytest.mark.parametrize("seeds", [45, pytest.param(1000, marks=pytest.mark.long)])
+def test_the_same_for_two_starts_over_the_same_two_hosts(seeds: int) -> None:
+    for seed in range(seeds):
         play([({0, 1}, False), ({0, 1}, seed % 3 == 0)], Random(seed), False)
 
 

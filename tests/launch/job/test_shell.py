@@ -45,7 +45,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.slow
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data_dir=TEXTS.map("/{}".format), run=TEXTS)
 def test_a_folder_or_a_run_of_any_name_is_only_looked_for(host: Any, data_dir: str, run: str) -> None:
     earlier = Earlier(run, "main.py", (), ("h1",))
@@ -53,6 +53,7 @@ def test_a_folder_or_a_run_of_any_name_is_only_looked_for(host: Any, data_dir: s
     assert found.has_image and sorted(path.name for path in host.folder.iterdir()) == ["podman"]
 
 
+@pytest.mark.slow
 def test_what_is_looked_for_is_found(host: Any, tmp_path: Path) -> None:
     odd = tmp_path / 'it\'s $(touch owned); "data"'
     odd.mkdir()

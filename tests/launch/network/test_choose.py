@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launch.cli.refusal import Refusal
@@ -366,6 +366,7 @@ def test_ipv6_only_works() -> None:
 
 
 @pytest.mark.slow
+@settings(max_examples=60)
 @given(hosts=st.integers(2, 4), count=st.integers(1, 4), data=st.data())
 def test_the_choice_agrees_with_brute_force(hosts: int, count: int, data: st.DataObject) -> None:
     """Random hosts, NICs, reachability, broken measurements and speeds, against a search through all networks."""

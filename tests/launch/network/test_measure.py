@@ -101,6 +101,7 @@ def test_of_many_hosts_a_sample_costs_each_one_the_same_and_the_first_one_meets_
     assert measure.expected_seconds(count, 1, 0, sample=True) < 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [64, 256])
 def test_no_host_is_told_of_pairs_that_are_not_its_own(count: int) -> None:
     hosts, network = many(count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,21 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with every kind of run, but for the large one, to be copied."""
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "ROOT", folder)
+        patch.setattr(about, "ROOT", folder)
+        for name, make in made_runs.KINDS.items():
+            make(folder / name)
+    return folder
+
+
 @pytest.fixture
-def runs(project: Path) -> Path:
+def runs(project: Path, template: Path) -> Path:
     """runs/ with every kind of run, but for the large one; the cluster map and a check made before them."""
-    made_runs.all_of_them(with_large=False)
+    made_runs.write_map_and_check()
+    shutil.copytree(template, files.runs_dir())
     return files.runs_dir()

@@ -246,6 +246,12 @@ FACTS = {
 
 def all_of_them(with_large: bool) -> None:
     """Every kind of run in runs/, and in build/ the cluster map and a check made before them."""
+    write_map_and_check()
+    for name, make in (KINDS | ({LARGE: large} if with_large else {})).items():
+        make(files.runs_dir() / name)
+
+
+def write_map_and_check() -> None:
     made = samples.cluster(1, 1, 1)
     inventory = files.ROOT / made.inventory
     hosts = [replace(host, facts=FACTS) for host in made.hosts]
@@ -253,5 +259,3 @@ def all_of_them(with_large: bool) -> None:
     files.write_json(path, asdict(replace(made, hosts=hosts)))
     check = check_document(inventory=made.inventory, when=CREATED - timedelta(minutes=12))
     records.save(path.parent / "checks", check)
-    for name, make in (KINDS | ({LARGE: large} if with_large else {})).items():
-        make(files.runs_dir() / name)

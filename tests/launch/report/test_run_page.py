@@ -6,17 +6,18 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from launch import files
 from launch.page import render
 from launch.report import about, advice, curves, documents, ending, ranks, run_page, timeline
 from launch.report.documents import Metrics
+from tests.keeper.simulation import search
 from tests.launch.health.test_page import assert_self_contained, parse, tags
 from tests.launch.report import made_runs
 from tests.launch.report.made_runs import FAILED, LOCAL, NASTY, RESTARTED, SCRIPT, SUCCEEDED
@@ -30,6 +31,7 @@ def page(folder: Path) -> str:
     return run_page.write(folder).read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", made_runs.KINDS)
 def test_every_kind_of_run_has_a_well_formed_page_that_needs_nothing_else(runs: Path, name: str) -> None:
     html = page(runs / name)
@@ -63,6 +65,7 @@ def test_loss_and_speed_are_drawn_over_epochs_and_the_last_point_is_the_last_epo
     assert len(steps) == 36 - 3 and 150 < min(steps) < max(steps) < 700  # the first step of an epoch has none before it
 
 
+@pytest.mark.slow
 def test_the_speed_is_that_of_steps_of_one_epoch_alone(project: Path) -> None:
     run = documents.read(made_runs.large(files.runs_dir() / made_runs.LARGE, hosts=2, ranks=1, steps=3000))
     assert run.metrics
@@ -120,6 +123,7 @@ def test_a_spare_host_has_no_ranks_until_it_steps_in(project: Path) -> None:
     assert documents.read(folder).host_of == {0: "h1", 1: "h3"}
 
 
+@pytest.mark.slow
 def test_each_attempt_has_a_row_with_its_hosts_its_last_step_and_why_it_ended(runs: Path) -> None:
     first, second = content(runs / RESTARTED)["attempts"]
     assert first == [
@@ -136,6 +140,7 @@ def test_each_attempt_has_a_row_with_its_hosts_its_last_step_and_why_it_ended(ru
     assert "It was not started again: three attempts made no new step" in page(runs / FAILED)
 
 
+@pytest.mark.slow
 def test_of_many_ranks_each_host_has_a_bar_and_the_slowest_and_fastest_a_line(project: Path) -> None:
     run = documents.read(made_runs.large(files.runs_dir() / made_runs.LARGE, hosts=10, ranks=8, steps=2000))
     bars, lines = ranks.figures(run)
@@ -192,6 +197,7 @@ def test_an_epoch_without_an_evaluation_leaves_the_figures_of_the_last_one(runs:
     assert tiles["test accuracy"][0] == "50.00%" and tiles["test top-5"][0] == "90.00%"
 
 
+@pytest.mark.slow
 def test_gradients_are_drawn_where_steps_have_their_norm_and_top5_beside_the_accuracy(runs: Path) -> None:
     folder = runs / SUCCEEDED
 
@@ -382,22 +388,22 @@ FIELDS = [
 ]
 
 
-@pytest.mark.slow
-@given(
+@search(
+    15,
+    200,
     st.lists(
         st.dictionaries(st.sampled_from(FIELDS), WORDS).flatmap(
             lambda words: st.sampled_from(EVENTS).map(lambda name: {"time": 1.0, "after": 1.0, **words, "event": name})
         )
-    )
+    ),
 )
-def test_events_and_metrics_of_any_shape_make_a_page(
-    tmp_path_factory: pytest.TempPathFactory, events: list[Any]
-) -> None:
-    folder = tmp_path_factory.mktemp("run")
-    made_runs.write_plan(folder, 1)
-    made_runs.write_host(folder, "h1", events, {})
-    (folder / "metrics.jsonl").write_text(made_runs.lines(events))
-    render.page(run_page.TEMPLATE, content(folder))
+def test_events_and_metrics_of_any_shape_make_a_page(events: list[Any]) -> None:
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        made_runs.write_plan(folder, 1)
+        made_runs.write_host(folder, "h1", events, {})
+        (folder / "metrics.jsonl").write_text(made_runs.lines(events))
+        render.page(run_page.TEMPLATE, content(folder))
 
 
 @pytest.mark.parametrize(
@@ -425,6 +431,7 @@ def test_what_nobody_thought_of_is_one_line_too(runs: Path, monkeypatch: pytest.
     assert ending.write(runs / SUCCEEDED, said.append) is None and said[0].startswith("no report: KeyError: 'nothing';")
 
 
+@pytest.mark.slow
 def test_many_steps_are_kept_and_drawn_in_little_memory(project: Path) -> None:
     """Of each step seven numbers are kept, and a line has 400 points whatever its length."""
     run = documents.read(made_runs.large(files.runs_dir() / made_runs.LARGE, hosts=2, ranks=1, steps=20_000))
@@ -432,6 +439,7 @@ def test_many_steps_are_kept_and_drawn_in_little_memory(project: Path) -> None:
     assert len(json.dumps([figure.spec for figure in curves.figures(run.metrics)])) < 150_000
 
 
+@pytest.mark.slow
 def test_a_command_that_writes_no_page_imports_nothing_that_draws() -> None:
     code = (
         "import sys, launch.run.train, launch.local; print([m for m in ('jinja2', 'vl_convert') if m in sys.modules])"

@@ -153,6 +153,7 @@ def test_the_axis_has_a_unit_that_suits_the_runs_length(seconds: float, unit: st
     assert f"{unit} since the start" in str(spec)
 
 
+@pytest.mark.slow
 def test_vega_lite_draws_every_kind_of_span_and_mark(runs: Path) -> None:
     picture = drawing.picture(timeline.figure(line_of(runs / RESTARTED)).spec | {"width": 600, "height": 120})
     assert picture.count('aria-roledescription="bar"') == len(line_of(runs / RESTARTED).spans)

@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from launch import files
 from launch.run import compare, origin
 from launch.run.compare import Compared
 from launch.run.origin import Origin
-from train.checkpoints.files import write
 
-LOSSES = [2.3025850929940455, 2.2, 2.1, float(torch.tensor(0.1))]
+LOSSES = [2.3025850929940455, 2.2, 2.1, 0.10000000149011612]  # the last one as a 32-bit float
 
 
 def left(
@@ -28,6 +26,10 @@ def left(
     **plan: Any,
 ) -> Path:
     """What our trainer left of a run: an epoch of so many steps, and a checkpoint after it."""
+    import torch
+
+    from train.checkpoints.files import write
+
     files.write_json(folder / "plan.json", {"script": None, "hosts": [], **plan})
     files.write_json(folder / "settings.json", {"shares": ""})
     files.write_json(folder / "summary.json", {"restarts": restarts})
@@ -44,6 +46,7 @@ def left(
     return folder
 
 
+@pytest.mark.slow  # it imports torch
 def test_the_same_run_is_the_same_to_the_bit_however_long_it_took(tmp_path: Path) -> None:
     found = compare.compare(left(tmp_path / "a", LOSSES), left(tmp_path / "b", LOSSES, seconds=7.0))
     (line,) = found.lines
@@ -55,6 +58,7 @@ def test_the_same_run_is_the_same_to_the_bit_however_long_it_took(tmp_path: Path
     )
 
 
+@pytest.mark.slow  # it imports torch
 def test_the_first_step_that_differs_is_named_with_both_losses(tmp_path: Path) -> None:
     other = [*LOSSES[:2], 2.1000000000000005, 0.3]
     found = compare.compare(left(tmp_path / "a", LOSSES), left(tmp_path / "b", other))
@@ -71,11 +75,13 @@ def test_the_first_step_that_differs_is_named_with_both_losses(tmp_path: Path) -
         ({"accuracy": 0.75}, "the first epoch that differs is 1: test_accuracy 0.5 then, 0.75 now"),
     ],
 )
+@pytest.mark.slow  # it imports torch
 def test_what_differs_besides_the_steps_is_named(other: dict[str, Any], said: str, tmp_path: Path) -> None:
     found = compare.compare(left(tmp_path / "a", LOSSES), left(tmp_path / "b", LOSSES, **other))
     assert found.same is False and found.lines[0] == f"not the same as run a: {said}"
 
 
+@pytest.mark.slow  # it imports torch
 def test_a_run_that_ended_early_is_compared_as_far_as_it_went(tmp_path: Path) -> None:
     found = compare.compare(left(tmp_path / "a", LOSSES), left(tmp_path / "b", LOSSES[:3]))
     assert (
@@ -84,6 +90,7 @@ def test_a_run_that_ended_early_is_compared_as_far_as_it_went(tmp_path: Path) ->
     assert "tensors" not in found.lines[0] and "weights are not compared: the two runs have no" in found.lines[1]
 
 
+@pytest.mark.slow  # it imports torch
 def test_known_reasons_for_a_difference_are_said(tmp_path: Path) -> None:
     one, other = left(tmp_path / "a", LOSSES, restarts=2), left(tmp_path / "b", [1.0])
     files.write_json(one / "settings.json", {"shares": "auto"})
@@ -116,6 +123,7 @@ def test_where_nothing_can_be_compared_nothing_is_claimed(tmp_path: Path) -> Non
     assert found == Compared(None, ["nothing is there by which this run could be compared with run a"])
 
 
+@pytest.mark.slow  # it imports torch
 def test_what_is_no_checkpoint_is_not_compared(tmp_path: Path) -> None:
     one, other = left(tmp_path / "a", LOSSES), left(tmp_path / "b", LOSSES)
     (other / "checkpoints" / "step-4.pt").write_bytes(b"no archive")

@@ -414,6 +414,7 @@ def test_a_run_that_repeats_another_is_compared_with_it_once_it_is_here(
     assert "reproduces" not in closing.write_summary(plan(1), [])
 
 
+@pytest.mark.slow
 def test_the_newest_checkpoint_comes_from_whichever_host_has_it(
     tmp_path: Path, on_host: Path, hosts: dict[str, Host], capsys: pytest.CaptureFixture[str]
 ) -> None:

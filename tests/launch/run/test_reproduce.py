@@ -211,6 +211,7 @@ def test_what_the_hosts_were_is_not_always_known(
     assert "are not compared: SKIP_CHECK=1" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_anyway_starts_it_with_what_is_there_and_keeps_what_differs(
     ran: Callable[..., dict[str, Host]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -245,6 +246,7 @@ def test_a_scripts_image_is_brought_to_its_hosts_where_its_folder_is_as_it_was(
         again(anyway=True)
 
 
+@pytest.mark.slow
 def test_a_project_is_brought_to_its_hosts_as_a_script_is(
     ran: Callable[..., dict[str, Host]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -131,6 +131,7 @@ def test_status_survives_whatever_a_summary_holds(
     assert out.count("50.00%") == len(names) - 1 and all(f"with-{name}" in out for name in (*names, "all"))
 
 
+@pytest.mark.slow
 def test_a_machine_that_deployed_nothing_takes_the_hosts_from_the_inventory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,6 +113,7 @@ def test_wrong_settings_of_our_trainer_are_refused_before_the_start(tmp_path: Pa
     assert before_start("--model resnet18x", script="main.py") == ports(2)
 
 
+@pytest.mark.slow
 def test_all_that_stands_in_the_way_of_a_start_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """And once what two checks have found."""
     both, own = Problem("host h1", "is not ready", "wait"), Problem("host h2", "is not ready", "wait")
@@ -295,6 +296,7 @@ def test_nothing_is_built_for_settings_that_the_trainer_refuses(
         run.train(request(project="mine", args="--epochs 0"), Console())
 
 
+@pytest.mark.slow
 def test_a_host_that_lacks_the_projects_image_is_not_blamed_for_wrong_settings(
     started: dict[str, Host], mine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,6 +315,7 @@ def test_a_host_that_lacks_the_projects_image_is_not_blamed_for_wrong_settings(
     assert "does not hold" not in str(refused.value) and "/srv/data" in str(refused.value)
 
 
+@pytest.mark.slow
 def test_a_host_that_cannot_be_used_is_named_before_an_image_is_sent_to_it(
     started: dict[str, Host], mine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,6 +333,7 @@ def test_a_host_that_cannot_be_used_is_named_before_an_image_is_sent_to_it(
     assert "/srv/data" in problem.what
 
 
+@pytest.mark.slow
 def test_a_dry_run_names_the_projects_image_and_shows_what_the_trainer_is_given(
     started: dict[str, Host], mine: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -354,6 +358,7 @@ def continued(started: dict[str, Host], **more: Any) -> Plan:
     return plan_of(started["h2"].asked[0][1])
 
 
+@pytest.mark.slow
 def test_a_run_with_a_project_is_continued_with_its_folder_as_it_is_now(
     started: dict[str, Host], mine: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -397,6 +402,7 @@ def plan_of(asked: dict[str, Any]) -> Plan:
     return plans.from_document(json.loads(json.dumps(asked["plan"])))
 
 
+@pytest.mark.slow
 def test_where_no_plan_can_be_kept_nothing_is_started(started: dict[str, Host]) -> None:
     files.runs_dir().write_text("no folder")
     with pytest.raises(Refusal, match=r"cannot be written"), signals.interrupts_as_exceptions():
@@ -404,6 +410,7 @@ def test_where_no_plan_can_be_kept_nothing_is_started(started: dict[str, Host]) 
     assert started["h1"].verbs() == []
 
 
+@pytest.mark.slow
 def test_of_a_start_that_failed_nothing_is_kept(started: dict[str, Host]) -> None:
     started["h2"].answers["start"] = fake_hosts.refusal("podman: no space left on device")
     with pytest.raises(Refusal, match="no space left"), signals.interrupts_as_exceptions():
@@ -411,6 +418,7 @@ def test_of_a_start_that_failed_nothing_is_kept(started: dict[str, Host]) -> Non
     assert list(files.runs_dir().iterdir()) == []
 
 
+@pytest.mark.slow
 def test_an_interrupt_before_the_start_says_that_nothing_was_started(
     started: dict[str, Host], monkeypatch: pytest.MonkeyPatch
 ) -> None:

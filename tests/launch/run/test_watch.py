@@ -489,6 +489,7 @@ with signals.interrupts_as_exceptions():
 """
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_says_what_will_happen_and_leaves() -> None:
     root = Path(__file__).resolve().parents[3]
     process = subprocess.Popen(
