@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ class Lab:
     bare: dict[str, str] = field(default_factory=dict)  # what was on each host before that: `everything`
     clone: Path | None = None  # where commands are typed, if not in this one
     started: list[subprocess.Popen[str]] = field(default_factory=list)
+    pids: dict[str, str] = field(default_factory=dict)  # of the hosts' first processes
 
     @property
     def inventory(self) -> Path:
@@ -131,17 +132,23 @@ class Lab:
         return engines.engine(ENGINES[host])
 
     def on(self, host: str, command: str, check: bool = True) -> str:
-        """Run a shell command as root inside a host, past SSH (the tests' own hand, not Muster's)."""
-        done = subprocess.run(
-            ["podman", "exec", f"muster-{self.name}-{host}", "sh", "-c", command],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        if check and done.returncode != 0:
-            pytest.fail(f"`{command}` on {host} ended with {done.returncode}: {done.stdout}{done.stderr}")
-        return done.stdout.strip()
+        """Run a shell command as root inside a host, past SSH (the tests' own hand, not Muster's).
+
+        It runs outside the host's control groups, which `podman exec` would enter, as that takes five times as long.
+        """
+        words = ["nsenter", f"--target={self._pid(host)}", "--all", "sh", "-c", command]
+        return _said(words, check, {"PATH": os.defpath + ":/usr/local/sbin:/usr/sbin:/sbin", "HOME": "/root"})
+
+    def in_container(self, host: str, command: str) -> str:
+        """The same, as a process of the host's container: for what starts containers."""
+        return _said(["podman", "exec", f"muster-{self.name}-{host}", "sh", "-c", command], True, None)
+
+    def _pid(self, host: str) -> str:
+        """The first process of a host."""
+        if not Path(f"/proc/{self.pids.get(host, 'none')}/ns").exists():
+            words = ["podman", "inspect", "--format={{.State.Pid}}", f"muster-{self.name}-{host}"]
+            self.pids[host] = _said(words, True, None)
+        return self.pids[host]
 
     def remove_user(self, host: str, name: str) -> None:
         """With its processes, which may take a moment to end, and its right to sudo."""
@@ -150,14 +157,7 @@ class Lab:
 
     def nsenter(self, host: str, *words: str) -> None:
         """Run a program of this machine in a host's network namespace (hosts are bare)."""
-        pid = subprocess.run(
-            ["podman", "inspect", "--format", "{{.State.Pid}}", f"muster-{self.name}-{host}"],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=300,
-        ).stdout.strip()
-        subprocess.run(["nsenter", "-t", pid, "-n", *words], check=True, timeout=300)
+        subprocess.run(["nsenter", "-t", self._pid(host), "-n", *words], check=True, timeout=300)
 
     def sent(self) -> int:
         """Bytes that have gone to the hosts over the management network, but for what they sent one another."""
@@ -200,6 +200,14 @@ class Lab:
         """Ids of all containers of runs: after a run there must be none. After a teardown a host may have no engine."""
         ask = "! command -v {0} >/dev/null || {0} ps --all --quiet --filter label=muster.run"
         return [line for host in HOSTS for line in self.on(host, ask.format(ENGINES[host])).split()]
+
+
+def _said(words: Sequence[str], check: bool, environment: Mapping[str, str] | None) -> str:
+    """What a command prints; with `check` it must succeed."""
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False, env=environment)
+    if check and done.returncode != 0:
+        pytest.fail(f"`{words[-1]}` of {words} ended with {done.returncode}: {done.stdout}{done.stderr}")
+    return done.stdout.strip()
 
 
 def _end(process: subprocess.Popen[str]) -> str:

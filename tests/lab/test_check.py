@@ -103,7 +103,7 @@ def test_what_a_dead_run_has_left_is_reported_with_its_owner(lab: Lab) -> None:
     image = lab.cluster["image"]["id"]
     labels = "--label muster.run=20260101-000000-dead --label muster.owner=eve@laptop"
     engine = lab.engine("h2")
-    lab.on("h2", f"{engine.name} run --name left {labels} {engine.image(image)} true")
+    lab.in_container("h2", f"{engine.name} run --name left {labels} {engine.image(image)} true")
     try:
         verdicts = [verdict for verdict in quickly(lab) if verdict.check == "leftovers"]
         assert [verdict.where for verdict in verdicts] == ["host h2"]
