@@ -3,23 +3,26 @@
     python -m tests.suite [all | fast]
 
 Lab tests spend most of their time waiting, so their session has two workers, each with its own lab. The unit tests run
-next to it at the lowest priority. The first session's output appears as it comes, that of the others when they have
-ended (until then it is in build/tests-*.log). Exit status: 0 if all passed, else 1.
+next to it with the time that it leaves. The first session's output appears as it comes, the other's when it has ended
+(until then it is in build/tests-*.log). Exit status: 0 if all passed, else 1.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 ALL_MINUTES = 60
 LOWEST_PRIORITY = 19
+#: Where control groups of version 2 and 1 are, and the file and the least value of a group's share of the processors.
+GROUPS = (("/sys/fs/cgroup", "cpu.weight", "1"), ("/sys/fs/cgroup/cpu", "cpu.shares", "2"))
 #: These import torch, which takes each process of pytest five seconds.
 TRAINER = ("tests/train", "tests/gpu", "tests/benchmarks")
 
@@ -31,16 +34,42 @@ class Session:
     name: str
     words: Sequence[str]
     chosen: str  # pytest's -m
-    priority: int = 0  # added to the niceness
+    last: bool = False  # it gets the processors when nobody else needs them
 
-    def start(self, log: Path | None) -> subprocess.Popen[bytes]:
-        """Start it; it writes into `log`, or to where this process writes."""
+    def start(self, log: Path | None, group: Path | None) -> subprocess.Popen[bytes]:
+        """Start it; it writes into `log`, or to where this process writes. group: for the last one."""
+
+        def give_way() -> None:
+            if self.last:
+                os.nice(LOWEST_PRIORITY)
+                if group:
+                    (group / "cgroup.procs").write_text(str(os.getpid()))
+
         words = [sys.executable, "-m", "pytest", "-m", self.chosen, *self.words]
         output = log.open("wb") if log else None
-        return subprocess.Popen(
-            words, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT if log else None,
-            preexec_fn=lambda: os.nice(self.priority),
-        )  # fmt: skip
+        errors = subprocess.STDOUT if log else None
+        return subprocess.Popen(words, cwd=ROOT, stdout=output, stderr=errors, preexec_fn=give_way)
+
+
+@contextlib.contextmanager
+def least_share() -> Iterator[Path | None]:
+    """A control group that gets the processors last; None if this user cannot make one. Niceness alone does not do it:
+    the kernel shares the processors out among sessions (sched_autogroup), and tests start sessions."""
+    group = None
+    for folder, file, least in GROUPS:
+        made = Path(folder, f"muster-tests-{os.getpid()}")
+        with contextlib.suppress(OSError):
+            if (made.parent / "cgroup.procs").exists():
+                made.mkdir()
+                group = made
+                (made / file).write_text(least)
+                break
+    try:
+        yield group
+    finally:
+        with contextlib.suppress(OSError):  # a process that a test has left is still in it
+            if group:
+                group.rmdir()
 
 
 def sessions(which: str) -> list[Session]:
@@ -54,7 +83,7 @@ def sessions(which: str) -> list[Session]:
         Session(
             "lab", (*two_workers, "loadgroup", "--no-loadscope-reorder", "tests/lab", "tests/containers"), f"lab{more}"
         ),
-        Session("unit", (*two_workers, "worksteal"), f"not lab{more}", LOWEST_PRIORITY),
+        Session("unit", (*two_workers, "worksteal"), f"not lab{more}", last=True),
     ]
 
 
@@ -66,18 +95,19 @@ def main(arguments: list[str]) -> int:
     build.mkdir(exist_ok=True)
     chosen = sessions(which)
     logs = {session.name: build / f"tests-{session.name}.log" for session in chosen[1:]}
-    running = {session.name: session.start(logs.get(session.name)) for session in chosen}
     failed = []
-    for name, process in running.items():
-        try:
-            process.wait()
-        except KeyboardInterrupt:  # pytest has it, too, and clears away
-            process.wait()
-        if process.returncode != 0:
-            failed.append(name)
-        if name in logs:
-            sys.stdout.write(logs[name].read_text(errors="replace"))
-        print(f"{name}: {'failed' if name in failed else 'passed'}; {_time_since(began)}", flush=True)
+    with least_share() as group:
+        running = {session.name: session.start(logs.get(session.name), group) for session in chosen}
+        for name, process in running.items():
+            try:
+                process.wait()
+            except KeyboardInterrupt:  # pytest has it, too, and clears away
+                process.wait()
+            if process.returncode != 0:
+                failed.append(name)
+            if name in logs:
+                sys.stdout.write(logs[name].read_text(errors="replace"))
+            print(f"{name}: {'failed' if name in failed else 'passed'}; {_time_since(began)}", flush=True)
     return int(bool(failed))
 
 
