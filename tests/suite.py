@@ -78,7 +78,7 @@ def sessions(which: str) -> list[Session]:
         others = [f"--ignore={folder}" for folder in TRAINER]
         return [Session("trainer", TRAINER, chosen), Session("others", others, chosen)]
     more, search = ("", ("--hypothesis-profile=all",)) if which == "all" else (" and not long", ())
-    two_workers = (*search, "-n", "2", "--dist")
+    two_workers = (*search, "--durations=40", "-n", "2", "--dist")
     return [
         Session(
             "lab", (*two_workers, "loadgroup", "--no-loadscope-reorder", "tests/lab", "tests/containers"), f"lab{more}"

@@ -11,7 +11,8 @@
 Of --data, DIR holds coverage's data files and DIR.log what pytest printed with --durations=0; a DIR named lab is of lab
 tests. `run` writes build/planted/results.json; --limit is the seconds for each fault. The lab of --lab is up, made in
 --lab-tree (here, unless given); without --lab no lab fault is tried. A fault of faults.json is found by its function
-and text, so line numbers may change; edit or remove one that `run` can no longer place.
+and text, so line numbers may change; edit or remove one that `run` can no longer place. found.json has the results of
+the suite of 2026-11-30, before tests were merged and deleted.
 """
 
 from __future__ import annotations
