@@ -91,7 +91,7 @@ lock:  ## lock the training image's wheels with their hashes, after a change of 
 	$(need) lock
 	@$(BIN)/python -m containers.lock
 
-test:  ## every feature once: the lab (real containers, sshd, Ansible, Fabric), pages in Chromium, and the unit tests; 25 minutes on 2 cores
+test:  ## every feature once: the lab (real containers, sshd, Ansible, Fabric), pages in Chromium, and the unit tests; about 30 minutes on 2 cores
 	$(need) train control test
 	@$(BIN)/python -m tests.suite
 

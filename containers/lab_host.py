@@ -152,10 +152,9 @@ def furnish(host: Host, key: str, rate: int | None, cpus: float | None) -> None:
     podman("update", f"--cpuset-cpus={host.cores}", *quota, host.container)
     inside = root_command("nsenter", f"--net=/proc/{pid}/ns/net", "--")
     links = {entry["ifname"]: entry for entry in json.loads(output([*inside, tool("ip"), "-json", "link"]))}
-    if "docker0" not in links:
-        output(
-            [*inside, tool("ip"), "-batch", "-"], stdin="\n".join(lab_plan.decoy_lines(host.nics, host.index)) + "\n"
-        )
+    if host.nics.down not in links:
+        decoys = lab_plan.decoy_lines(host.nics, host.index, "docker0" in links)
+        output([*inside, tool("ip"), "-batch", "-"], stdin="\n".join(decoys) + "\n")
     index = links[host.nics.data]["link_index"]  # of this machine's end of the NIC
     outer = next(
         link["ifname"] for link in json.loads(output([tool("ip"), "-json", "link"])) if link["ifindex"] == index

@@ -135,14 +135,16 @@ def shape_lines(device: str, rate: int | None) -> list[str]:
     return [f"qdisc replace dev {device} root tbf rate {rate}bit burst {burst} latency 50ms"]
 
 
-def decoy_lines(names: Nics, index: int) -> list[str]:
+def decoy_lines(names: Nics, index: int, has_docker: bool = False) -> list[str]:
     """`ip -batch` lines for the decoys of a host: Docker's bridge, a container's veth, a NIC that is down.
+
+    has_docker: Docker has started with the host and made the bridge already.
 
     The bridge and the veth have the same addresses on every host. The NIC that is down would be usable if it were up.
     """
     return [
-        "link add docker0 type bridge",
-        f"addr add {DOCKER_BRIDGE} brd 172.17.255.255 dev docker0",
+        *([] if has_docker else ["link add docker0 type bridge"]),
+        f"addr replace {DOCKER_BRIDGE} brd 172.17.255.255 dev docker0",
         "link set docker0 up",
         "link add veth7f3a1c0 type veth peer name vethd41e5b2",
         "link set veth7f3a1c0 master docker0 up",
