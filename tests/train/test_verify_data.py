@@ -54,7 +54,8 @@ def test_every_bad_file_is_named_with_its_reason_while_a_terminal_shows_a_bar(ro
     bad = spoilt(root)
     ours, theirs = pty.openpty()
     command = [*COMMAND, "--data-dir", str(root), "--workers", "2"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=theirs) as process:
+    environment = os.environ | {"TERM": "xterm"}  # in a dumb one there is no bar
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=theirs) as process:
         os.close(theirs)
         shown = b""
         try:
