@@ -20,9 +20,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 ALL_MINUTES = 60
-LOWEST_PRIORITY = 19
-#: Where control groups of version 2 and 1 are, and the file and the least value of a group's share of the processors.
-GROUPS = (("/sys/fs/cgroup", "cpu.weight", "1"), ("/sys/fs/cgroup/cpu", "cpu.shares", "2"))
+#: Where control groups of version 2 and 1 are, the file of a group's share of the processors, and half of a normal one:
+#: with less, tests that wait for a process give up.
+GROUPS = (("/sys/fs/cgroup", "cpu.weight", "50"), ("/sys/fs/cgroup/cpu", "cpu.shares", "512"))
 #: These import torch, which takes each process of pytest five seconds.
 TRAINER = ("tests/train", "tests/gpu", "tests/benchmarks")
 
@@ -34,16 +34,14 @@ class Session:
     name: str
     words: Sequence[str]
     chosen: str  # pytest's -m
-    last: bool = False  # it gets the processors when nobody else needs them
+    last: bool = False  # it gives way to the others
 
     def start(self, log: Path | None, group: Path | None) -> subprocess.Popen[bytes]:
         """Start it; it writes into `log`, or to where this process writes. group: for the last one."""
 
         def give_way() -> None:
-            if self.last:
-                os.nice(LOWEST_PRIORITY)
-                if group:
-                    (group / "cgroup.procs").write_text(str(os.getpid()))
+            if self.last and group:
+                (group / "cgroup.procs").write_text(str(os.getpid()))
 
         words = [sys.executable, "-m", "pytest", "-m", self.chosen, *self.words]
         output = log.open("wb") if log else None
@@ -52,17 +50,17 @@ class Session:
 
 
 @contextlib.contextmanager
-def least_share() -> Iterator[Path | None]:
-    """A control group that gets the processors last; None if this user cannot make one. Niceness alone does not do it:
+def half_share() -> Iterator[Path | None]:
+    """A control group with half a share of the processors; None if this user cannot make one. Niceness does not do it:
     the kernel shares the processors out among sessions (sched_autogroup), and tests start sessions."""
     group = None
-    for folder, file, least in GROUPS:
+    for folder, file, share in GROUPS:
         made = Path(folder, f"muster-tests-{os.getpid()}")
         with contextlib.suppress(OSError):
             if (made.parent / "cgroup.procs").exists():
                 made.mkdir()
                 group = made
-                (made / file).write_text(least)
+                (made / file).write_text(share)
                 break
     try:
         yield group
@@ -96,7 +94,7 @@ def main(arguments: list[str]) -> int:
     chosen = sessions(which)
     logs = {session.name: build / f"tests-{session.name}.log" for session in chosen[1:]}
     failed = []
-    with least_share() as group:
+    with half_share() as group:
         running = {session.name: session.start(logs.get(session.name), group) for session in chosen}
         for name, process in running.items():
             try:
