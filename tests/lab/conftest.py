@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ import pytest
 
 from containers import lab_plan
 from containers.files import locked
+from containers.lab import addresses
 from keeper import engines
 from launch.deploy import playbook
 from launch.files import read_json
@@ -57,10 +59,8 @@ class Lab:
 
     def runs(self) -> set[Path]:
         """Folders in runs/ of runs on this lab's hosts; other workers have labs, too."""
-        try:
-            own = {host["ssh"]["address"] for host in self.cluster["hosts"]}
-        except FileNotFoundError:  # it is not deployed
-            return set()
+        hosts = self.inventory / "hosts.yml"
+        own = set(addresses(hosts.read_text() if hosts.exists() else "").values())
         found = {path.parent: read_json(path).get("hosts", []) for path in Path("runs").glob("*/plan.json")}
         return {folder for folder, hosts in found.items() if any(own.intersection(host["addresses"]) for host in hosts)}
 
@@ -204,10 +204,15 @@ class Lab:
 
 def _said(words: Sequence[str], check: bool, environment: Mapping[str, str] | None) -> str:
     """What a command prints; with `check` it must succeed."""
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False, env=environment)
-    if check and done.returncode != 0:
-        pytest.fail(f"`{words[-1]}` of {words} ended with {done.returncode}: {done.stdout}{done.stderr}")
-    return done.stdout.strip()
+    # Not through pipes, whose end comes when all that the command has left running has ended, too.
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
+        status = subprocess.run(words, stdout=out, stderr=errors, timeout=300, check=False, env=environment).returncode
+        out.seek(0)
+        errors.seek(0)
+        said, complaint = out.read().strip(), errors.read().strip()
+    if check and status != 0:
+        pytest.fail(f"`{words[-1]}` of {words[:3]} ended with {status}: {said} {complaint}")
+    return said
 
 
 def _end(process: subprocess.Popen[str]) -> str:
