@@ -58,7 +58,7 @@ class Lab:
         return Path("inventory") / self.name
 
     def runs(self) -> set[Path]:
-        """Folders in runs/ of runs on this lab's hosts; other workers have labs, too."""
+        """The folders in runs/ of runs on this lab's hosts. Other workers' labs have runs there as well."""
         hosts = self.inventory / "hosts.yml"
         own = set(addresses(hosts.read_text() if hosts.exists() else "").values())
         found = {path.parent: read_json(path).get("hosts", []) for path in Path("runs").glob("*/plan.json")}
@@ -204,7 +204,7 @@ class Lab:
 
 def _said(words: Sequence[str], check: bool, environment: Mapping[str, str] | None) -> str:
     """What a command prints; with `check` it must succeed."""
-    # Not through pipes, whose end comes when all that the command has left running has ended, too.
+    # Files instead of pipes: a pipe stays open while a background process of the command still runs.
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
         status = subprocess.run(words, stdout=out, stderr=errors, timeout=300, check=False, env=environment).returncode
         out.seek(0)

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.alone]
 
 def test_teardown_leaves_nothing_and_deploy_brings_it_back(lab: Lab) -> None:
     """Leaves a lab of this session's without Muster: it is the last test of its worker."""
-    # An image of which somebody has removed the name is Muster's all the same.
+    # An image that somebody has untagged is still Muster's.
     lab.on("h2", f"{lab.engine('h2').name} rmi localhost/muster/train:latest")
     must(lab.fab("teardown"))
     for host in HOSTS:
