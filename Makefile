@@ -9,6 +9,8 @@ need = @$(PYTHON) -m launch.bootstrap
 installed := $(if $(findstring command line,$(origin PYTHON)),$(PYTHON),$(or $(wildcard $(BIN)/python),$(PYTHON)))
 
 export INVENTORY
+# Packages are installed without compiled files, which the first import writes; each later one would take twice as long.
+unexport PYTHONDONTWRITEBYTECODE
 # What was typed on the command line reaches the commands unchanged; make would expand each `$` in it.
 $(foreach name,$(.VARIABLES),$(if $(findstring command line,$(origin $(name))),$(eval override export $(name) := $$(value $(name)))))
 .DEFAULT_GOAL := help
