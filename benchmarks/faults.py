@@ -116,12 +116,12 @@ FAULTS = {
     ),
     "early_last": Fault(
         "the only rank of the last host returns (status 0) while the others take further steps",
-        signal_rank("h3", signal.SIGUSR2), EARLY.format("h3"), "h3", 15.0, rank=False, job=LEAVING, short=True,
+        signal_rank("h2", signal.SIGUSR2), EARLY.format("h2"), "h2", 15.0, rank=False, job=LEAVING, short=True, nodes=2,
     ),
     "early_of_two": Fault(
         "one of the two ranks of a host returns (status 0) while the others take further steps",
-        signal_rank("h2", signal.SIGUSR2), "rank {rank} on h2.*: it ended with status 0", "h2", 15.0, job=LEAVING,
-        short=True, nodes=2,
+        signal_rank("h3", signal.SIGUSR2), "rank {rank} on h3.*: it ended with status 0", "h3", 15.0, job=LEAVING,
+        short=True,
     ),
     "torchrun": Fault(
         "torchrun itself is killed on a host", kill_above_ranks("h2", 1),
@@ -351,10 +351,10 @@ class Slowed:
         return "; ".join([f"{named} ({self.taken} steps in all){': ' if self.line else ''}{self.line}", *rest])
 
 
-def measure_slow(lab: str, host: str, job: Mapping[str, object] = EVEN) -> Slowed:
+def measure_slow(lab: str, host: str) -> Slowed:
     """Halve a host's quota while a run of two hosts trains, lift it when the host was named, and stop the run when that
     is over. host: "" for none: then the run takes HEALTHY_STEPS. Raises SystemExit if it does not come so far."""
-    run, problems = Run(lab, job, 2), []
+    run, problems = Run(lab, EVEN, 2), []
     try:
         cpus = {one["host"]: EVEN_CPUS * len(one["ranks"]) for one in run.plan["hosts"]}
         for name in cpus:
@@ -437,13 +437,13 @@ def wrong_names(run: Run, fault: Fault, rank: int | None) -> list[str]:
 
 @contextlib.contextmanager
 def deployed_lab() -> Iterator[str]:
-    """MUSTER_BENCH_LAB, or a lab of its own whose second host has two ranks."""
+    """MUSTER_BENCH_LAB, or a lab of its own whose third host has two ranks."""
     if kept := os.environ.get("MUSTER_BENCH_LAB"):
         yield kept
         return
     with new_lab("bench-faults", HOSTS) as name:
         hosts = ROOT / "inventory" / name / "hosts.yml"
-        hosts.write_text(hosts.read_text().replace("    h2:\n", "    h2:\n      nproc_per_node: 2\n"))
+        hosts.write_text(hosts.read_text().replace("    h3:\n", "    h3:\n      nproc_per_node: 2\n"))
         fab(name, "deploy")
         yield name
 

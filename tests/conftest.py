@@ -7,7 +7,6 @@ With CI=true a test that cannot run fails instead of being skipped.
 from __future__ import annotations
 
 import errno
-import fcntl
 import ipaddress
 import os
 import shutil
@@ -94,20 +93,6 @@ def container_engine() -> None:
     os.chdir(ROOT)
     with installing():
         control.ensure_ready(Console(width=120))
-
-
-@pytest.fixture(autouse=True)
-def _turn(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Lab tests of several workers run at the same time; one that is marked `alone` runs while the others wait."""
-    if not is_lab(request.node) or "PYTEST_XDIST_WORKER" not in os.environ:
-        yield
-        return
-    build = ROOT / "build"
-    with (build / "lab-tests.door").open("a") as door, (build / "lab-tests.room").open("a") as room:
-        fcntl.flock(door, fcntl.LOCK_EX)  # whoever wants to be alone keeps it, so that nobody enters before
-        fcntl.flock(room, fcntl.LOCK_EX if request.node.get_closest_marker("alone") else fcntl.LOCK_SH)
-        fcntl.flock(door, fcntl.LOCK_UN)
-        yield
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -73,7 +73,7 @@ def sources(folder: str) -> dict[str, Path]:
 def imports(node: ast.AST) -> Iterator[str]:
     """Full names of all that is imported, inside functions too, but for type checkers alone."""
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+        if isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING":
             continue
         if isinstance(child, ast.Import):
             yield from (alias.name for alias in child.names)

@@ -28,6 +28,7 @@ def hosts_of(name: str, count: int) -> list[Host]:
     return [Host(name, index, f"10.77.0.{11 + index}", f"10.78.0.{11 + index}", "0") for index in range(count)]
 
 
+@pytest.mark.slow
 def test_ansible_reads_the_inventory_in_order(tmp_path: Path) -> None:
     (tmp_path / "hosts.yml").write_text(lab.inventory_text(hosts_of("lab", 12)))
     ansible = Path(sys.executable).with_name("ansible-inventory")

@@ -239,7 +239,10 @@ def test_what_a_machine_lacks_is_said_and_done_without(device: torch.device, tmp
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [("--config {}", "train: yaml is not installed"), ("--dataset digits", "scikit-learn, which is not installed")],
+    [
+        pytest.param("--config {}", "train: yaml is not installed", marks=pytest.mark.long),
+        ("--dataset digits", "scikit-learn, which is not installed"),
+    ],
 )
 def test_what_is_asked_for_and_missing_is_refused(device: torch.device, tmp_path: Path, words: str, said: str) -> None:
     ended = runs.train(device, tmp_path / "run", *words.split(), cases=("tiny", "without=sklearn,yaml"))

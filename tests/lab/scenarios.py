@@ -1,8 +1,8 @@
 """Networks as labs and machine rooms have them, as data: what is done to the lab's hosts, and what must be chosen.
 
 Each host of the lab has a management and a data NIC with names of its own, docker0 with the same address everywhere,
-container veths, a NIC that is down, and `127.0.1.1 hostname` in /etc/hosts. Both NICs are shaped to BASE, so that a
-busy test machine does not decide. A scenario adds to that.
+container veths, a NIC that is down, and `127.0.1.1 hostname` in /etc/hosts. Both NICs have the same rate
+(conftest.RATE). A scenario adds to that.
 
 A step is (host, command): the command runs in the host's network namespace. Words in braces are filled in: {data},
 {mgmt} are the host's NICs; {data.h1}, {mgmt.h1} addresses of the named host; {net.data}, {net.mgmt} the networks.
@@ -33,7 +33,6 @@ def everywhere(command: str, hosts: tuple[str, ...] = PAIR) -> tuple[Step, ...]:
     return tuple((host, command) for host in hosts)
 
 
-BASE = "1gbit"
 SHAPE = "tc qdisc replace dev {nic} root tbf rate {rate} burst 256kb latency 50ms"
 DATA_SLOW = SHAPE.format(nic="{data}", rate="200mbit")
 MGMT_SLOW = SHAPE.format(nic="{mgmt}", rate="94mbit")

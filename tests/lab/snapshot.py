@@ -25,8 +25,8 @@ LOCK = BUILD / "lab-snapshot.lock"
 #: What provisions a host, and what the first layers of the training image are made from.
 SOURCES = ("playbooks", "containers", "pyproject.toml")
 STOP_SECONDS = 5
-#: Where Podman and Docker have the layers of images, in their volumes.
-LAYERS = ("storage/overlay", "overlay2")
+#: Where Podman, Docker and Muster have the layers of images, in their volumes.
+LAYERS = ("storage/overlay", "overlay2", "images/oci/blobs")
 
 
 def key(engines: Mapping[str, str]) -> str:
@@ -91,7 +91,7 @@ def _remove(volume: str) -> None:
 
 
 def _copy(source: str, target: str) -> None:
-    """Layers, which no engine changes once they are there, are hard links; everything else is copied."""
+    """Layers, which nobody changes once they are there, are hard links; everything else is copied."""
     folders = [podman("volume", "inspect", "--format={{.Mountpoint}}", volume).strip() for volume in (source, target)]
     layers = [path for path in LAYERS if Path(folders[0], path).is_dir()]
     leave_out = [f"--exclude=./{path}" for path in layers]

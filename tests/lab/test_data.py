@@ -44,7 +44,7 @@ def test_a_dataset_comes_to_all_hosts_and_a_run_sees_it(lab: Lab, source: Path) 
     assert "Distributing 1 files, 4 bytes" in again and re.search(r"h3: \S+ bytes came, 0 bytes from", again), again
     must(lab.fab("deploy"))
     lab.on("h2", f"cd {DATA}/stl10/*/ && echo other > more")
-    checked = lab.fab("check", FORECAST="0")
+    checked = lab.fab("check", FORECAST="0", NODES=2)
     assert checked.returncode != 0 and re.search(r"data, host h2: .* no longer those that `make data`", checked.stdout)
     refused = lab.fab("teardown")
     assert refused.returncode == 2 and "stl10 (1" in refused.stdout, refused.stdout

@@ -16,8 +16,8 @@ pytestmark = pytest.mark.lab
 
 
 def test_a_deploy_beside_a_run_measures_nothing_and_of_two_deploys_the_second_is_refused(lab: Lab) -> None:
-    run = lab.start("train", WORKLOAD=WORKLOAD, SCRIPT="faults.py", ARGS="silent", NODES=2)
-    wait_for(lambda: len(lab.containers()) == 2, "two containers")
+    run = lab.start("train", WORKLOAD=WORKLOAD, SCRIPT="idle.py", NODES=2)
+    wait_for(lambda: len(lab.keepers()) == 2, "two containers")
 
     def word() -> str:
         """Of who deploys to h1, or did so last: it stays there."""

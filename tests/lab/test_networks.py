@@ -20,7 +20,7 @@ from launch.hosts import inventory
 from launch.hosts.connection import connected
 from launch.network.choose import Choice
 from tests.lab.conftest import HOSTS, Lab, summary_of
-from tests.lab.scenarios import BASE, SCENARIOS, SHAPE, Scenario, Step
+from tests.lab.scenarios import SCENARIOS, Scenario, Step
 
 pytestmark = pytest.mark.lab
 
@@ -66,17 +66,15 @@ def names(lab: Lab) -> Names:
 def changed_network(lab: Lab, names: Names) -> Iterator[list[Step]]:
     """Steps that are undone afterwards; firewalls, shaping, downed links and MTUs are put right in any case."""
     undo: list[Step] = []
-    for host in HOSTS:
-        for kind in ("data", "mgmt"):
-            lab.nsenter(host, *SHAPE.format(nic=names.nics[host][kind], rate=BASE).split())
+    lab.shape()
     yield undo
     for host, command in undo:
         lab.nsenter(host, *names.fill(command, host).split())
     for host in HOSTS:
         lab.nsenter(host, "iptables", "-F")
         for kind in ("data", "mgmt"):
-            nic = names.nics[host][kind]
-            lab.nsenter(host, "sh", "-c", f"tc qdisc del dev {nic} root 2>/dev/null; ip link set {nic} up mtu 1500")
+            lab.nsenter(host, *f"ip link set {names.nics[host][kind]} up mtu 1500".split())
+    lab.shape()
 
 
 def write_inventory(folder: Path, lab: Lab, names: Names, scenario: Scenario) -> Path:

@@ -63,7 +63,7 @@ def is_starting(lab: Lab, host: str) -> bool:
 
 def test_ctrl_c_while_a_host_starts_ends_all(lab: Lab) -> None:
     with slow_to_start(lab, "h2"):
-        process = lab.start("train", WORKLOAD=WORKLOAD, SCRIPT="faults.py", ARGS="silent", NODES=2)
+        process = lab.start("train", WORKLOAD=WORKLOAD, SCRIPT="idle.py", NODES=2)
         printed = read_until(process, "muster | run ")
         wait_for(lambda: is_starting(lab, "h2"), "the start on h2")
         os.killpg(process.pid, signal.SIGINT)
@@ -74,7 +74,7 @@ def test_ctrl_c_while_a_host_starts_ends_all(lab: Lab) -> None:
 
 def test_a_connection_that_drops_while_a_host_starts_leaves_nothing_running(lab: Lab) -> None:
     with slow_to_start(lab, "h2"):
-        process = lab.start("train", WORKLOAD=WORKLOAD, SCRIPT="faults.py", ARGS="silent", NODES=2)
+        process = lab.start("train", WORKLOAD=WORKLOAD, SCRIPT="idle.py", NODES=2)
         printed = read_until(process, "muster | run ")
         wait_for(lambda: is_starting(lab, "h2"), "the start on h2")
         lab.on("h2", f"kill $({SESSIONS}) 2>/dev/null; true")

@@ -7,6 +7,9 @@ import difflib
 import os
 import signal
 import subprocess
+import tarfile
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,31 +17,47 @@ from tests.lab.conftest import HOSTS, Lab, must, wait_for
 from tests.lab.test_endings import read_until
 from tests.lab.test_path import recaps
 
-pytestmark = [pytest.mark.lab, pytest.mark.alone]
+pytestmark = pytest.mark.lab
+
+WORKLOADS = ("podman", "images", "--quiet", "--filter", "reference=localhost/muster/workload-*")
 
 
-def test_teardown_leaves_nothing_and_deploy_brings_it_back(lab: Lab) -> None:
+@pytest.fixture
+def own_images(tmp_path: Path) -> dict[str, Any]:
+    """Variables for a Podman with images of its own on this machine, where another test may use the usual ones."""
+    settings = tmp_path / "storage.conf"
+    places = {"driver": "vfs", "graphroot": str(tmp_path / "images"), "runroot": str(tmp_path / "run")}
+    settings.write_text("[storage]\n" + "".join(f'{name} = "{value}"\n' for name, value in places.items()))
+    variables = {"CONTAINERS_STORAGE_CONF": str(settings)}
+    with tarfile.open(tmp_path / "empty.tar", "w"):
+        pass
+    words = ["podman", "import", "--quiet", str(tmp_path / "empty.tar"), "localhost/muster/workload-somebodys:latest"]
+    subprocess.run(words, env=os.environ | variables, capture_output=True, check=True, timeout=300)
+    return variables
+
+
+def test_teardown_leaves_nothing_and_deploy_brings_it_back(lab: Lab, own_images: dict[str, Any]) -> None:
     """Leaves a lab of this session's without Muster: it is the last test of its worker."""
     # An image that somebody has untagged is still Muster's.
     lab.on("h2", f"{lab.engine('h2').name} rmi localhost/muster/train:latest")
-    must(lab.fab("teardown"))
+    assert workloads(own_images) != ""
+    must(lab.fab("teardown", **own_images))
     for host in HOSTS:
         engine = lab.engine(host).name
         assert lab.on(host, f"{engine} images --quiet; {engine} ps --all --quiet") == ""
         assert lab.on(host, "ls -A /var/lib/muster") == "packages.json"
-    words = ["podman", "images", "--quiet", "--filter", "reference=localhost/muster/workload-*"]
-    assert subprocess.run(words, capture_output=True, text=True, check=True, timeout=300).stdout == ""
-    assert {changed for _, changed in recaps(must(lab.fab("teardown")))} == {0}
+    assert workloads(own_images) == ""
+    assert {changed for _, changed in recaps(must(lab.fab("teardown", **own_images)))} == {0}
 
     assert deploy_and_interrupt(lab) == 130
     must(lab.fab("deploy", 900))
     must(lab.train("reduce.py", NODES=2))
 
     lab.on("h2", f"{lab.engine('h2').name} volume create somebodys")
-    whole = lab.fab("teardown", PACKAGES=1)
+    whole = lab.fab("teardown", PACKAGES=1, **own_images)
     assert whole.returncode == 4 and "has volumes that are not Muster's" in whole.stdout, whole.stdout
     lab.on("h2", f"{lab.engine('h2').name} volume rm somebodys")
-    must(lab.fab("teardown", PACKAGES=1))
+    must(lab.fab("teardown", PACKAGES=1, **own_images))
     nothing: dict[str, list[str]] = {host: [] for host in lab.bare}
     assert {host: differences(bare, lab.everything(host)) for host, bare in lab.bare.items()} == nothing
     looked = lab.play("provision", "--check")
@@ -48,6 +67,12 @@ def test_teardown_leaves_nothing_and_deploy_brings_it_back(lab: Lab) -> None:
     assert refused.returncode == 2 and f"make deploy INVENTORY={lab.inventory}" in refused.stdout, refused.stdout
     if os.environ.get("MUSTER_TEST_LAB"):
         must(lab.fab("deploy", 900))
+
+
+def workloads(variables: dict[str, Any]) -> str:
+    """Ids of the images of workloads on this machine."""
+    environment = os.environ | variables
+    return subprocess.run(WORKLOADS, env=environment, capture_output=True, text=True, check=True, timeout=300).stdout
 
 
 def differences(before: str, after: str) -> list[str]:

@@ -181,7 +181,7 @@ net = Net
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ctrl_c_in_an_evaluation_of_spawned_ranks_ends_them_soon(tmp_path: Path) -> None:
     keeper = FakeKeeper(tmp_path)
     (tmp_path / "parts.py").write_text(SLOW_TO_EVALUATE)

@@ -134,6 +134,7 @@ def training(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-P", "-m", "train.start.agent", "--standalone", "--local-addr=127.0.0.1"]
     command += ["--nproc-per-node=2", f"--log-dir={tmp_path / 'logs'}", "--tee=3", "-m", "train"]
     command += ["--run-dir", str(tmp_path / "run"), "--epochs", "300", "--dataset", "fake", "--model", "squeezenet1_1"]
+    command += ["--batch-size", "4", "--image-size", "64"]
     ours = {
         "PYTHONPATH": str(ROOT),
         "MUSTER_RUN_DIR": str(tmp_path),

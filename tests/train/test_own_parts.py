@@ -285,7 +285,7 @@ def test_the_example_runs_by_the_command_of_the_page(workers: int, tmp_path: Pat
     assert (tmp_path / "result.json").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_plain_script_runs_under_torchrun(tmp_path: Path) -> None:
     """By hand, where nothing waits for gloo's threads: now and then torch then aborts after the script's last line
     (train.start.muster_run.let_go)."""

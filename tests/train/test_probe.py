@@ -175,7 +175,7 @@ def test_a_forecast_gets_all_that_it_needs(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_forecast_gets_what_each_option_for_slow_links_takes(tmp_path: Path) -> None:
     asked = ("--sync-every", "8", "--stream", "2", "--compress", "int4")
-    arguments = ("--forecast", "--", "--model", "resnet18", "--batch-size", "4", *asked)
+    arguments = ("--forecast", "--", "--model", "shufflenet_v2_x0_5", "--batch-size", "4", *asked)
     statuses, said, document = two_ranks(tmp_path, *arguments, hosts=2)
     assert statuses == [0, 0], said
     (sums,) = document["forecast"]["communication"]

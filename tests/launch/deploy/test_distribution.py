@@ -123,6 +123,7 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
     server.close()
 
 
+@pytest.mark.slow
 def test_this_machine_sends_every_byte_once_however_many_hosts_there_are(hosts: Hosts) -> None:
     found = hosts.bring("h1", "h2", "h3", "h4")
     assert all(hosts.has_all(name) for name in found)
