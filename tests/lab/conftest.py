@@ -85,7 +85,7 @@ class Lab:
 
     def fab(self, task: str, timeout: float = 540, **variables: object) -> subprocess.CompletedProcess[str]:
         """A command to its end; stdout and stderr together."""
-        process = self.start(task, **variables)
+        process, begun = self.start(task, **variables), time.monotonic()
         try:
             out, _ = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
@@ -93,6 +93,7 @@ class Lab:
         except BaseException:  # the test's own time is over: nothing that it started may go on
             print(_end(process))
             raise
+        print(f"fab {task}: {time.monotonic() - begun:.0f} s")
         return subprocess.CompletedProcess([task], process.returncode, out)
 
     def start(self, task: str, **variables: object) -> subprocess.Popen[str]:

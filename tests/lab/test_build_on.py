@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from containers import base, image, wheels
+from containers.engine import podman
 from tests.clone import copy_clone
 from tests.lab.conftest import ENGINES, HOSTS, WORKLOAD, Lab, must
 
@@ -55,12 +57,14 @@ class Laptop:
 
     def make(self, *words: str) -> str:
         """What a command printed, which must have succeeded."""
+        begun = time.monotonic()
         env = {**os.environ, "HOME": str(self._home), "PATH": str(self._programs), "PYTHONUNBUFFERED": "1"}
         done = subprocess.run(
             [*AS_USER, "make", "-s", "PYTHON=true", "INVENTORY=inventory/laptop", *words],
             cwd=self.clone, env=env, text=True, timeout=540, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
         )  # fmt: skip
+        print(f"{' '.join(words)}: {time.monotonic() - begun:.0f} s")
         assert done.returncode == 0, done.stdout
         return done.stdout
 
@@ -80,8 +84,8 @@ def read_blob(descriptor: dict[str, Any]) -> Any:
 def hand_over_wheels(lab: Lab) -> None:
     """h1, which has the layers of the training image, learns that they are those of its build: all but our own code.
 
-    That takes two minutes of computing less. Podman looks for the image of a step that it has done before, so it gets
-    one that ends with the step of the wheels. The layers' files are in its build's folder, too.
+    That takes two minutes of computing less. Podman takes the result of a step from an image that ends with it, so it
+    gets one for each step from the base to the wheels. The layers' files are in its build's folder, too.
     """
     [entry] = [
         one for one in json.loads((image.POOL / "index.json").read_text())["manifests"]
@@ -91,21 +95,27 @@ def hand_over_wheels(lab: Lab) -> None:
     config = read_blob(manifest["config"])
     steps = config["history"]
     wheels_step = max(number for number, step in enumerate(steps) if "/wheels/requirements.lock" in step["created_by"])
-    config["history"] = steps[: wheels_step + 1]
-    layers = sum(not step.get("empty_layer") for step in config["history"])
-    config["rootfs"]["diff_ids"] = config["rootfs"]["diff_ids"][:layers]
-    manifest["layers"] = manifest["layers"][:layers]
+    first_step = int(podman("image", "inspect", "--format={{len .History}}", base.REFERENCE))
 
     cache = "/var/lib/muster/build/cache/images"
     names = " ".join(layer["digest"].removeprefix("sha256:") for layer in manifest["layers"])
     for blobs in (f"{cache}/oci/blobs/sha256", f"{cache}/handed/blobs/sha256"):
         lab.on("h1", f"mkdir -p {blobs} && cd /var/lib/muster/images/oci/blobs/sha256 && ln {names} {blobs}")
     layout = lab.path("h1", f"{cache}/handed")
-    manifest["config"] |= write_blob(layout, config)
+    manifests = []
+    for end in range(first_step + 1, wheels_step + 2):
+        layers = sum(not step.get("empty_layer") for step in steps[:end])
+        rootfs = {**config["rootfs"], "diff_ids": config["rootfs"]["diff_ids"][:layers]}
+        blob = manifest["config"] | write_blob(layout, {**config, "history": steps[:end], "rootfs": rootfs})
+        descriptor = write_blob(layout, {**manifest, "config": blob, "layers": manifest["layers"][:layers]})
+        named = {"annotations": {image.REF_NAME: f"step-{end}"}, "mediaType": manifest["mediaType"]}
+        manifests.append({**descriptor, **named})
     (layout / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
-    index = {"schemaVersion": 2, "manifests": [{"mediaType": manifest["mediaType"], **write_blob(layout, manifest)}]}
-    (layout / "index.json").write_text(json.dumps(index))
-    lab.in_container("h1", f"podman pull --quiet oci:{cache}/handed && rm -r {cache}/handed")
+    (layout / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": manifests}))
+    pulled = " && ".join(
+        f"podman pull --quiet oci:{cache}/handed:{one['annotations'][image.REF_NAME]}" for one in manifests
+    )
+    lab.in_container("h1", f"{pulled} && rm -r {cache}/handed")
 
 
 @pytest.fixture(params=["our code", pytest.param("all", marks=pytest.mark.long)])

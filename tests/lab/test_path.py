@@ -32,7 +32,7 @@ def test_a_second_deploy_has_nothing_to_do_and_a_play_of_its_own_changes_nothing
 
 
 def test_training_on_two_hosts_leaves_everything_here_and_can_be_repeated_to_the_bit(lab: Lab) -> None:
-    done = lab.fab("train", NODES=2, ARGS="--epochs 1")
+    done = lab.fab("train", NODES=2, ARGS="--epochs 1 --image-size 16")
     assert done.returncode == 0, done.stdout
     first, summary = summary_of(done.stdout)
     assert (summary["status"], summary["exit_status"], summary["failed_rank"]) == ("succeeded", 0, None)
