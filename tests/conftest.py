@@ -106,7 +106,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Fast tests first; GPU tests are skipped, also in CI, where there is no GPU."""
     has_gpu = bool(shutil.which("nvidia-smi")) and subprocess.run(
-        ["nvidia-smi", "-L"], capture_output=True, check=False, timeout=60
+        ["nvidia-smi", "-L"], capture_output=True, check=False, timeout=300
     ).stdout.startswith(b"GPU")
     for item in items:
         if item.get_closest_marker("gpu") and not has_gpu:

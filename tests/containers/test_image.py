@@ -241,7 +241,7 @@ def workload(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     yield folder
     reference = f"{image.WORKLOAD_REPOSITORY}{workload_image.image_name(folder.name)}:latest"
-    subprocess.run(["podman", "rmi", "--force", reference], capture_output=True, check=False, timeout=120)
+    subprocess.run(["podman", "rmi", "--force", reference], capture_output=True, check=False, timeout=300)
 
 
 @pytest.mark.lab

@@ -90,7 +90,7 @@ def workload(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     yield folder
     command = ["podman", "rmi", "--force", workload_image.reference_of(folder)]
-    subprocess.run(command, capture_output=True, check=False, timeout=120)
+    subprocess.run(command, capture_output=True, check=False, timeout=300)
 
 
 @pytest.mark.lab

@@ -127,7 +127,7 @@ def test_a_shell_asks_the_engine_of_its_host(tmp_path: Path, name: str, there: s
     (tmp_path / "note").write_text(f"{name}\n")
     command = on_host(lambda kind: kind.find_image(ID)).replace(NOTE, str(tmp_path / "note")) + "; echo goes on"
     path = f"{tmp_path}:/usr/bin:/bin"
-    done = subprocess.run(["sh", "-c", command], env={"PATH": path}, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["sh", "-c", command], env={"PATH": path}, capture_output=True, text=True, timeout=300)
     assert set((tmp_path / "asked").read_text().split()) == {name if name in ENGINES else "podman"}
     found = {"image": ["image=yes", "goes on"], "no image": ["goes on"], "no answer": []}[there]
     assert [line for line in done.stdout.splitlines() if line != "{}"] == found

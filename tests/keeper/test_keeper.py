@@ -454,7 +454,7 @@ def test_a_second_run_on_a_host_is_refused_and_the_first_goes_on(run: Run, tmp_p
     run.start(1, lambda node: ["-c", WAIT])
     run.pids(0)
     second = subprocess.run(
-        [sys.executable, "-c", START, str(run.of(0)), "0", "0", "1", "1"], text=True, timeout=60, check=False
+        [sys.executable, "-c", START, str(run.of(0)), "0", "0", "1", "1"], text=True, timeout=300, check=False
     )
     assert second.returncode == 1
     assert run.events(0, "failed")[0]["kind"] == "lease" and "me@here" in run.events(0, "failed")[0]["reason"]
@@ -580,7 +580,7 @@ def test_a_keeper_that_cannot_be_started_again_leaves_no_word_of_the_run_s_end(r
     run.start(2, lambda node: ["-c", WAIT], restarts=3)
     wait_for(lambda: run.events(0, "started"))
     second = subprocess.run(
-        cast(Any, run.processes[0].args), text=True, timeout=60, check=False, stderr=subprocess.PIPE
+        cast(Any, run.processes[0].args), text=True, timeout=300, check=False, stderr=subprocess.PIPE
     )
     assert second.returncode == 1 and "is in progress there" in second.stderr
     assert not run.document(0, "exit.json") and run.processes[0].poll() is None

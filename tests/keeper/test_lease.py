@@ -121,7 +121,7 @@ def test_a_child_of_the_holder_does_not_keep_it(tmp_path: Path) -> None:
 def test_looking_never_makes_a_take_fail_and_never_shows_words_of_an_earlier_holder_in_part(tmp_path: Path) -> None:
     with process(LOOKS, tmp_path) as first, process(LOOKS, tmp_path) as second, process(TAKES, tmp_path) as taker:
         assert line(taker) == "0"
-        looks = [one.communicate(timeout=30)[0].split(maxsplit=1) for one in (first, second)]
+        looks = [one.communicate(timeout=300)[0].split(maxsplit=1) for one in (first, second)]
     assert sum(int(seen) for seen, _wrong in looks) > 20
     assert [wrong.strip() for _seen, wrong in looks] == ["[]", "[]"]
 

@@ -35,7 +35,7 @@ def found(beside: Path, expression: str) -> str:
     """What Python says with these packages before its own."""
     words = [sys.executable, "-c", f"import importlib.metadata; print({expression})"]
     env = os.environ | {"PYTHONPATH": str(beside)}
-    return subprocess.run(words, env=env, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
+    return subprocess.run(words, env=env, check=True, capture_output=True, text=True, timeout=300).stdout.strip()
 
 
 @pytest.mark.slow

@@ -55,7 +55,7 @@ def test_it_says_where_it_is_and_ctrl_c_ends_it(project: Path, run: str) -> None
         with urlopen(f"http://127.0.0.1:{port}/data/logdir", timeout=30) as answer:
             assert str(project / "runs" / run).rstrip("/") in answer.read().decode()
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
     finally:
         process.kill()
         process.wait()

@@ -62,7 +62,7 @@ def measure(lab: bool, words: Sequence[str]) -> Figures:
     include = ",".join(f"{tree}/{name}" for tree in (ROOT, CLONE) for name in files)
     settings.write_text(CONFIGURATION.format(include=include, data=RAW / "data"))
     environment = os.environ | {"COVERAGE_PROCESS_START": str(settings), plugin.EVENTS: str(EVENTS)}
-    chosen = ["-m", "lab"] if lab else ["-m", "not lab", "-n", "2", "--dist", "worksteal"]
+    chosen = ["-m", "lab and not long"] if lab else ["-m", "not lab and not long", "-n", "2", "--dist", "worksteal"]
     command = [sys.executable, "-m", "pytest", "-p", "tests.planted.plugin", "-p", "no:cacheprovider"]
     subprocess.run([*command, "-o", "session_timeout=7200", *chosen, *words], cwd=ROOT, env=environment, check=False)
     seconds, failed = defaultdict[str, float](float), set[str]()

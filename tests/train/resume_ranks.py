@@ -114,7 +114,7 @@ def train(
     """
     fork = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
-        settings = dataclasses.replace(settings, init=f"file://{folder}/store", timeout=30.0)
+        settings = dataclasses.replace(settings, init=f"file://{folder}/store", timeout=100.0)
         ranks = []
         for rank in range(world_size):
             change = (changes or {}).get(rank, lambda: None)
@@ -122,7 +122,7 @@ def train(
         for process in ranks:
             process.start()
         for process in ranks:
-            process.join(120)
+            process.join(300)
         statuses = [process.exitcode for process in ranks]
         for process in ranks:
             process.kill()  # no-op for those that have ended

@@ -49,7 +49,7 @@ def test_a_script_under_ddp_tells_its_work(tmp_path: Path) -> None:
         group = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         ours = {"MUSTER_KEEPER": str(tmp_path / "keeper"), "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
         done = subprocess.run([sys.executable, tmp_path / "script.py"], env={**os.environ, **group, **ours},
-                              capture_output=True, text=True, timeout=120)  # fmt: skip
+                              capture_output=True, text=True, timeout=300)  # fmt: skip
         assert done.returncode == 0, done.stderr
         keeper.setblocking(False)
         told = []

@@ -20,7 +20,7 @@ def python(folder: Path, torch: str, script: str) -> str:
     (folder / "torch" / "__init__.py").write_text(torch)
     environment = {"PYTHONPATH": str(folder)}
     command = [sys.executable, "-S", "-c", BEGIN + script]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

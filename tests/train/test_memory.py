@@ -42,7 +42,7 @@ print(min(faults() for _ in range(3)))
 
 def faults_of_a_step(available_mb: int, device: str, ranks: int) -> int:
     command = [sys.executable, "-c", FAULTS, str(available_mb), device, str(ranks)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
     return int(done.stdout)
 
 

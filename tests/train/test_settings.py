@@ -125,7 +125,7 @@ def test_help_and_refusal_need_no_torch(tmp_path: Path) -> None:
     for arguments, status in ((["--help"], 0), (["--epochs", "0"], 2)):
         program = f"import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); {code}"
         command = [sys.executable, "-c", program.format(arguments)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
         assert (done.returncode, done.stdout.splitlines()[-1]) == (status, "False"), done.stderr
 
 
@@ -140,7 +140,9 @@ def check_settings(*arguments: str, world_size: int = 1, folder: Path = ROOT) ->
     """`python -m train --check-settings`, as launch/ asks it; a torch.py in `folder` takes torch's place."""
     environment = os.environ | {"PYTHONPATH": f"{folder}:{ROOT}", "WORLD_SIZE": str(world_size), "RANK": "0"}
     command = [sys.executable, "-m", "train", "--check-settings", *arguments]
-    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=300, check=False
+    )
 
 
 def test_settings_are_checked_without_torch_and_without_training(tmp_path: Path) -> None:
@@ -255,7 +257,7 @@ def test_ctrl_c_during_the_imports_ends_the_process_whatever_a_library_does(tmp_
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
     command = [sys.executable, "-m", "train"]
     done = subprocess.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 130
     assert done.stderr == "train: interrupted before the first step: nothing was trained\n"

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def said_by_ranks(data: Path, out: Path, *how: str) -> list[dict[str, Any]]:
     out.mkdir()
     command = [sys.executable, "-m", "tests.train.shared_images_ranks", str(data), str(out), *how]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=120)
+    subprocess.run(command, cwd=ROOT, check=True, timeout=300)
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -61,7 +61,7 @@ def test_a_phase_without_an_estimate_is_one_line() -> None:
 def test_stdout_can_be_kept_free_for_a_document(capfd: pytest.CaptureFixture[str]) -> None:
     with to_stderr():
         print("ours")
-        subprocess.run(["echo", "a command's"], check=True, timeout=60)
+        subprocess.run(["echo", "a command's"], check=True, timeout=300)
     print("{}")
     out, err = capfd.readouterr()
     assert out == "{}\n" and sorted(err.splitlines()) == ["a command's", "ours"]

@@ -166,5 +166,5 @@ def _answer(program: subprocess.Popen[bytes], channel: paramiko.Channel) -> None
 def user_key(folder: Path) -> Path:
     """A fresh key to log in with."""
     path = folder / "id_test"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", path], check=True, timeout=60)
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", path], check=True, timeout=300)
     return path

@@ -303,7 +303,7 @@ def test_every_connection_variable_of_ansible_is_known() -> None:
     found = set()
     for kind, name in (("connection", "ssh"), ("become", "sudo")):
         words = [str(Path(sys.executable).with_name("ansible-doc")), "--json", "-t", kind, name]
-        said = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=120).stdout
+        said = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=300).stdout
         options = json.loads(said)[name]["doc"]["options"].values()
         found |= {variable["name"] for option in options for variable in option.get("vars", [])}
     assert {name for name in found if name.startswith("ansible_")} <= inventory.CONNECTION_VARIABLES

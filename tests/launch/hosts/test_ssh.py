@@ -182,7 +182,7 @@ def test_through_a_jump_host_every_client_checks_both_keys(
         (folder / "sent").write_text("hello\n")
         words = ["rsync", "-e", openssh.rsync_shell(behind, known_hosts)]
         words += [openssh.rsync_source(behind, f"{folder}/sent"), str(folder / "came")]
-        return subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+        return subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
 
     known_hosts.write_text("".join(f"{line}\n" for line in lines))
     assert fabric() == "hello\n"
@@ -344,5 +344,5 @@ try:
 except ssh.Unreachable as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300)
     assert done.stdout.startswith("  host h1 ") and done.stderr == ""

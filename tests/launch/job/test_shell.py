@@ -34,7 +34,7 @@ class HereAsAHost:
     def answer(self, command: str) -> str:
         path = {"PATH": f"{self.folder}:{os.environ['PATH']}"}
         done = subprocess.run(
-            ["sh", "-c", command], cwd=self.folder, env=path, capture_output=True, text=True, timeout=60, check=False
+            ["sh", "-c", command], cwd=self.folder, env=path, capture_output=True, text=True, timeout=300, check=False
         )
         return done.stdout
 

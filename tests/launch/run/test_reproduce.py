@@ -353,7 +353,7 @@ def test_the_commit_and_what_changed_since_are_gits(tmp_path: Path, monkeypatch:
     def git(*words: str) -> str:
         who = ("-c", "user.name=me", "-c", "user.email=me@here")
         return subprocess.run(
-            ["git", *who, *words], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=60
+            ["git", *who, *words], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=300
         ).stdout.strip()
 
     git("init", "--quiet")

@@ -500,7 +500,7 @@ def test_a_second_ctrl_c_says_what_will_happen_and_leaves() -> None:
         while said not in (line := process.stdout.readline()):
             assert line
         process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == exits.INTERRUPTED
     assert "muster: left; run some-run is being stopped by its hosts; `make attach RUN=some-run" in err
 
