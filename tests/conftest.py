@@ -50,8 +50,8 @@ def cannot_run(reason: str) -> NoReturn:
 def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands of Muster are typed at the top of the checkout; variables of the caller's make must not leak in."""
     monkeypatch.chdir(ROOT)
-    for name in KNOWN:
-        monkeypatch.delenv(name, raising=False)
+    for name in os.environ.keys() & KNOWN:
+        monkeypatch.delenv(name)
 
 
 @pytest.fixture(autouse=True)

@@ -23,8 +23,13 @@ ALL_MINUTES = 90  # an estimate: it has not run whole yet
 #: Where control groups of version 2 and 1 are, the file of a group's share of the processors, and half of a normal one:
 #: with less, tests that wait for a process give up.
 GROUPS = (("/sys/fs/cgroup", "cpu.weight", "50"), ("/sys/fs/cgroup/cpu", "cpu.shares", "512"))
-#: One half of the fast tests by time. The first three import torch, which takes a process of pytest five seconds.
-HALF = ("tests/train", "tests/gpu", "tests/benchmarks", "tests/keeper", "tests/playbooks", "tests/containers")
+#: The fast tests wait half of their time, so they run in four parts that take equally long; the last has the rest. The
+#: first imports torch, which takes a process of pytest five seconds.
+PARTS = {
+    "trainer": ("tests/train", "tests/gpu", "tests/benchmarks"),
+    "keeper": ("tests/keeper", "tests/playbooks", "tests/containers"),
+    "hosts": ("tests/launch/run", "tests/launch/job", "tests/launch/hosts", "tests/launch/deploy"),
+}
 
 
 @dataclass(frozen=True)
@@ -73,8 +78,9 @@ def half_share() -> Iterator[Path | None]:
 def sessions(which: str) -> list[Session]:
     if which == "fast":
         chosen = "not lab and not slow and not browser and not long"
-        others = [f"--ignore={folder}" for folder in HALF]
-        return [Session("half", HALF, chosen), Session("others", others, chosen)]
+        others = [f"--ignore={folder}" for folders in PARTS.values() for folder in folders]
+        parts = [*PARTS.items(), ("others", others)]
+        return [Session(name, words, chosen) for name, words in parts]
     more, search = ("", ("--hypothesis-profile=all",)) if which == "all" else (" and not long", ())
     two_workers = (*search, "--durations=40", "-n", "2", "--dist")
     return [

@@ -31,6 +31,7 @@ def test_the_picture_is_a_whole_svg_with_a_figure_for_each_pair_and_needs_no_pag
     assert "var(" not in picture and "#ffffff" in picture  # its own colours, on white
 
 
+@pytest.mark.slow
 def test_a_slow_pair_is_bold_and_of_the_colour_of_its_class() -> None:
     root = ElementTree.fromstring(charts.heatmap_svg(document()) or "")
     bold = [text.text for text in root.iter(f"{SVG}text") if text.get("font-weight") == "bold"]

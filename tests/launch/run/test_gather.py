@@ -382,6 +382,7 @@ def test_a_summary_made_later_is_that_of_a_watched_run(tmp_path: Path, monkeypat
     assert json.loads((files.runs_dir() / "some-run" / "summary.json").read_text()) == second
 
 
+@pytest.mark.slow
 def test_a_run_that_repeats_another_is_compared_with_it_once_it_is_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
