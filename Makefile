@@ -93,7 +93,7 @@ lock:  ## lock the training image's wheels with their hashes, after a change of 
 	$(need) lock
 	@$(BIN)/python -m containers.lock
 
-test:  ## every feature once: the lab (real containers, sshd, Ansible, Fabric), pages in Chromium, and the unit tests; about 40 minutes on 2 cores
+test:  ## every feature once: the lab (real containers, sshd, Ansible, Fabric), pages in Chromium, and the unit tests; about 30 minutes on 2 cores
 	$(need) train control test
 	@$(BIN)/python -m tests.suite
 
@@ -101,7 +101,7 @@ test-all:  ## `make test` and the long matrix: all networks, systems and models,
 	$(need) train control test
 	@$(BIN)/python -m tests.suite all
 
-test-fast:  ## the tests that need neither root, containers nor a browser, in a minute and a half on 2 cores
+test-fast:  ## the tests that need neither root, containers nor a browser, in a minute on 2 cores
 	$(need) train control test
 	@$(BIN)/python -m tests.suite fast
 

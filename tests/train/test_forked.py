@@ -140,6 +140,7 @@ def training(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         "MUSTER_RUN_DIR": str(tmp_path),
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",  # else a pipe gets the lines of many epochs at once
     }
     process = subprocess.Popen(command, env={**os.environ, **ours}, stdout=subprocess.PIPE, text=True)
     yield process
