@@ -123,8 +123,9 @@ class Map:
         source, lines = self._file(fault.file)
         start, end = (source.line(offset) for offset in place(source, fault))
         found = {test for line in range(start, end + 1) for test in lines.get(line, ())}
-        if fault.tests:
-            found = {test for file in fault.tests for test in self._of_file[file]}
+        if fault.tests:  # files, and tests that the map has missed
+            self.tests |= {test: {"seconds": 0.0, "lab": fault.lab} for test in fault.tests if "::" in test}
+            found = {test for one in fault.tests for test in ({one} if "::" in one else self._of_file[one])}
         found = {test for test in found if self.tests[test]["lab"] == fault.lab and not test.startswith(UNFIT)}
         return sorted(found, key=lambda test: (self.tests[test]["seconds"], test))
 
