@@ -49,6 +49,17 @@ def test_a_host_that_lacks_packages_although_it_was_provisioned_is_named() -> No
     assert caught.value.status == exits.DEPLOY_FAILED
 
 
+def test_a_host_that_stores_images_slowly_is_told_how_not_to() -> None:
+    answers: detect.Answers = {
+        name: Answer({"engine": {"name": "podman", "storage_driver": driver}}, None, None, None, 0.0, 0.0)
+        for name, driver in (("h1", "overlay"), ("h2", "vfs"))
+    }
+    said = io.StringIO()
+    detect._facts(answers, Console(file=said, width=200))
+    [line] = said.getvalue().splitlines()
+    assert line.strip().startswith("h2: ") and "vfs" in line and "/var/lib/containers" in line
+
+
 def test_a_change_of_engine_is_said_of_hosts_that_answer() -> None:
     def said(change: list[str]) -> Answer:
         return Answer({"ready": not change, "engine_change": change}, None, None, None, 0.0, 0.0)
