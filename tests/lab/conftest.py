@@ -31,6 +31,7 @@ from launch.files import read_json
 from launch.hosts import inventory
 from tests.conftest import cannot_run
 from tests.lab import snapshot
+from tests.lab.scenarios import SHAPE
 from tests.sweep import lab_name
 
 FAB = Path(sys.executable).parent / "fab"
@@ -178,7 +179,7 @@ class Lab:
         is not busy with measuring how fast they are."""
         for index, host in enumerate(HOSTS):
             for nic in (lab_plan.nics(index).management, lab_plan.nics(index).data):
-                self.nsenter(host, *f"tc qdisc replace dev {nic} root tbf rate {rate} burst 256kb latency 50ms".split())
+                self.nsenter(host, *SHAPE.format(nic=nic, rate=rate).split())
 
     def everything(self, host: str) -> str:
         """All files of a host and their kind, mode, owner and link; packages, users, tables of nftables and mounts.

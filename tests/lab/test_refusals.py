@@ -41,6 +41,14 @@ def spoil(folder: Path, host: str, **variables: object) -> None:
     path.write_text(yaml.safe_dump(document, sort_keys=False))
 
 
+def keep_only(folder: Path, host: str) -> None:
+    """Take all other hosts out of a copied inventory."""
+    path = folder / "hosts.yml"
+    document = yaml.safe_load(path.read_text())
+    document["all"]["hosts"] = {host: document["all"]["hosts"][host]}
+    path.write_text(yaml.safe_dump(document))
+
+
 def refused(lab: Lab, folder: Path, status: int, *said: str, task: str = "deploy", **variables: Any) -> str:
     """The command ends with this status, says all that, and never came as far as Ansible."""
     given: dict[str, Any] = {"INVENTORY": folder} | variables

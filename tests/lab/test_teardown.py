@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from launch.hosts import inventory
 from tests.lab.conftest import HOSTS, Lab, must, wait_for
 from tests.lab.test_endings import read_until
 from tests.lab.test_path import recaps
+from tests.lab.test_refusals import keep_only
 
 pytestmark = pytest.mark.lab
 
@@ -45,10 +45,7 @@ def only_h2(lab: Lab, tmp_path: Path) -> Iterator[Path]:
     """The lab's inventory without the other hosts."""
     folder = tmp_path / "only-h2"
     shutil.copytree(lab.inventory, folder)
-    path = folder / "hosts.yml"
-    document = yaml.safe_load(path.read_text())
-    document["all"]["hosts"] = {"h2": document["all"]["hosts"]["h2"]}
-    path.write_text(yaml.safe_dump(document))
+    keep_only(folder, "h2")
     yield folder
     shutil.rmtree(Path("build") / inventory.build_name(folder), ignore_errors=True)
 
@@ -66,12 +63,10 @@ def test_teardown_leaves_nothing_and_deploy_brings_it_back(lab: Lab, own_images:
     assert workloads(own_images) == ""
     assert {changed for _, changed in recaps(must(lab.fab("teardown", **own_images)))} == {0}
 
-    alone: dict[str, Any] = {
-        "INVENTORY": only_h2
-    }  # to load the image into three engines takes a minute and a half of computing more
-    assert deploy_and_interrupt(lab, **alone) == 130
-    must(lab.fab("deploy", 900, **alone))
-    must(lab.train("reduce.py", **alone))
+    # Loading the image into the other two engines would take a minute and a half of CPU time.
+    assert deploy_and_interrupt(lab, INVENTORY=only_h2) == 130
+    must(lab.fab("deploy", 900, INVENTORY=only_h2))
+    must(lab.train("reduce.py", INVENTORY=only_h2))
 
     lab.on("h2", f"{lab.engine('h2').name} volume create somebodys")
     whole = lab.fab("teardown", PACKAGES=1, **own_images)

@@ -120,12 +120,13 @@ class Map:
 
     def reaching(self, fault: Fault) -> list[str]:
         """The tests that reach a fault, quickest first: lab tests for a lab fault, and else the others."""
+        if named := [test for test in fault.tests if "::" in test]:  # the map does not have them
+            return named
         source, lines = self._file(fault.file)
         start, end = (source.line(offset) for offset in place(source, fault))
         found = {test for line in range(start, end + 1) for test in lines.get(line, ())}
-        if fault.tests:  # files, and tests that the map has missed
-            self.tests |= {test: {"seconds": 0.0, "lab": fault.lab} for test in fault.tests if "::" in test}
-            found = {test for one in fault.tests for test in ({one} if "::" in one else self._of_file[one])}
+        if fault.tests:
+            found = {test for file in fault.tests for test in self._of_file[file]}
         found = {test for test in found if self.tests[test]["lab"] == fault.lab and not test.startswith(UNFIT)}
         return sorted(found, key=lambda test: (self.tests[test]["seconds"], test))
 
