@@ -63,8 +63,11 @@ def processes_of(run: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """With a loss of the user's own."""
     runs = tmp_path_factory.mktemp("trained")
-    return finish(start(runs, "--nproc", "2", *TINY), runs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PROJECT", "examples/own_parts")
+        return finish(start(runs, "--nproc", "2", *TINY, "--loss", "parts:loss"), runs)
 
 
 @pytest.mark.slow
@@ -91,6 +94,8 @@ def test_a_run_leaves_what_it_promises(trained: Run) -> None:
     assert {p.name for p in (folder / "checkpoints").iterdir()} == {"step-5.pt", "step-5.json"}
     result = json.loads((folder / "result.json").read_text())
     assert (result["steps"], result["world_size"], result["model"]) == (5, 2, "resnet18")
+    settings = json.loads((folder / "settings.json").read_text())
+    assert (settings["project"], settings["loss"]) == (str(ROOT / "examples" / "own_parts"), "parts:loss")
     assert {p.name for p in (folder / "logs").iterdir()} == {"rank-0.out", "rank-0.err", "rank-1.out", "rank-1.err"}
     assert "resnet18 on fake" in (folder / "report.html").read_text()
     assert not list(folder.glob(".*"))
