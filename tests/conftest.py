@@ -135,8 +135,12 @@ def _turn_of(item: pytest.Item) -> int:
     return 2 if "lab" not in getattr(item, "fixturenames", ()) else 3
 
 
-#: Lab tests whose module makes something for all of them: one worker runs them.
-TOGETHER = ("tests/lab/test_first_deploy.py", "tests/lab/test_privileges.py", "tests/containers/test_lab.py")
+#: Lab tests whose module makes something for all of them, or whose tests use the same image or user of this machine:
+#: one worker runs them.
+TOGETHER = (
+    "tests/lab/test_first_deploy.py", "tests/lab/test_privileges.py", "tests/containers/test_lab.py",
+    "tests/containers/test_own_base.py", "tests/lab/test_build_on.py",
+)  # fmt: skip
 
 
 class _Scheduler(LoadScopeScheduling):
