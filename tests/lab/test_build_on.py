@@ -134,10 +134,10 @@ def laptop(request: pytest.FixtureRequest, lab: Lab) -> Iterator[Laptop]:
             hand_over_wheels(lab)
         yield Laptop(lab, Path("/home") / USER)
     finally:
-        subprocess.run(remove, capture_output=True, check=True)
         lab.on("h1", "podman rmi --force localhost/muster/base:bookworm; rm -rf /var/lib/muster/build", check=False)
         for host, engine in ENGINES.items():
             lab.on(host, f"{engine} rmi --force localhost/muster/workload-job:latest", check=False)
+        subprocess.run(remove, capture_output=True, check=True)
         must(lab.fab("deploy"))
 
 
