@@ -93,11 +93,11 @@ lock:  ## lock the training image's wheels with their hashes, after a change of 
 	$(need) lock
 	@$(BIN)/python -m containers.lock
 
-test:  ## every feature once: the lab (real containers, sshd, Ansible, Fabric), pages in Chromium, and the unit tests; about 30 minutes on 2 cores
+test:  ## every feature once: the lab (real containers, sshd, Ansible, Fabric), pages in Chromium, and the unit tests; 25 to 30 minutes on 2 cores
 	$(need) train control test
 	@$(BIN)/python -m tests.suite
 
-test-all:  ## `make test` and the long matrix: all networks, systems and models, Horovod, random searches at full length
+test-all:  ## `make test` and the long matrix: all networks, systems and models, Horovod, random searches at full length; about 50 minutes on 2 cores
 	$(need) train control test
 	@$(BIN)/python -m tests.suite all
 
