@@ -3,8 +3,9 @@
     python -m tests.suite [all | fast]
 
 Lab tests spend most of their time waiting, so their session has two workers, each with its own lab. The unit tests run
-next to it with the time that it leaves. The first session's output appears as it comes, the other's when it has ended
-(until then it is in build/tests-*.log). Exit status: 0 if all passed, else 1.
+next to it with the time that it leaves. `make test-all` then repeats lab tests with Docker on all hosts. The first
+session's output appears as it comes, the other's when it has ended (until then it is in build/tests-*.log). Exit
+status: 0 if all passed, else 1.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,6 +32,19 @@ PARTS = {
     "keeper": ("tests/keeper", "tests/playbooks", "tests/containers"),
     "hosts": ("tests/launch/run", "tests/launch/job", "tests/launch/hosts", "tests/launch/deploy"),
 }
+#: The lab tests, by file, that depend on the container engine of the hosts, for hosts that all have Docker.
+WITH_DOCKER = (
+    "deploy",
+    "path",
+    "starting",
+    "endings",
+    "faults",
+    "restarts",
+    "resume",
+    "window",
+    "privileges",
+    "teardown",
+)
 
 
 @dataclass(frozen=True)
@@ -41,6 +55,7 @@ class Session:
     words: Sequence[str]
     chosen: str  # pytest's -m
     last: bool = False  # it gives way to the others
+    environment: Mapping[str, str] = field(default_factory=dict)  # what it has beside this process's
 
     def start(self, log: Path | None, group: Path | None) -> subprocess.Popen[bytes]:
         """Start it; it writes into `log`, or to where this process writes. group: for the last one."""
@@ -51,8 +66,8 @@ class Session:
 
         words = [sys.executable, "-m", "pytest", "-m", self.chosen, *self.words]
         output = log.open("wb") if log else None
-        errors = subprocess.STDOUT if log else None
-        return subprocess.Popen(words, cwd=ROOT, stdout=output, stderr=errors, preexec_fn=give_way)
+        errors, environment = subprocess.STDOUT if log else None, {**os.environ, **self.environment}
+        return subprocess.Popen(words, cwd=ROOT, stdout=output, stderr=errors, preexec_fn=give_way, env=environment)
 
 
 @contextlib.contextmanager
@@ -76,21 +91,24 @@ def half_share() -> Iterator[Path | None]:
                 group.rmdir()
 
 
-def sessions(which: str) -> list[Session]:
+def phases(which: str) -> list[list[Session]]:
+    """One after the other; the sessions of each run at the same time."""
     if which == "fast":
         chosen = "not lab and not slow and not browser and not long"
         others = [f"--ignore={folder}" for folders in PARTS.values() for folder in folders]
         parts = [*PARTS.items(), ("others", others)]
-        return [Session(name, words, chosen) for name, words in parts]
-    more = "" if which == "all" else " and not long"
-    full = ("--hypothesis-profile=all", f"--session-timeout={ALL_TIMEOUT}") if which == "all" else ()
+        return [[Session(name, words, chosen) for name, words in parts]]
+    everything = which == "all"
+    more = "" if everything else " and not long"
+    full = ("--hypothesis-profile=all", f"--session-timeout={ALL_TIMEOUT}") if everything else ()
     two_workers = (*full, "--durations=40", "-n", "2", "--dist")
-    return [
-        Session(
-            "lab", (*two_workers, "loadgroup", "--no-loadscope-reorder", "tests/lab", "tests/containers"), f"lab{more}"
-        ),
-        Session("unit", (*two_workers, "worksteal"), f"not lab{more}", last=True),
-    ]
+    two_labs = (*two_workers, "loadgroup", "--no-loadscope-reorder")
+    lab = Session("lab", (*two_labs, "tests/lab", "tests/containers"), f"lab{more}")
+    unit = Session("unit", (*two_workers, "worksteal"), f"not lab{more}", last=True)
+    files = [f"tests/lab/test_{name}.py" for name in WITH_DOCKER]
+    all_docker = {"MUSTER_TEST_ENGINES": "docker,docker,docker"}
+    docker = Session("docker", (*two_labs, *files), "lab and not long", environment=all_docker)
+    return [[lab, unit], [docker]] if everything else [[lab, unit]]
 
 
 def main(arguments: list[str]) -> int:
@@ -99,22 +117,32 @@ def main(arguments: list[str]) -> int:
         print(f"make test-all takes about {ALL_MINUTES} minutes on 2 cores", flush=True)
     began, build = time.monotonic(), ROOT / "build"
     build.mkdir(exist_ok=True)
-    chosen = sessions(which)
-    logs = {session.name: build / f"tests-{session.name}.log" for session in chosen[1:]}
-    failed = []
+    failed: list[str] = []
     with half_share() as group:
-        running = {session.name: session.start(logs.get(session.name), group) for session in chosen}
-        for name, process in running.items():
-            try:
-                process.wait()
-            except KeyboardInterrupt:  # pytest has it, too, and clears away
-                process.wait()
-            if process.returncode != 0:
-                failed.append(name)
-            if name in logs:
-                sys.stdout.write(logs[name].read_text(errors="replace"))
-            print(f"{name}: {'failed' if name in failed else 'passed'}; {_time_since(began)}", flush=True)
+        for sessions in phases(which):
+            failed += run(sessions, build, group, began)
     return int(bool(failed))
+
+
+def run(sessions: Sequence[Session], build: Path, group: Path | None, began: float) -> list[str]:
+    """The names of those that failed. build: the folder of their logs. began: on the clock time.monotonic()."""
+    logs = {session.name: build / f"tests-{session.name}.log" for session in sessions[1:]}
+    running = {session.name: session.start(logs.get(session.name), group) for session in sessions}
+    failed, interrupted = [], False
+    for name, process in running.items():
+        try:
+            process.wait()
+        except KeyboardInterrupt:  # pytest has it, too, and clears away
+            interrupted = True
+            process.wait()
+        if process.returncode != 0:
+            failed.append(name)
+        if name in logs:
+            sys.stdout.write(logs[name].read_text(errors="replace"))
+        print(f"{name}: {'failed' if name in failed else 'passed'}; {_time_since(began)}", flush=True)
+    if interrupted:
+        raise SystemExit(130)  # what a shell reports for a command that Ctrl-C ended
+    return failed
 
 
 def _time_since(began: float) -> str:

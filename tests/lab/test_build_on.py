@@ -125,6 +125,7 @@ def laptop(request: pytest.FixtureRequest, lab: Lab) -> Iterator[Laptop]:
     would take half a minute to be assembled there."""
     remove = ["userdel", "--force", "--remove", USER]  # by force: a connection kept open may still be that user's
     subprocess.run(remove, capture_output=True, check=False)  # of a session that was killed
+    shutil.rmtree(Path("/home") / USER, ignore_errors=True)
     subprocess.run(["useradd", "--create-home", USER], check=True, capture_output=True)
     try:
         base.ensure_base(lambda line: None)
