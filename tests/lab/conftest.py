@@ -295,6 +295,7 @@ class Labs:
         if (key := snapshot.key(ENGINES)) and snapshot.find(key) is None:
             snapshot.take(name, key, {"bare": made.bare})
             _set_links(made)  # which a start of the hosts has made anew
+            must(made.fab("deploy"))  # measures them
         return made
 
     def _from_snapshot(self) -> Lab | None:
