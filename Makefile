@@ -97,7 +97,7 @@ test:  ## every feature once: the lab (real containers, sshd, Ansible, Fabric), 
 	$(need) train control test
 	@$(BIN)/python -m tests.suite
 
-test-all:  ## `make test` and the long matrix: all networks, systems and models, Horovod, random searches at full length; about 50 minutes on 2 cores
+test-all:  ## `make test` and the long matrix: all networks, systems and models, Horovod, random searches at full length; about an hour on 2 cores
 	$(need) train control test
 	@$(BIN)/python -m tests.suite all
 
