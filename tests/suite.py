@@ -34,17 +34,8 @@ PARTS = {
 }
 #: The lab tests, by file, that depend on the container engine of the hosts, for hosts that all have Docker.
 WITH_DOCKER = (
-    "deploy",
-    "path",
-    "starting",
-    "endings",
-    "faults",
-    "restarts",
-    "resume",
-    "window",
-    "privileges",
-    "teardown",
-)
+    "deploy", "path", "starting", "endings", "faults", "restarts", "resume", "window", "privileges", "teardown",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
