@@ -21,7 +21,7 @@ pytestmark = pytest.mark.lab
 @pytest.mark.parametrize(
     ("fault", "rank", "host", "said"),
     [
-        ("exit", 0, "h1", "exit status 7"),
+        pytest.param("exit", 0, "h1", "exit status 7", marks=pytest.mark.long),
         ("silent-raise", 1, "h2", "RuntimeError: the fault that was asked for"),
     ],
 )

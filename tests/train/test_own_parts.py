@@ -271,8 +271,8 @@ def test_the_page_shows_the_example_that_is_tested_here() -> None:
     assert flags <= {flag(field.name) for field in dataclasses.fields(Settings)} | {"--config"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.long  # in `make test` a run of make local has a part of the example, and the example trains on two ranks
+@pytest.mark.parametrize("workers", [0, 1])
 def test_the_example_runs_by_the_command_of_the_page(workers: int, tmp_path: Path) -> None:
     """Two ranks that --spawn starts, and a worker of each: fresh interpreters that must find the folder."""
     command = [sys.executable, "-m", "train", "--spawn", "2", "--project", "examples/own_parts", "--epochs", "1"]
