@@ -81,7 +81,8 @@ def one_rank(place: Place, out: Path) -> dict[str, Any]:
 
 
 class Slow(nn.Module):
-    """Takes 30 ms more on rank 0 in float32, and on rank 1 under autocast."""
+    """Takes half a second more on rank 0 in float32, and on rank 1 under autocast: on a busy machine any pass may take
+    a tenth."""
 
     def __init__(self, model: nn.Module, rank: int) -> None:
         super().__init__()
@@ -94,7 +95,7 @@ class Slow(nn.Module):
 
 
 def rests(long: bool) -> None:
-    time.sleep(0.03 * long)
+    time.sleep(0.5 * long)
 
 
 def measured(place: Place, out: Path) -> dict[str, Any]:
