@@ -81,8 +81,8 @@ def one_rank(place: Place, out: Path) -> dict[str, Any]:
 
 
 class Slow(nn.Module):
-    """Takes half a second more on rank 0 in float32, and on rank 1 under autocast: on a busy machine any pass may take
-    a tenth."""
+    """Takes half a second more on rank 0 in float32, and on rank 1 under autocast: a busy machine may hold
+    up any pass for a tenth of a second."""
 
     def __init__(self, model: nn.Module, rank: int) -> None:
         super().__init__()
