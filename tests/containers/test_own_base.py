@@ -297,7 +297,7 @@ def test_a_run_can_start_on_an_image_of_ones_own(others: str, tmp_path: Path) ->
     assert "--dataset" in helped
     trained = engine.podman(
         *own_base.CONFINED, "--env=MUSTER_RUN_DIR=/tmp/run", built.id, *("python3", "-P", "-m", "train"),
-        *("--dataset", "digits", "--epochs", "1"),
+        *("--dataset", "digits", "--model", "shufflenet_v2_x0_5", "--epochs", "1"),
     )  # fmt: skip
     assert "accuracy" in trained
     assert image.build_training_image(said.append, base_image=others) == built
