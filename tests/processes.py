@@ -1,6 +1,8 @@
-"""Whether a process that a test started, or one of its children, still runs."""
+"""Processes that a test started, or their children."""
 
 from pathlib import Path
+
+GUARD_SECONDS = 300.0  # no promise: what hangs fails the test, and a busy machine does not
 
 
 def running(pid: int | str) -> bool:

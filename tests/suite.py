@@ -19,12 +19,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.processes import running
+
 ROOT = Path(__file__).resolve().parent.parent
 ALL_MINUTES = 60  # 46 min 14 s without Docker on all hosts, from a fresh clone, and 14 min 0 s of that; 2026-11-30
 ALL_TIMEOUT = 7200  # seconds; pyproject.toml has that of `make test`
-#: Where control groups of version 2 and 1 are, the file of a group's share of the processors, and a fifth of a normal
-#: one, so that the lab tests, which wait most of the time, do not end last.
-GROUPS = (("/sys/fs/cgroup", "cpu.weight", "20"), ("/sys/fs/cgroup/cpu", "cpu.shares", "205"))
+#: Where control groups of version 2 and 1 are, the file of a group's share of the processors, and what a normal one is.
+GROUPS = (("/sys/fs/cgroup", "cpu.weight", 100), ("/sys/fs/cgroup/cpu", "cpu.shares", 1024))
+#: In normal shares: what all sessions get among other programs, and within that the first session and the last one.
+#: The lab tests wait most of the time, so the unit tests take the rest, and give way.
+ALL_SHARE, FIRST_SHARE, LAST_SHARE = 2.0, 1.0, 0.5
+GROUP = "muster-tests-"  # and the process id of who has made it
 #: The fast tests wait half of their time, so they run in four parts that take equally long; the last has the rest. The
 #: first imports torch, which takes a process of pytest five seconds.
 PARTS = {
@@ -49,37 +54,51 @@ class Session:
     environment: Mapping[str, str] = field(default_factory=dict)  # what it has beside this process's
 
     def start(self, log: Path | None, group: Path | None) -> subprocess.Popen[bytes]:
-        """Start it; it writes into `log`, or to where this process writes. group: for the last one."""
+        """Start it in `group`; it writes into `log`, or to where this process writes."""
 
-        def give_way() -> None:
-            if self.last and group:
+        def join() -> None:
+            if group:
                 (group / "cgroup.procs").write_text(str(os.getpid()))
 
         words = [sys.executable, "-m", "pytest", "-m", self.chosen, *self.words]
         output = log.open("wb") if log else None
         errors, environment = subprocess.STDOUT if log else None, {**os.environ, **self.environment}
-        return subprocess.Popen(words, cwd=ROOT, stdout=output, stderr=errors, preexec_fn=give_way, env=environment)
+        return subprocess.Popen(words, cwd=ROOT, stdout=output, stderr=errors, preexec_fn=join, env=environment)
 
 
 @contextlib.contextmanager
-def small_share() -> Iterator[Path | None]:
-    """A control group with a small share of the processors; None if this user cannot make one. Niceness does not do it:
-    the kernel shares the processors out among sessions (sched_autogroup), and tests start sessions."""
-    group = None
-    for folder, file, share in GROUPS:
-        made = Path(folder, f"muster-tests-{os.getpid()}")
+def shares() -> Iterator[tuple[Path | None, Path | None]]:
+    """Control groups with shares of the processors, of the first session and the last one; None if this user cannot
+    make them. Niceness does not do it: the kernel shares the processors out among sessions (sched_autogroup), and tests
+    start sessions. Beside a program that computes all the time, the group around both keeps what the lab tests leave.
+    """
+    found = next((group for group in GROUPS if Path(group[0], "cgroup.procs").exists()), None)
+    made: list[Path] = []
+    if found:
+        root, file, normal = found
+        for old in Path(root).glob(f"{GROUP}*"):
+            if not running(old.name.removeprefix(GROUP)):
+                remove(old)
+        group = Path(root, f"{GROUP}{os.getpid()}")
         with contextlib.suppress(OSError):
-            if (made.parent / "cgroup.procs").exists():
-                made.mkdir()
-                group = made
-                (made / file).write_text(share)
-                break
+            for folder, share in ((group, ALL_SHARE), (group / "first", FIRST_SHARE), (group / "last", LAST_SHARE)):
+                folder.mkdir()
+                made.append(folder)
+                (folder / file).write_text(str(round(share * normal)))
+                if folder == group and (folder / "cgroup.subtree_control").exists():  # version 2
+                    (folder / "cgroup.subtree_control").write_text("+cpu")
     try:
-        yield group
+        yield (made[1], made[2]) if len(made) == 3 else (None, None)
     finally:
-        with contextlib.suppress(OSError):  # a process that a test has left is still in it
-            if group:
-                group.rmdir()
+        if made:
+            remove(made[0])
+
+
+def remove(group: Path) -> None:
+    """A control group and those in it. One with a process that a test has left stays until the next call."""
+    for folder in (group / "first", group / "last", group):
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def phases(which: str) -> list[list[Session]]:
@@ -109,16 +128,16 @@ def main(arguments: list[str]) -> int:
     began, build = time.monotonic(), ROOT / "build"
     build.mkdir(exist_ok=True)
     failed: list[str] = []
-    with small_share() as group:
+    with shares() as groups:
         for sessions in phases(which):
-            failed += run(sessions, build, group, began)
+            failed += run(sessions, build, groups, began)
     return int(bool(failed))
 
 
-def run(sessions: Sequence[Session], build: Path, group: Path | None, began: float) -> list[str]:
+def run(sessions: Sequence[Session], build: Path, groups: Sequence[Path | None], began: float) -> list[str]:
     """The names of those that failed. build: the folder of their logs. began: on the clock time.monotonic()."""
     logs = {session.name: build / f"tests-{session.name}.log" for session in sessions[1:]}
-    running = {session.name: session.start(logs.get(session.name), group) for session in sessions}
+    running = {session.name: session.start(logs.get(session.name), groups[session.last]) for session in sessions}
     failed, interrupted = [], False
     for name, process in running.items():
         try:

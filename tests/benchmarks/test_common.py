@@ -10,11 +10,11 @@ from collections.abc import Callable
 from functools import partial
 
 from benchmarks.common import awake
-from tests.processes import running
+from tests.processes import GUARD_SECONDS, running
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + GUARD_SECONDS
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.02)

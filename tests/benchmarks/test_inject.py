@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks.inject import PTRACE_ATTACH, ptrace, reap_held
 from tests.conftest import cannot_run
+from tests.processes import GUARD_SECONDS
 
 
 def test_a_held_process_is_gone_once_it_was_killed_however_early_it_was_looked_at() -> None:
@@ -28,7 +29,7 @@ def test_a_held_process_is_gone_once_it_was_killed_however_early_it_was_looked_a
         reap_held(run)  # hears that it stands still
         assert run.held == {pid}
         os.kill(pid, signal.SIGKILL)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + GUARD_SECONDS
         while run.held and time.monotonic() < deadline:
             reap_held(run)
             time.sleep(0.01)

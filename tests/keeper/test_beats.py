@@ -13,6 +13,7 @@ import pytest
 
 from keeper import beats as heartbeats
 from keeper.beats import LONGEST_LINE, RETRY_SECONDS, STUCK_SECONDS, Beats, signed
+from tests.processes import GUARD_SECONDS
 
 KEY = b"a key of this run"
 OWN, OTHER = "127.0.0.1", "127.0.0.2"
@@ -85,7 +86,7 @@ def test_words_come_at_once_and_again_each_second(pair: Pair) -> None:
     pair.h2().tell({"step": 1})
     times = []
     for _ in range(3):
-        assert pair.heard.get(timeout=20) == ("h2", {"step": 1})
+        assert pair.heard.get(timeout=GUARD_SECONDS) == ("h2", {"step": 1})
         times.append(time.monotonic())
     assert times[2] - times[1] > 0.5
 
@@ -95,15 +96,15 @@ def test_new_words_do_not_wait_for_their_second(pair: Pair) -> None:
     sender = pair.h2()
     for step in range(5):
         sender.tell({"step": step})
-        while pair.heard.get(timeout=20) != ("h2", {"step": step}):
+        while pair.heard.get(timeout=GUARD_SECONDS) != ("h2", {"step": step}):
             pass
 
 
 def test_a_host_that_starts_later_is_heard_and_until_then_it_refuses(pair: Pair) -> None:
     pair.h1().tell({})
-    assert pair.refused.get(timeout=20) == "h2"
+    assert pair.refused.get(timeout=GUARD_SECONDS) == "h2"
     pair.h2().tell({"step": 1})
-    assert pair.heard.get(timeout=20)[0] == "h2"
+    assert pair.heard.get(timeout=GUARD_SECONDS)[0] == "h2"
 
 
 @pytest.mark.slow
@@ -127,11 +128,11 @@ def test_keepers_of_another_run_are_not_heard(pair: Pair, key: bytes, run: str) 
 def test_what_is_no_heartbeat_ends_its_connection_and_nothing_else(pair: Pair, line: bytes) -> None:
     pair.h1()
     with pair.send(line) as made:
-        made.settimeout(20)
+        made.settimeout(GUARD_SECONDS)
         with contextlib.suppress(ConnectionResetError):
             assert made.recv(1) == b""
     with pair.send(pair.line(1, "still here")):
-        assert pair.heard.get(timeout=20) == ("h2", "still here")
+        assert pair.heard.get(timeout=GUARD_SECONDS) == ("h2", "still here")
 
 
 @pytest.mark.slow
@@ -144,7 +145,7 @@ def test_a_line_that_was_changed_on_its_way_does_not_count(pair: Pair) -> None:
 def test_old_lines_do_not_overtake_newer_ones(pair: Pair) -> None:
     pair.h1()
     with pair.send(pair.line(2, "new")):
-        assert pair.heard.get(timeout=20) == ("h2", "new")
+        assert pair.heard.get(timeout=GUARD_SECONDS) == ("h2", "new")
     with pair.send(pair.line(1, "old"), pair.line(2, "again")):
         assert pair.nothing_heard()
 
@@ -159,10 +160,10 @@ def test_lines_for_another_host_do_not_count(pair: Pair) -> None:
 def test_a_receiver_that_takes_nothing_is_connected_anew(pair: Pair) -> None:
     with socket.create_server((OTHER, pair.other_port)) as server:
         pair.h1().tell({"long": "x" * (LONGEST_LINE - 200)})
-        server.settimeout(60)
+        server.settimeout(GUARD_SECONDS)
         stuck, _ = server.accept()  # and is never read
         again, _ = server.accept()
-        again.settimeout(60)
+        again.settimeout(GUARD_SECONDS)
         assert again.recv(100)
         stuck.close()
         again.close()
@@ -177,9 +178,9 @@ def test_a_keeper_that_says_nothing_new_for_long_falls_silent(pair: Pair, monkey
     other = pair.h2()
     pair.h1()
     other.tell("running")
-    assert pair.heard.get(timeout=60) == ("h2", "running")
-    deadline = time.monotonic() + 60
+    assert pair.heard.get(timeout=GUARD_SECONDS) == ("h2", "running")
+    deadline = time.monotonic() + GUARD_SECONDS
     while not pair.nothing_heard():
         assert time.monotonic() < deadline
     other.tell("again")
-    assert pair.heard.get(timeout=60) == ("h2", "again")
+    assert pair.heard.get(timeout=GUARD_SECONDS) == ("h2", "again")

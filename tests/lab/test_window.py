@@ -60,6 +60,7 @@ def test_a_run_outlives_a_killed_control_machine_and_another_one_attaches(lab: L
     assert again.returncode == 0 and run not in again.stdout, again.stdout  # it may find older runs on a kept lab
 
 
+@pytest.mark.long
 def test_a_run_that_ended_unseen_is_named_and_gathered_by_another_machine(lab: Lab, tmp_path: Path) -> None:
     started = lab.fab("train", **JOB, DETACH=1)
     assert started.returncode == 0 and "goes on on its hosts" in started.stdout, started.stdout

@@ -21,6 +21,7 @@ from launch.job import follow, start
 from launch.job.follow import View
 from launch.job.plan import Options, Plan, Ports, make_plan
 from tests.launch.samples import cluster
+from tests.processes import GUARD_SECONDS
 
 
 def ports(hosts: int) -> Ports:
@@ -218,7 +219,7 @@ def when(condition: Callable[[], object], do: Callable[[], object]) -> threading
     """Do something, in another thread, once something is so."""
 
     def wait() -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + GUARD_SECONDS
         while not condition() and time.monotonic() < deadline:
             time.sleep(0.005)
         do()

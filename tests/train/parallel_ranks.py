@@ -17,11 +17,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.processes import GUARD_SECONDS
 from train.start.group import Place
 from train.start.muster_run import leave_process_group
 
 ROOT = Path(__file__).resolve().parents[2]
-GUARD_SECONDS = 300  # no promise: what hangs fails the test
 Scenario = Callable[[Place, Path], Any]
 
 

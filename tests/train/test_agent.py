@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from keeper import causes
+from tests.processes import GUARD_SECONDS
 from train.settings import EXIT_STOPPED
 from train.start import agent, failures
 
@@ -24,7 +25,6 @@ pytestmark = pytest.mark.slow  # nearly every test starts torchrun
 
 ROOT = Path(__file__).resolve().parents[2]
 RANK = "import os, sys, time, signal\nrank = int(os.environ['RANK'])\n"
-GUARD_SECONDS = 300  # no promise: what hangs fails the test
 WAIT = "time.sleep(600)\n"  # longer than that: who waits so has to be ended
 
 

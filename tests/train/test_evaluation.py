@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.train.fake_keeper import GUARD_SECONDS, FakeKeeper
+from tests.processes import GUARD_SECONDS
+from tests.train.fake_keeper import FakeKeeper
 from tests.train.resume_ranks import CRASH, STEPS, Change, crash_in_step, end_of, in_evaluation, train
 from tests.train.test_resume import PARTS, RICH, assert_equal, settings_in, starts
 from train import losses

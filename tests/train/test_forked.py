@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.processes import running
+from tests.processes import GUARD_SECONDS, running
 from train.start import forked
 
 ROOT = Path(__file__).resolve().parents[2]
-GUARD_SECONDS = 300  # no promise: what hangs fails the test
 
 # A stand-in for the agent: some ranks of the module that is beside it.
 AGENT = """

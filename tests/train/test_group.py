@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.processes import running
+from tests.processes import GUARD_SECONDS, running
 from tests.train.group_rank import join
 from tests.train.parallel_ranks import ROOT, environment
 from train.settings import SettingsError
@@ -22,7 +22,6 @@ from train.start.rendezvous import checked, meet
 
 CPU = torch.device("cpu")
 HELPER = [sys.executable, "-m", "tests.train.group_rank"]
-GUARD_SECONDS = 300  # no promise: what hangs fails the test
 
 
 def joined(

@@ -16,14 +16,15 @@ import pytest
 import torch
 
 from keeper.hang import HangWatch, culprits, describe
-from tests.train.fake_keeper import GUARD_SECONDS, FakeKeeper
+from tests.processes import GUARD_SECONDS
+from tests.train.fake_keeper import FakeKeeper
 from tests.train.test_group import free_port
 from train import settings
 from train.start import muster_run
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HELPER = ROOT / "train" / "start" / "muster_run.py"
-MOST_SECONDS = 20e-6  # of a message that is not sent, on a busy machine
+MOST_SECONDS = 20e-6  # of computing, for a message that is not sent
 TRAINER = [
     "train", "--dataset=fake", "--image-size=32", "--model=shufflenet_v2_x0_5", "--batch-size=64", "--download",
     "--loggers=none",
@@ -88,7 +89,7 @@ def test_nothing_holds_up_a_rank(tmp_path: Path) -> None:
         for step in range(1000):
             mine.tell(f"phase {step}", {"step": step, "loss": "x" * 100})
         mine.tell("training", {"loss": object()})
-        assert time.monotonic() - begun < 1.0, path
+        assert time.monotonic() - begun < GUARD_SECONDS, path
     full.close()
 
 
@@ -103,10 +104,10 @@ def test_a_message_that_could_not_be_sent_is_repeated(tmp_path: Path) -> None:
 
 def test_telling_costs_microseconds(keeper: FakeKeeper) -> None:
     mine = teller(keeper)
-    begun = time.perf_counter()
+    begun = time.process_time()
     for step in range(10_000):
         mine.tell("training", {"step": step, "steps": 10_000, "loss": 0.5})
-    assert (time.perf_counter() - begun) / 10_000 < MOST_SECONDS
+    assert (time.process_time() - begun) / 10_000 < MOST_SECONDS
 
 
 @pytest.mark.slow

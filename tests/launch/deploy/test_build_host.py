@@ -21,6 +21,7 @@ from launch.cli.refusal import Refusal
 from launch.deploy import build_host, detect
 from launch.files import ROOT
 from launch.hosts.connection import Machine
+from tests.processes import GUARD_SECONDS
 
 
 def machine(answer: str) -> Machine:
@@ -91,7 +92,7 @@ def test_a_build_ends_when_nobody_listens_any_more() -> None:
         pid = int(json.loads(program.stdout.readline().removeprefix("muster:"))["progress"])
         program.stdin.close()
         program.wait(30)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + GUARD_SECONDS
     with contextlib.suppress(ProcessLookupError):
         while time.monotonic() < deadline:
             os.kill(pid, 0)

@@ -13,6 +13,7 @@ import pytest
 from launch.cli import exits
 from launch.cli.refusal import Refusal
 from launch.deploy import playbook
+from tests.processes import GUARD_SECONDS
 
 
 def test_a_playbook_that_hangs_is_ended_and_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,7 +33,7 @@ def test_a_playbook_that_hangs_is_ended_and_refused(tmp_path: Path, monkeypatch:
         playbook.run_bounded(["sh", "-c", f"sleep 600 & echo $! > '{pid}'; wait"], os.environ)
     assert refused.value.status == exits.DEPLOY_FAILED
     child = Path("/proc") / pid.read_text().strip() / "status"
-    deadline = time.monotonic() + 60  # the kernel takes a moment to clear it away
+    deadline = time.monotonic() + GUARD_SECONDS  # the kernel takes a moment to clear it away
     while time.monotonic() < deadline:
         if not child.exists() or "State:\tZ" in child.read_text():
             return

@@ -15,6 +15,7 @@ from launch.job import follow
 from launch.job.follow import Follower
 from tests.launch import fake_hosts
 from tests.launch.fake_hosts import DROP, Host, end, output, refusal, state
+from tests.processes import GUARD_SECONDS
 
 hosts = fake_hosts.hosts
 
@@ -25,7 +26,7 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + GUARD_SECONDS
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
