@@ -2,8 +2,8 @@
 
     python -m tests.suite [all | fast]
 
-Lab tests spend most of their time waiting, so their session has two workers, each with its own lab. The unit tests run
-next to it with the time that it leaves. `make test-all` then repeats lab tests with Docker on all hosts. The first
+Lab tests spend most of their time waiting, so their session has three workers, each with its own lab. The unit tests
+run next to it with the time that it leaves. `make test-all` then repeats lab tests with Docker on all hosts. The first
 session's output appears as it comes, the other's when it has ended (until then it is in build/tests-*.log). Exit
 status: 0 if all passed, else 1.
 """
@@ -19,17 +19,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.processes import running
-
 ROOT = Path(__file__).resolve().parent.parent
 ALL_MINUTES = 60  # 46 min 14 s without Docker on all hosts, from a fresh clone, and 14 min 0 s of that; 2026-11-30
 ALL_TIMEOUT = 7200  # seconds; pyproject.toml has that of `make test`
-#: Where control groups of version 2 and 1 are, the file of a group's share of the processors, and what a normal one is.
-GROUPS = (("/sys/fs/cgroup", "cpu.weight", 100), ("/sys/fs/cgroup/cpu", "cpu.shares", 1024))
-#: In normal shares: what all sessions get among other programs, and within that the first session and the last one.
-#: The lab tests wait most of the time, so the unit tests take the rest, and give way.
-ALL_SHARE, FIRST_SHARE, LAST_SHARE = 2.0, 1.0, 0.5
+#: Where control groups of version 2 and 1 are, the file of a group's share of the processors, and half a normal share.
+#: With less, other programs get what the lab tests leave; with more, the lab's hosts measure wrong rates of links.
+GROUPS = (("/sys/fs/cgroup", "cpu.weight", "50"), ("/sys/fs/cgroup/cpu", "cpu.shares", "512"))
 GROUP = "muster-tests-"  # and the process id of who has made it
+LAB_WORKERS = 3  # each with its own lab
 #: The fast tests wait half of their time, so they run in four parts that take equally long; the last has the rest. The
 #: first imports torch, which takes a process of pytest five seconds.
 PARTS = {
@@ -54,51 +51,42 @@ class Session:
     environment: Mapping[str, str] = field(default_factory=dict)  # what it has beside this process's
 
     def start(self, log: Path | None, group: Path | None) -> subprocess.Popen[bytes]:
-        """Start it in `group`; it writes into `log`, or to where this process writes."""
+        """Start it; it writes into `log`, or to where this process writes. group: for the last one."""
 
-        def join() -> None:
-            if group:
+        def give_way() -> None:
+            if self.last and group:
                 (group / "cgroup.procs").write_text(str(os.getpid()))
 
         words = [sys.executable, "-m", "pytest", "-m", self.chosen, *self.words]
         output = log.open("wb") if log else None
         errors, environment = subprocess.STDOUT if log else None, {**os.environ, **self.environment}
-        return subprocess.Popen(words, cwd=ROOT, stdout=output, stderr=errors, preexec_fn=join, env=environment)
+        return subprocess.Popen(words, cwd=ROOT, stdout=output, stderr=errors, preexec_fn=give_way, env=environment)
 
 
 @contextlib.contextmanager
-def shares() -> Iterator[tuple[Path | None, Path | None]]:
-    """Control groups with shares of the processors, of the first session and the last one; None if this user cannot
-    make them. Niceness does not do it: the kernel shares the processors out among sessions (sched_autogroup), and tests
-    start sessions. Beside a program that computes all the time, the group around both keeps what the lab tests leave.
-    """
-    found = next((group for group in GROUPS if Path(group[0], "cgroup.procs").exists()), None)
-    made: list[Path] = []
-    if found:
-        root, file, normal = found
-        for old in Path(root).glob(f"{GROUP}*"):
-            if not running(old.name.removeprefix(GROUP)):
-                remove(old)
-        group = Path(root, f"{GROUP}{os.getpid()}")
+def half_share() -> Iterator[Path | None]:
+    """A control group with half a share of the processors; None if this user cannot make one. Niceness does not do it:
+    the kernel shares the processors out among sessions (sched_autogroup), and tests start sessions."""
+    group = None
+    for folder, file, share in GROUPS:
+        made = Path(folder, f"{GROUP}{os.getpid()}")
+        for old in made.parent.glob(f"{GROUP}*"):
+            with contextlib.suppress(OSError):  # it has processes: of a session that goes on, or left by a test
+                old.rmdir()
         with contextlib.suppress(OSError):
-            for folder, share in ((group, ALL_SHARE), (group / "first", FIRST_SHARE), (group / "last", LAST_SHARE)):
-                folder.mkdir()
-                made.append(folder)
-                (folder / file).write_text(str(round(share * normal)))
-                if folder == group and (folder / "cgroup.subtree_control").exists():  # version 2
-                    (folder / "cgroup.subtree_control").write_text("+cpu")
+            if (made.parent / "cgroup.procs").exists():
+                made.mkdir()
+                group = made
+                (made / file).write_text(share)
+                break
     try:
-        yield (made[1], made[2]) if len(made) == 3 else (None, None)
+        yield group
     finally:
-        if made:
-            remove(made[0])
-
-
-def remove(group: Path) -> None:
-    """A control group and those in it. One with a process that a test has left stays until the next call."""
-    for folder in (group / "first", group / "last", group):
-        with contextlib.suppress(OSError):
-            folder.rmdir()
+        with contextlib.suppress(
+            OSError
+        ):  # a process that a test has left is still in it: the next session tries again
+            if group:
+                group.rmdir()
 
 
 def phases(which: str) -> list[list[Session]]:
@@ -111,13 +99,13 @@ def phases(which: str) -> list[list[Session]]:
     everything = which == "all"
     more = "" if everything else " and not long"
     full = ("--hypothesis-profile=all", f"--session-timeout={ALL_TIMEOUT}") if everything else ()
-    two_workers = (*full, "--durations=40", "-n", "2", "--dist")
-    two_labs = (*two_workers, "loadgroup", "--no-loadscope-reorder")
-    lab = Session("lab", (*two_labs, "tests/lab", "tests/containers"), f"lab{more}")
-    unit = Session("unit", (*two_workers, "worksteal"), f"not lab{more}", last=True)
+    workers = (*full, "--durations=40", "-n")
+    labs = (*workers, str(LAB_WORKERS), "--dist", "loadgroup", "--no-loadscope-reorder")
+    lab = Session("lab", (*labs, "tests/lab", "tests/containers"), f"lab{more}")
+    unit = Session("unit", (*workers, "2", "--dist", "worksteal"), f"not lab{more}", last=True)
     files = [f"tests/lab/test_{name}.py" for name in WITH_DOCKER]
     all_docker = {"MUSTER_TEST_ENGINES": "docker,docker,docker"}
-    docker = Session("docker", (*two_labs, *files), "lab and not long", environment=all_docker)
+    docker = Session("docker", (*labs, *files), "lab and not long", environment=all_docker)
     return [[lab, unit], [docker]] if everything else [[lab, unit]]
 
 
@@ -128,16 +116,16 @@ def main(arguments: list[str]) -> int:
     began, build = time.monotonic(), ROOT / "build"
     build.mkdir(exist_ok=True)
     failed: list[str] = []
-    with shares() as groups:
+    with half_share() as group:
         for sessions in phases(which):
-            failed += run(sessions, build, groups, began)
+            failed += run(sessions, build, group, began)
     return int(bool(failed))
 
 
-def run(sessions: Sequence[Session], build: Path, groups: Sequence[Path | None], began: float) -> list[str]:
+def run(sessions: Sequence[Session], build: Path, group: Path | None, began: float) -> list[str]:
     """The names of those that failed. build: the folder of their logs. began: on the clock time.monotonic()."""
     logs = {session.name: build / f"tests-{session.name}.log" for session in sessions[1:]}
-    running = {session.name: session.start(logs.get(session.name), groups[session.last]) for session in sessions}
+    running = {session.name: session.start(logs.get(session.name), group) for session in sessions}
     failed, interrupted = [], False
     for name, process in running.items():
         try:

@@ -5,6 +5,8 @@ How soon, and who is named in healthy runs: `make drill FAULT=slow_host REPEATS=
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from benchmarks.faults import measure_slow
@@ -16,5 +18,7 @@ pytestmark = pytest.mark.lab
 def test_a_host_whose_quota_is_halved_is_named_with_the_reason(lab: Lab) -> None:
     seen = measure_slow(lab.name, "h2")
     print(seen)
-    assert seen.steps is not None and "a CPU quota holds its ranks back" in seen.line, seen
+    # Before Linux 6.7 a container does not see a quota of a group around it, only what others use of its processors.
+    reason = r"a CPU quota holds its ranks back|other processes take \d+% of its processors' time"
+    assert seen.steps is not None and re.search(reason, seen.line), seen
     assert not (seen.orphans or seen.problems), seen

@@ -209,7 +209,7 @@ def test_the_processors_are_watched_before_any_command_starts(tmp_path: Path, mo
         return find_gpus()
 
     def sleep(seconds: float) -> None:
-        order.append(f"sleep {seconds}")
+        order.extend([f"sleep {seconds}"] if seconds == muster_survey.BUSY_SECONDS else [])  # subprocess sleeps, too
         pause(seconds)
 
     monkeypatch.setattr(muster_survey, "find_gpus", find)
