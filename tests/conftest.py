@@ -125,7 +125,7 @@ def is_lab(item: pytest.Item) -> bool:
 
 def _turn_of(item: pytest.Item) -> int:
     """Where a test stands in the order of a session. One worker makes the first lab and its snapshot, while the
-    others run the tests of containers/. What takes a lab apart comes last."""
+    other one runs the tests of containers/. What takes a lab apart comes last."""
     if not is_lab(item):
         return 0
     if item.path.name == "test_first_deploy.py":

@@ -2,7 +2,7 @@
 
     python -m tests.suite [all | fast]
 
-Lab tests spend most of their time waiting, so their session has three workers, each with its own lab. The unit tests
+Lab tests spend most of their time waiting, so their session has two workers, each with its own lab. The unit tests
 run next to it with the time that it leaves. `make test-all` then repeats lab tests with Docker on all hosts. The first
 session's output appears as it comes, the other's when it has ended (until then it is in build/tests-*.log). Exit
 status: 0 if all passed, else 1.
@@ -26,7 +26,7 @@ ALL_TIMEOUT = 7200  # seconds; pyproject.toml has that of `make test`
 #: With less, other programs get what the lab tests leave; with more, the lab's hosts measure wrong rates of links.
 GROUPS = (("/sys/fs/cgroup", "cpu.weight", "50"), ("/sys/fs/cgroup/cpu", "cpu.shares", "512"))
 GROUP = "muster-tests-"  # and the process id of who has made it
-LAB_WORKERS = 3  # each with its own lab
+LAB_WORKERS = 2  # each with its own lab, which takes so much computing that a third worker is no gain on two cores
 #: The fast tests wait half of their time, so they run in four parts that take equally long; the last has the rest. The
 #: first imports torch, which takes a process of pytest five seconds.
 PARTS = {

@@ -75,6 +75,7 @@ def test_a_healthy_lab_then_one_slow_host(lab: Lab, shaped: None) -> None:
     assert len(list(folder.glob("*.json"))) >= 2
 
 
+@pytest.mark.long
 def test_a_pair_that_is_cut_off_is_named_and_no_run_starts(lab: Lab, shaped: None) -> None:
     cluster = clustermap.read(lab.inventory)
     rule = f"iptables -A INPUT -i {data_nic('h2')} -s {cluster.hosts[0].address} -p tcp --syn -j DROP"

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.lab
 
 
 #: Left to `make test-all`.
-LONG = ("early_first", "early_last", "torchrun", "script_stopped", "link_down")
+LONG = ("early_first", "early_last", "torchrun", "script_stopped", "link_down", "early_of_two")
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,7 @@ def test_a_user_without_root_takes_part(lab: Lab, copy: Path) -> None:
     assert left == "/run/user/" + lab.on("h1", f"id -u {OWNER}") + "/muster"
 
 
+@pytest.mark.long
 def test_two_users_of_a_host_see_each_others_runs(lab: Lab, tmp_path: Path) -> None:
     """Each with a login and sudo of their own: what Muster has there is root's."""
     name = f"another-{tmp_path.name}"

@@ -16,7 +16,7 @@ args = parser.parse_args()
 dist.init_process_group("gloo")
 total = torch.tensor(float(dist.get_rank() + 1))
 dist.all_reduce(total)
-if args.model:
+if args.model and dist.get_rank() == 0:
     import torchvision  # twice the time that torch takes
 
     torchvision.models.get_model(args.model)
