@@ -124,8 +124,8 @@ def is_lab(item: pytest.Item) -> bool:
 
 
 def _turn_of(item: pytest.Item) -> int:
-    """Where a test stands in the order of a session. One worker makes the first lab and its snapshot, while the
-    other one runs the tests of containers/. What takes a lab apart comes last."""
+    """Where a test stands in the order of a session. With two workers, one makes the first lab and its snapshot, while
+    the other one runs the tests of containers/. What takes a lab apart comes last."""
     if not is_lab(item):
         return 0
     if item.path.name == "test_first_deploy.py":

@@ -2,8 +2,8 @@
 
     python -m tests.suite [all | fast]
 
-Lab tests spend most of their time waiting, so their session has two workers, each with its own lab. The unit tests
-run next to it with the time that it leaves. `make test-all` then repeats lab tests with Docker on all hosts. The first
+Lab tests spend most of their time waiting, so their session has two workers, each with its own lab. The unit tests run
+next to it with the time that it leaves. `make test-all` then repeats lab tests with Docker on all hosts. The first
 session's output appears as it comes, the other's when it has ended (until then it is in build/tests-*.log). Exit
 status: 0 if all passed, else 1.
 """
@@ -22,11 +22,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 ALL_MINUTES = 60  # 46 min 14 s without Docker on all hosts, from a fresh clone, and 14 min 0 s of that; 2026-11-30
 ALL_TIMEOUT = 7200  # seconds; pyproject.toml has that of `make test`
-#: Where control groups of version 2 and 1 are, the file of a group's share of the processors, and half a normal share.
+#: Where control groups of version 2 and 1 are, the file of a group's share of the processors, and half of a normal one.
 #: With less, other programs get what the lab tests leave; with more, the lab's hosts measure wrong rates of links.
 GROUPS = (("/sys/fs/cgroup", "cpu.weight", "50"), ("/sys/fs/cgroup/cpu", "cpu.shares", "512"))
-GROUP = "muster-tests-"  # and the process id of who has made it
-LAB_WORKERS = 2  # each with its own lab, which takes so much computing that a third worker is no gain on two cores
+GROUP = "muster-tests-"  # and the process id of its maker
 #: The fast tests wait half of their time, so they run in four parts that take equally long; the last has the rest. The
 #: first imports torch, which takes a process of pytest five seconds.
 PARTS = {
@@ -71,7 +70,7 @@ def half_share() -> Iterator[Path | None]:
     for folder, file, share in GROUPS:
         made = Path(folder, f"{GROUP}{os.getpid()}")
         for old in made.parent.glob(f"{GROUP}*"):
-            with contextlib.suppress(OSError):  # it has processes: of a session that goes on, or left by a test
+            with contextlib.suppress(OSError):  # a group with processes stays
                 old.rmdir()
         with contextlib.suppress(OSError):
             if (made.parent / "cgroup.procs").exists():
@@ -82,9 +81,7 @@ def half_share() -> Iterator[Path | None]:
     try:
         yield group
     finally:
-        with contextlib.suppress(
-            OSError
-        ):  # a process that a test has left is still in it: the next session tries again
+        with contextlib.suppress(OSError):  # if a process is left in it, the next session removes it
             if group:
                 group.rmdir()
 
@@ -99,13 +96,13 @@ def phases(which: str) -> list[list[Session]]:
     everything = which == "all"
     more = "" if everything else " and not long"
     full = ("--hypothesis-profile=all", f"--session-timeout={ALL_TIMEOUT}") if everything else ()
-    workers = (*full, "--durations=40", "-n")
-    labs = (*workers, str(LAB_WORKERS), "--dist", "loadgroup", "--no-loadscope-reorder")
-    lab = Session("lab", (*labs, "tests/lab", "tests/containers"), f"lab{more}")
-    unit = Session("unit", (*workers, "2", "--dist", "worksteal"), f"not lab{more}", last=True)
+    two_workers = (*full, "--durations=40", "-n", "2", "--dist")
+    two_labs = (*two_workers, "loadgroup", "--no-loadscope-reorder")
+    lab = Session("lab", (*two_labs, "tests/lab", "tests/containers"), f"lab{more}")
+    unit = Session("unit", (*two_workers, "worksteal"), f"not lab{more}", last=True)
     files = [f"tests/lab/test_{name}.py" for name in WITH_DOCKER]
     all_docker = {"MUSTER_TEST_ENGINES": "docker,docker,docker"}
-    docker = Session("docker", (*labs, *files), "lab and not long", environment=all_docker)
+    docker = Session("docker", (*two_labs, *files), "lab and not long", environment=all_docker)
     return [[lab, unit], [docker]] if everything else [[lab, unit]]
 
 

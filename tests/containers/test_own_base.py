@@ -168,9 +168,7 @@ def saved(identity: str, folder: Path, archive_format: str) -> Path:
 
 
 @pytest.mark.lab
-@pytest.mark.parametrize(
-    "said", ["torch 2.8.0: Muster needs", pytest.param("python3 does not run in it", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("said", WRONG)
 def test_an_image_that_muster_does_not_run_on_is_refused_before_anything_is_built(said: str, tmp_path: Path) -> None:
     lines = f"FROM {ensure_base(QUIET)}\nRUN {WRONG[said]}\n"
     identity = made(tmp_path / "wrong", lines)

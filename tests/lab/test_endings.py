@@ -166,7 +166,7 @@ def small_disk(lab: Lab, host: str, mebibytes: int) -> Iterator[None]:
         lab.on(host, f"umount {RUNS}")
 
 
-@pytest.mark.long  # its cousin below stays
+@pytest.mark.long
 def test_a_full_disk_costs_output_but_neither_the_run_nor_the_word_of_how_it_ended(lab: Lab) -> None:
     with small_disk(lab, "h2", 32):
         process = lab.start("train", WORKLOAD=WORKLOAD, SCRIPT="faults.py", ARGS="chatty", NODES=2)

@@ -1,4 +1,4 @@
-"""Promise: a host that gets half of its computing time while a run trains is named with the reason, and so is the end.
+"""Promise: a host that gets half of its computing time while a run trains is named, and so is the end.
 
 How soon, and who is named in healthy runs: `make drill FAULT=slow_host REPEATS=20` and `FAULT=healthy`.
 """

@@ -89,7 +89,7 @@ def test_nothing_holds_up_a_rank(tmp_path: Path) -> None:
         for step in range(1000):
             mine.tell(f"phase {step}", {"step": step, "loss": "x" * 100})
         mine.tell("training", {"loss": object()})
-        assert time.monotonic() - begun < GUARD_SECONDS, path
+        assert time.monotonic() - begun < 10.0, path
     full.close()
 
 
