@@ -158,11 +158,12 @@ class Beats:
         self._selector.close()
         os.close(self._wake_reading)
 
-    def _pause(self) -> float:
-        """Until something is due without an event."""
-        waits = [max(0.0, self._due - time.monotonic())]
-        waits += [RETRY_SECONDS for outgoing in self._outgoing if not outgoing.connected]
-        return min(waits)
+    def _pause(self) -> float | None:
+        """Until something is due without an event; None: for as long as there is none."""
+        waits = [RETRY_SECONDS for outgoing in self._outgoing if not outgoing.connected]
+        with self._lock:
+            waits += [] if self._words is None else [max(0.0, self._due - time.monotonic())]
+        return min(waits, default=None)
 
     def _advance(self, outgoing: _Outgoing, now: float) -> None:
         """Make a connection where there is none; give up one that is stuck."""

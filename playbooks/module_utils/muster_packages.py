@@ -16,7 +16,8 @@ from ansible.module_utils.muster_driver import in_use
 from ansible.module_utils.muster_host import read, run, write_atomically
 
 APT_SECONDS = 120.0
-_REMOVED = re.compile(r"^(?:Remv|Purg) (\S+)", re.MULTILINE)
+_REMOVED = re.compile(r"^(?:Remv|Purg) (\S+)", re.MULTILINE)  # with the architecture where it is another than the host's
+_NEEDED = re.compile(r"([^\s:]+)(?::\S+)?$", re.MULTILINE)  # without the architecture
 
 
 def note_begin(ledger: Path) -> None:
@@ -40,9 +41,9 @@ def removable(ledger: Path) -> list[str]:
     nor what that needs. Raises RuntimeError with words."""
     ours = set(_read(ledger)["installed"]) & (_installed() or set())
     ours -= in_use(ours)
-    if _removed_with(ours) <= ours:
-        return sorted(ours)
-    return sorted(name for name in ours if _removed_with({name}) <= ours)  # somebody has built on the others
+    while others := _removed_with(ours) - ours:  # somebody has built on some of them
+        ours -= _needed_by(others) & ours or ours
+    return sorted(ours)
 
 
 def installed(ledger: Path) -> list[str]:
@@ -58,6 +59,15 @@ def _removed_with(names: set[str]) -> set[str]:
     if done.rc != 0:
         raise RuntimeError(f"apt cannot remove what Muster has installed: {done.complaint}. Fix: see `apt-get check`")
     return set(_REMOVED.findall(done.out))
+
+
+def _needed_by(names: set[str]) -> set[str]:
+    """What these need, and what that needs, with all of what any one of would do."""
+    words = ["apt-cache", "depends", "--recurse", "--important", "--installed", *sorted(names)]
+    done = run(words, timeout=APT_SECONDS)
+    if done.rc != 0:
+        raise RuntimeError(f"apt does not say what {', '.join(sorted(names))} need: {done.complaint}")
+    return set(_NEEDED.findall(done.out))
 
 
 def _installed() -> set[str] | None:

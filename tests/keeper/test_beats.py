@@ -107,6 +107,14 @@ def test_a_host_that_starts_later_is_heard_and_until_then_it_refuses(pair: Pair)
     assert pair.heard.get(timeout=GUARD_SECONDS)[0] == "h2"
 
 
+def test_a_keeper_that_was_told_nothing_waits_without_computing(pair: Pair) -> None:
+    pair.h1()
+    pair.h2()
+    begun = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - begun < 0.25
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("key", "run"), [(b"another key", "run"), (KEY, "another run")])
 def test_keepers_of_another_run_are_not_heard(pair: Pair, key: bytes, run: str) -> None:

@@ -19,7 +19,7 @@ from launch.cli.refusal import Refusal
 from tests.wheels import write_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
-TINY = ["--dataset", "fake", "--image-size", "16", "--model", "resnet18", "--epochs", "1"]
+TINY = ["--dataset", "fake", "--image-size", "16", "--model", "shufflenet_v2_x0_5", "--epochs", "1"]
 Run = tuple[int, str, Path, dict[str, Any]]
 
 
@@ -93,11 +93,11 @@ def test_a_run_leaves_what_it_promises(trained: Run) -> None:
     assert [len(event["computing"]) for event in events if "computing" in event] == [2] * 4  # by rank; step 1: no news
     assert {p.name for p in (folder / "checkpoints").iterdir()} == {"step-5.pt", "step-5.json"}
     result = json.loads((folder / "result.json").read_text())
-    assert (result["steps"], result["world_size"], result["model"]) == (5, 2, "resnet18")
+    assert (result["steps"], result["world_size"], result["model"]) == (5, 2, "shufflenet_v2_x0_5")
     settings = json.loads((folder / "settings.json").read_text())
     assert (settings["project"], settings["loss"]) == (str(ROOT / "examples" / "own_parts"), "parts:loss")
     assert {p.name for p in (folder / "logs").iterdir()} == {"rank-0.out", "rank-0.err", "rank-1.out", "rank-1.err"}
-    assert "resnet18 on fake" in (folder / "report.html").read_text()
+    assert "shufflenet_v2_x0_5 on fake" in (folder / "report.html").read_text()
     assert not list(folder.glob(".*"))
 
 

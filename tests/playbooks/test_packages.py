@@ -19,9 +19,16 @@ class Machine:
         if words[0] == "dpkg-query":
             removed = "config-files removed-once\n"
             return Result(0, removed + "".join(f"installed {name}\n" for name in sorted(self.names)), "")
+        if words[0] == "apt-cache":
+            return Result(0, "".join(self.depends(name) for name in words[5:]), "")
         asked = set(words[3:])
         gone = asked | {name for name, needed in self.needs.items() if needed in asked and name in self.names}
         return Result(0, "".join(f"Purg {name} [1.0]\n" for name in gone), "")
+
+    def depends(self, name: str) -> str:
+        """As `apt-cache depends --recurse` prints it."""
+        needed = self.needs.get(name)
+        return f"{name}\n" + (f"  Depends: {needed}\n{self.depends(needed)}" if needed else "")
 
 
 @pytest.fixture
@@ -59,9 +66,33 @@ def test_what_somebody_has_built_on_stays(machine: Machine, tmp_path: Path) -> N
     muster_packages.note_begin(ledger)
     machine.names |= {"podman", "conmon"}
     muster_packages.note_end(ledger)
+    machine.names |= {"buildah", "toolbox"}
+    machine.needs |= {"buildah": "conmon", "toolbox": "bash"}
+    assert muster_packages.removable(ledger) == ["podman"]
+
+
+@pytest.mark.parametrize("printed", ["conmon:i386", " |Depends: conmon", "  Depends: <runtime>\n    conmon:amd64"])
+def test_what_one_of_several_would_do_for_stays(machine: Machine, tmp_path: Path, printed: str) -> None:
+    """Lines as apt 2.6 prints them."""
+    ledger = tmp_path / "packages.json"
+    muster_packages.note_begin(ledger)
+    machine.names |= {"podman", "conmon"}
+    muster_packages.note_end(ledger)
     machine.names.add("buildah")
     machine.needs["buildah"] = "conmon"
+    machine.depends = lambda name: f"buildah\n{printed}\n"  # type: ignore[method-assign]
     assert muster_packages.removable(ledger) == ["podman"]
+
+
+def test_nothing_is_removed_where_apt_removes_more_than_it_says(machine: Machine, tmp_path: Path) -> None:
+    ledger = tmp_path / "packages.json"
+    muster_packages.note_begin(ledger)
+    machine.names |= {"podman", "conmon"}
+    muster_packages.note_end(ledger)
+    machine.names.add("buildah")
+    machine.needs["buildah"] = "conmon"
+    machine.depends = lambda name: f"{name}\n"  # type: ignore[method-assign]
+    assert muster_packages.removable(ledger) == []
 
 
 def test_what_is_gone_already_is_not_removed(machine: Machine, tmp_path: Path) -> None:

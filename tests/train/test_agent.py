@@ -10,14 +10,14 @@ import sys
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from keeper import causes
-from tests.processes import GUARD_SECONDS
+from tests.processes import GUARD_SECONDS, Forked
 from train.settings import EXIT_STOPPED
 from train.start import agent, failures
 
@@ -28,32 +28,21 @@ RANK = "import os, sys, time, signal\nrank = int(os.environ['RANK'])\n"
 WAIT = "time.sleep(600)\n"  # longer than that: who waits so has to be ended
 
 
-def start(
-    folder: Path, script: str, arguments: Sequence[str] = (), flag: str = "", **environment: str
-) -> subprocess.Popen[str]:
+def start(folder: Path, script: str, arguments: Sequence[str] = (), flag: str = "", **environment: str) -> Forked:
     (folder / "train.py").write_text(RANK + script)  # a user's file of that name must not stand in our way
-    command = [sys.executable, "-P", "-m", "train.start.agent", *flag.split()]
-    command += ["--standalone", "--local-addr=127.0.0.1"]
+    command = [*flag.split(), "--standalone", "--local-addr=127.0.0.1"]
     command += [f"--log-dir={folder / 'logs'}", "--tee=3"] if "MUSTER_PIPES" not in environment else []
     command += ["--nproc-per-node=2", "--", "train.py", *arguments]
     ours = {"PYTHONPATH": str(ROOT), "MUSTER_RUN_DIR": str(folder), "MUSTER_HOST": "h7", "OMP_NUM_THREADS": "1"}
     ours |= {"PYTHONUNBUFFERED": "1"}  # torchrun flushes no line of the ranks
-    return subprocess.Popen(
-        command,
-        cwd=folder,
-        env={**os.environ, **ours, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return Forked("train.start.agent", command, folder, {**os.environ, **ours, **environment})
 
 
 def run(folder: Path, script: str, **environment: str) -> tuple[int, str, dict[str, Any]]:
     """(exit status, stderr, failure.json or {})"""
     process = start(folder, script, **environment)
-    _, errors = process.communicate(timeout=GUARD_SECONDS)
-    document = folder / "failure.json"
-    return process.returncode, errors, json.loads(document.read_text()) if document.exists() else {}
+    status, document = process.wait(), folder / "failure.json"
+    return status, process.errors(), json.loads(document.read_text()) if document.exists() else {}
 
 
 class Keeper:
@@ -104,10 +93,9 @@ def test_ranks_start_once_they_may_get_their_arguments_and_print_to_the_keeper_w
     script += "for n in range(3):\n    print(n)\n    print(-n, os.getpid(), file=sys.stderr)\n"
     process = start(tmp_path, script, given, **keeper.variables, MUSTER_HOLD=str(hold))
     with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(6)  # more than it takes to load torch
+        process.wait(2)  # more than it takes to start ranks
     hold.unlink()
-    out, errors = process.communicate(timeout=GUARD_SECONDS)
-    assert (process.returncode, out) == (0, ""), errors
+    assert (process.wait(), process.out()) == (0, ""), process.errors()
     started = keeper.told()
     assert started["agent"] == "started"
     for rank in range(2):
@@ -131,14 +119,14 @@ raise ValueError("long" * 5000)
     pids = keeper.told()["pids"]
     words = keeper.told()
     told = words["failure"]
-    assert words["agent"] == "failed" and process.poll() is None
+    assert words["agent"] == "failed" and not process.has_ended()
     assert (told["rank"], told["pid"], told["exitcode"], told["signal"]) == (0, pids["0"], 1, None)
     assert (told["exception"], told["consequence"]) == ("exit status 1", False)  # no @record: the keeper has the output
     assert causes.completed(told, keeper.output(0))["exception"].startswith("ValueError: longlong")
     os.kill(pids["1"], signal.SIGKILL)
-    _, errors = process.communicate(timeout=GUARD_SECONDS)
+    assert process.wait() == 1, process.errors()
     document = json.loads((tmp_path / "failure.json").read_text())
-    assert process.returncode == 1 and document["failures"][0]["exception"] == "exit status 1", errors
+    assert document["failures"][0]["exception"] == "exit status 1"
     assert told["time"] == document["failures"][0]["time"]
 
 
@@ -176,7 +164,7 @@ dist.init_process_group("gloo", init_method=sys.argv[2], rank=rank, world_size=2
 dist.barrier()
 """
     process = start(tmp_path, script, given, flag="--fill", MUSTER_FREE_PORT=port, GLOO_SOCKET_IFNAME="lo")
-    assert process.wait(GUARD_SECONDS) == 0, process.communicate()
+    assert process.wait() == 0, process.errors()
 
 
 @pytest.mark.long
@@ -256,15 +244,9 @@ def test_a_rank_that_raises_is_named_at_once_though_others_wait_for_it(tmp_path:
 def test_sigterm_ends_all_ranks_even_stubborn_ones(tmp_path: Path) -> None:
     script = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('pid', os.getpid(), flush=True)\n" + WAIT
     process = start(tmp_path, script, TORCH_ELASTIC_SHUTDOWN_TIMEOUT="1")
-    assert process.stdout
-    pids: list[int] = []
-    while len(pids) < 2:
-        line = process.stdout.readline()
-        assert line, "the agent ended early"
-        pids += [int(line.split()[-1])] if " pid " in line or ":pid " in line else []
+    pids = [int(line.rpartition("pid ")[2]) for line in process.lines(2)]
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=GUARD_SECONDS)
-    assert process.returncode == 128 + signal.SIGTERM
+    assert process.wait() == 128 + signal.SIGTERM
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
@@ -280,15 +262,9 @@ signal.signal(signal.SIGTERM, stop)
 @pytest.mark.long
 def test_ranks_have_time_to_save_when_the_agent_is_asked_to_stop(tmp_path: Path) -> None:
     process = start(tmp_path, SAVES + "print('ready', flush=True)\n" + WAIT)
-    assert process.stdout
-    ready = 0
-    while ready < 2:
-        line = process.stdout.readline()
-        assert line, "the agent ended early"
-        ready += line.rstrip().endswith("ready")
+    assert all(line.endswith("ready\n") for line in process.lines(2))
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=GUARD_SECONDS)
-    assert process.returncode == 128 + signal.SIGTERM, errors
+    assert process.wait() == 128 + signal.SIGTERM, process.errors()
     assert (tmp_path / "saved-0").exists() and (tmp_path / "saved-1").exists()
     assert not (tmp_path / "failure.json").exists()
 
@@ -324,15 +300,22 @@ def test_an_agent_that_waits_for_other_hosts_ends_when_asked(tmp_path: Path) -> 
     (tmp_path / "train.py").write_text("")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    command = [sys.executable, "-P", "-m", "train.start.agent", "--nnodes=2", "--node-rank=0", "--nproc-per-node=1"]
-    command += ["--master-addr=127.0.0.1", f"--master-port={port}", "train.py"]
-    process = subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    process = one_of_two_hosts(tmp_path, 0, port, {})
     while True:  # until its store listens, which is where it waits
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             break
-        assert process.poll() is None, "the agent ended early"
+        assert not process.has_ended(), process.errors()
+        time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(GUARD_SECONDS) == 128 + signal.SIGTERM
+    assert process.wait() == 128 + signal.SIGTERM
+
+
+def one_of_two_hosts(folder: Path, node: int, port: int, variables: Mapping[str, str]) -> Forked:
+    """The agent of a host with one rank."""
+    command = ["--nnodes=2", f"--node-rank={node}", "--nproc-per-node=1", "--master-addr=127.0.0.1"]
+    ours = {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", **variables}
+    words = [*command, f"--master-port={port}", "train.py"]
+    return Forked("train.start.agent", words, folder, {**os.environ, **ours})
 
 
 def test_an_agent_whose_ranks_have_ended_says_so_and_ends_when_asked(tmp_path: Path) -> None:
@@ -341,22 +324,17 @@ def test_an_agent_whose_ranks_have_ended_says_so_and_ends_when_asked(tmp_path: P
     keeper = Keeper(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    agents = []
-    for node, variables in enumerate((keeper.variables, {})):
-        command = [sys.executable, "-P", "-m", "train.start.agent", "--nnodes=2", f"--node-rank={node}"]
-        command += ["--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}", "train.py"]
-        ours = {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", **variables}
-        agents.append(subprocess.Popen(command, cwd=tmp_path, env={**os.environ, **ours}))
+    agents = [one_of_two_hosts(tmp_path, node, port, told) for node, told in enumerate((keeper.variables, {}))]
     try:
         assert keeper.told()["agent"] == "started"
         assert [keeper.told() for _ in range(2)] == [{"agent": "rank_ended", "rank": 0}, {"agent": "ended"}]
         time.sleep(1.0)  # until it waits
         agents[0].send_signal(signal.SIGTERM)
-        assert agents[0].wait(GUARD_SECONDS) == 128 + signal.SIGTERM
+        assert agents[0].wait() == 128 + signal.SIGTERM
     finally:
         for process in agents:
-            process.terminate()
-            process.wait(GUARD_SECONDS)
+            process.send_signal(signal.SIGTERM)
+            process.wait()
         keeper.socket.close()
 
 
@@ -402,19 +380,14 @@ def direct(folder: Path, module: str, *arguments: str, ranks: int = 2) -> list[t
     for rank in range(ranks):
         own = folder / str(rank)
         own.mkdir()
-        place = [str(rank), str(ranks), "127.0.0.1", str(port)]
+        command = ["--direct", str(rank), str(ranks), "127.0.0.1", str(port), module, *arguments]
         ours = {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "MUSTER_RUN_DIR": str(own), "MUSTER_HOST": f"h{rank}"}
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, "-P", "-m", "train.start.agent", "--direct", *place, module, *arguments],
-                env={**os.environ, **ours, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-            )
-        )
+        ours |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        processes.append(Forked("train.start.agent", command, Path.cwd(), {**os.environ, **ours}))
     found = []
     for rank, process in enumerate(processes):
-        process.wait(GUARD_SECONDS)
-        document = folder / str(rank) / "failure.json"
-        found.append((process.returncode, json.loads(document.read_text()) if document.exists() else {}))
+        status, document = process.wait(), folder / str(rank) / "failure.json"
+        found.append((status, json.loads(document.read_text()) if document.exists() else {}))
     return found
 
 

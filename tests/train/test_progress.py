@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from keeper.hang import HangWatch, culprits, describe
-from tests.processes import GUARD_SECONDS
+from tests.processes import GUARD_SECONDS, Forked
 from tests.train.fake_keeper import FakeKeeper
 from tests.train.test_group import free_port
 from train import settings
@@ -42,15 +42,11 @@ def teller(keeper: FakeKeeper) -> muster_run.Teller:
     return muster_run.Teller({"MUSTER_KEEPER": str(keeper.path), "RANK": "3"})
 
 
-def torchrun(
-    keeper: FakeKeeper, folder: Path, *command: str, path: str = "", **variables: str
-) -> subprocess.Popen[str]:
+def torchrun(keeper: FakeKeeper, folder: Path, *command: str, path: str = "", **variables: str) -> Forked:
     """Two ranks on this machine, in `folder`, which is also the run's."""
-    start = [sys.executable, "-P", "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", *command]
+    words = ["--nproc-per-node=2", "--standalone", "--local-addr=127.0.0.1", *command]
     environment = {**keeper.environment(folder), "PYTHONPATH": path or str(ROOT), **variables}
-    return subprocess.Popen(
-        start, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    return Forked("train.start.agent", words, folder, environment)
 
 
 @pytest.mark.slow
@@ -170,9 +166,8 @@ def test_a_script_reports_and_stops_on_all_ranks_at_the_same_step(keeper: FakeKe
         assert said["phase"] == "training" and said["steps"] == 1_000_000 and said["loss"] > 0
         assert said["patience"] == muster_run.SCRIPT_PATIENCE_SECONDS
         os.kill(said["pid"], signal.SIGTERM)  # rank 0 learns of it from rank 1
-        output, _ = process.communicate(timeout=GUARD_SECONDS)
-        assert "stopped after step" in output and (tmp_path / "checkpoint.pt").exists()
-        assert "exitcode  : 75" in output or "exitcode: 75" in output, output
+        assert process.wait() == settings.EXIT_STOPPED, process.errors()
+        assert "stopped after step" in process.out() and (tmp_path / "checkpoint.pt").exists()
         saved = torch.load(tmp_path / "checkpoint.pt")["step"]
         (tmp_path / "next").mkdir()
         command = [sys.executable, example, f"--steps={saved + 3}"]
@@ -256,10 +251,10 @@ def test_the_helper_imports_nothing_else_of_muster() -> None:
     assert muster_run.EXIT_STOPPED == settings.EXIT_STOPPED
 
 
-def end(process: subprocess.Popen[str], keeper: FakeKeeper) -> None:
+def end(process: Forked, keeper: FakeKeeper) -> None:
     """torchrun and its ranks, stopped ones too."""
-    process.terminate()
+    process.send_signal(signal.SIGTERM)
     for pid in {said["pid"] for _, said in keeper.messages}:
         if Path(f"/proc/{pid}").exists():
             os.kill(pid, signal.SIGKILL)
-    process.communicate(timeout=GUARD_SECONDS)
+    process.wait()
