@@ -19,8 +19,8 @@ GUARD_SECONDS = 300.0  # no promise: what hangs fails the test, and a busy machi
 
 
 class Forked:
-    """`python -P -m MODULE ARGUMENT ...`, forked from the tests' process once that has loaded torchrun: each process that
-    loads it takes two seconds of a core. It sees these environment variables alone, and has one thread for torch.
+    """`python -P -m MODULE ARGUMENT ...`, forked from the tests' process when that has loaded torchrun, which each
+    process takes two seconds for. It sees these environment variables alone, and has one thread for torch.
     """
 
     def __init__(self, module: str, arguments: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> None:

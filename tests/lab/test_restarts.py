@@ -16,14 +16,10 @@ from benchmarks.inject import lose_power
 from tests.lab.conftest import Lab
 
 pytestmark = pytest.mark.lab
-#: Left to `make test-all`.
-LONG = ("master_of_two", "host_leaves", "container_back")
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["host_back", *(pytest.param(name, marks=pytest.mark.long) for name in LONG)],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["host_back", "master_of_two", "host_leaves", "container_back"])
 def test_a_run_goes_on_after_a_fault(lab: Lab, name: str) -> None:
     seen = measure_survival(lab.name, SURVIVED[name])
     print(f"{name}: {seen}")

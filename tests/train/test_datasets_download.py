@@ -1,9 +1,8 @@
 """--download: by one rank of the host while the other waits, longer than a collective may; a failure reaches both, and
 nobody waits forever."""
 
+import os
 import socket
-import subprocess
-import sys
 import tarfile
 import threading
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import Forked
 from tests.train import dataset_files as disk
 from train.datasets import DataError, download, load
 from train.datasets.base import Files
@@ -29,10 +29,9 @@ def archive(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_one_rank_fetches_for_both_and_both_tell_of_a_failure(archive: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.train.datasets_download_ranks", str(archive), str(tmp_path)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
-    lines = sorted(line for line in result.stdout.splitlines() if " rank " in line)
+    process = Forked("tests.train.datasets_download_ranks", [str(archive), str(tmp_path)], Path.cwd(), os.environ)
+    assert process.wait() == 0, process.errors()
+    lines = sorted(line for line in process.out().splitlines() if " rank " in line)
     assert lines[2:] == ["good rank 0: 50+5", "good rank 1: 50+5"]
     assert "cannot be downloaded" in lines[0] and "copy the files there" in lines[0]
     assert lines[1].startswith("bad rank 1: dataset cifar10") and "--download" in lines[1]

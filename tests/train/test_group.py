@@ -246,7 +246,7 @@ LEAVES = """
 import atexit, os, sys
 # The first in is the last to run; in one piece, as both ranks print.
 atexit.register(lambda: os.write(1, b"%d\\n" % len(os.listdir("/proc/self/task"))))
-import torch
+import torch._dynamo  # which DDP loads
 from train.start.group import Place, first_complaint, process_group
 
 # Two ranks, which end as an interpreter ends.

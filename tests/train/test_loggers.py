@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.processes import Forked
 from train.reporting import loggers, trackers
 from train.reporting.metrics import Metrics
 from train.settings import Settings, SettingsError, loggers_of, problems
@@ -207,7 +207,7 @@ def test_names_are_checked_without_torch() -> None:
 
 @pytest.mark.slow
 def test_a_training_refuses_a_missing_package_before_the_first_step(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "train", "--dataset=fake", "--loggers=wandb", f"--run-dir={tmp_path / 'run'}"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 2 and "the package wandb is not installed" in done.stderr
+    words = ["--dataset=fake", "--loggers=wandb", f"--run-dir={tmp_path / 'run'}"]
+    process = Forked("train", words, ROOT, os.environ)
+    assert process.wait() == 2 and "the package wandb is not installed" in process.errors()
     assert not (tmp_path / "run").exists()

@@ -176,6 +176,7 @@ def test_a_forecast_gets_all_that_it_needs(tmp_path: Path) -> None:
 def test_a_forecast_gets_what_each_option_for_slow_links_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_options, "LEAST_WAIT", 0.0)  # on a busy machine, steps may take 20 times as long
     monkeypatch.setattr(communication, "MOST_SECONDS", 0.1)
+    monkeypatch.setattr(step_times, "STEPS_SECONDS", 0.1)
     asked = ("--sync-every", "8", "--stream", "2", "--compress", "int4")
     arguments = ("--forecast", "--", "--model", "shufflenet_v2_x0_5", "--batch-size", "4", *asked)
     statuses, said, document = two_ranks(tmp_path, *arguments, hosts=2)

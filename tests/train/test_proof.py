@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.processes import Forked
 from train.start import proof
 from train.start.proof import Claim, difference
 
@@ -35,8 +35,8 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, A
     """What each real rank of each case said."""
     folder = tmp_path_factory.mktemp("proof")
     (folder / "cases.json").write_text(json.dumps(CASES))
-    command = [sys.executable, "-m", "tests.train.proof_ranks", str(folder / "cases.json"), str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=300)
+    process = Forked("tests.train.proof_ranks", [str(folder / "cases.json"), str(folder)], ROOT, os.environ)
+    assert process.wait() == 0, process.errors()
     return {
         name: [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(len(case))]
         for name, case in CASES.items()

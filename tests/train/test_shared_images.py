@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.processes import Forked
 from tests.train import dataset_files as disk
 from train.datasets import load
 from train.datasets.loader import Loader
@@ -23,8 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def said_by_ranks(data: Path, out: Path, *how: str) -> list[dict[str, Any]]:
     out.mkdir()
-    command = [sys.executable, "-m", "tests.train.shared_images_ranks", str(data), str(out), *how]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=300)
+    process = Forked("tests.train.shared_images_ranks", [str(data), str(out), *how], ROOT, os.environ)
+    assert process.wait() == 0, process.errors()
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
 
 
