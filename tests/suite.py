@@ -22,10 +22,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 ALL_MINUTES = 60  # 46 min 14 s without Docker on all hosts, from a fresh clone, and 14 min 0 s of that; 2026-11-30
 ALL_TIMEOUT = 7200  # seconds; pyproject.toml has that of `make test`
-#: Where control groups of version 2 and 1 are, the file of a group's share of the processors, and half of a normal one.
-#: With less, other programs get what the lab tests leave; with more, the lab's hosts measure wrong rates of links.
-GROUPS = (("/sys/fs/cgroup", "cpu.weight", "50"), ("/sys/fs/cgroup/cpu", "cpu.shares", "512"))
+#: Where control groups of version 2 and 1 are, the file of a group's share of the processors, and that of one program.
+GROUPS = (("/sys/fs/cgroup", "cpu.weight", 100), ("/sys/fs/cgroup/cpu", "cpu.shares", 1024))
 GROUP = "muster-tests-"  # and the process id of its maker
+#: Where Podman has the hosts of all labs, without systemd and with it: one group, which counts as one program at first.
+#: Beside the unit tests' share they would wait so long then that they measure wrong rates of links.
+HOSTS = ("libpod_parent", "machine.slice")
+UNIT_PROGRAMS, HOST_PROGRAMS = 2, 6  # the workers of the unit tests; the hosts of two labs
 #: The fast tests wait half of their time, so they run in four parts that take equally long; the last has the rest. The
 #: first imports torch, which takes a process of pytest five seconds.
 PARTS = {
@@ -63,24 +66,30 @@ class Session:
 
 
 @contextlib.contextmanager
-def half_share() -> Iterator[Path | None]:
-    """A control group with half a share of the processors; None if this user cannot make one. Niceness does not do it:
-    the kernel shares the processors out among sessions (sched_autogroup), and tests start sessions."""
-    group = None
-    for folder, file, share in GROUPS:
-        made = Path(folder, f"{GROUP}{os.getpid()}")
-        for old in made.parent.glob(f"{GROUP}*"):
-            with contextlib.suppress(OSError):  # a group with processes stays
-                old.rmdir()
-        with contextlib.suppress(OSError):
-            if (made.parent / "cgroup.procs").exists():
-                made.mkdir()
-                group = made
-                (made / file).write_text(share)
-                break
+def shares() -> Iterator[Path | None]:
+    """A control group for the unit tests; None if this user cannot make one. It and that of the hosts have shares of
+    the processors as if the kernel counted their programs one by one. Niceness does not do it: the kernel shares the
+    processors out among sessions (sched_autogroup), and tests start sessions."""
+    root, file, one = next((group for group in GROUPS if Path(group[0], "cgroup.procs").exists()), GROUPS[0])
+    made = Path(root, f"{GROUP}{os.getpid()}")
+    for old in made.parent.glob(f"{GROUP}*"):
+        with contextlib.suppress(OSError):  # a group with processes stays
+            old.rmdir()
+    group, before = None, {}
+    with contextlib.suppress(OSError):
+        made.mkdir()
+        group = made
+        (made / file).write_text(str(UNIT_PROGRAMS * one))
+        Path(root, HOSTS[0]).mkdir(exist_ok=True)
+        for hosts in (Path(root, name, file) for name in HOSTS if Path(root, name).is_dir()):
+            before[hosts] = hosts.read_text()
+            hosts.write_text(str(HOST_PROGRAMS * one))
     try:
         yield group
     finally:
+        for hosts, share in before.items():
+            with contextlib.suppress(OSError):
+                hosts.write_text(share)
         with contextlib.suppress(OSError):  # if a process is left in it, the next session removes it
             if group:
                 group.rmdir()
@@ -113,7 +122,7 @@ def main(arguments: list[str]) -> int:
     began, build = time.monotonic(), ROOT / "build"
     build.mkdir(exist_ok=True)
     failed: list[str] = []
-    with half_share() as group:
+    with shares() as group:
         for sessions in phases(which):
             failed += run(sessions, build, group, began)
     return int(bool(failed))

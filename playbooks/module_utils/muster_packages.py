@@ -44,7 +44,7 @@ def removable(ledger: Path) -> list[str]:
     ours = set(_read(ledger)["installed"]) & (_installed() or set())
     ours -= in_use(ours)
     while others := _removed_with(ours) - ours:  # somebody has built on some of them
-        ours -= _needed_by(others) & ours or ours
+        ours -= (_needed_by(others) & ours) or ours  # nothing is removed where apt takes more than it says
     return sorted(ours)
 
 
