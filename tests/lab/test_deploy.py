@@ -3,7 +3,9 @@ once, and hosts pass it on to hosts, past one whose port is blocked."""
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 from pathlib import Path
 
@@ -26,7 +28,11 @@ def test_a_deploy_beside_a_run_measures_nothing_and_of_two_deploys_the_second_is
     earlier = word()
     first = lab.start("deploy")
     wait_for(lambda: word() not in ("", earlier), "the first deploy's word on h1")
-    second = lab.fab("deploy")
+    os.killpg(first.pid, signal.SIGSTOP)  # else it may have ended when the second one comes
+    try:
+        second = lab.fab("deploy")
+    finally:
+        os.killpg(first.pid, signal.SIGCONT)
     said, _ = first.communicate(timeout=300)
     assert first.returncode == 0 and re.search(r"run \S+ of \S+ is not disturbed", said), said
     assert second.returncode == 2 and "host h1: a deploy of " in second.stdout, second.stdout
