@@ -3,9 +3,8 @@
     python -m tests.suite [all | fast]
 
 Lab tests spend most of their time waiting, so their session has two workers, each with its own lab. The unit tests run
-next to it with the time that it leaves. `make test-all` then repeats lab tests with Docker on all hosts. The first
-session's output appears as it comes, the other's when it has ended (until then it is in build/tests-*.log). Exit
-status: 0 if all passed, else 1.
+next to it. `make test-all` then repeats lab tests with Docker on all hosts. The first session's output appears as it
+comes, the other's when it has ended (until then it is in build/tests-*.log). Exit status: 0 if all passed, else 1.
 """
 
 from __future__ import annotations

@@ -16,9 +16,7 @@ from ansible.module_utils.muster_driver import in_use
 from ansible.module_utils.muster_host import read, run, write_atomically
 
 APT_SECONDS = 120.0
-_REMOVED = re.compile(
-    r"^(?:Remv|Purg) (\S+)", re.MULTILINE
-)  # with the architecture where it is another than the host's
+_REMOVED = re.compile(r"^(?:Remv|Purg) (\S+)", re.MULTILINE)  # with an architecture that is not the host's
 _NEEDED = re.compile(r"([^\s:]+)(?::\S+)?$", re.MULTILINE)  # without the architecture
 
 
