@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import multiprocessing
 import os
 import runpy
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,17 +29,18 @@ class Forked:
         words = (module, arguments, cwd, environment, self._outputs)
         self._process = multiprocessing.get_context("fork").Process(target=_become, args=words)
         self._process.start()
+        atexit.register(self._process.kill)  # what a failed test leaves would be waited for
         self.pid = self._process.pid or 0
 
-    def wait(self, timeout: float = GUARD_SECONDS) -> int:
-        """Its exit status; subprocess.TimeoutExpired where it goes on for longer than that."""
-        self._process.join(timeout)
-        if self._process.exitcode is None:
-            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
-        return self._process.exitcode
+    def wait(self) -> int:
+        """Its exit status."""
+        assert self.has_ended(GUARD_SECONDS), f"process {self.pid} does not end: {self.errors()}"
+        return int(self._process.exitcode or 0)
 
-    def has_ended(self) -> bool:
-        return not self._process.is_alive()
+    def has_ended(self, within: float = 0.0) -> bool:
+        """Whether it has ended, or ends within so many seconds."""
+        self._process.join(within)
+        return self._process.exitcode is not None
 
     def send_signal(self, number: signal.Signals) -> None:
         if not self.has_ended():

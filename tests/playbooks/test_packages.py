@@ -61,38 +61,32 @@ def test_an_installation_that_was_broken_off_is_not_forgotten(machine: Machine, 
     assert muster_packages.removable(ledger) == ["conmon", "nftables", "podman"]
 
 
-def test_what_somebody_has_built_on_stays(machine: Machine, tmp_path: Path) -> None:
+@pytest.fixture
+def built_on(machine: Machine, tmp_path: Path) -> Path:
+    """The ledger of podman and conmon, of which somebody's buildah needs the second."""
     ledger = tmp_path / "packages.json"
     muster_packages.note_begin(ledger)
     machine.names |= {"podman", "conmon"}
     muster_packages.note_end(ledger)
     machine.names |= {"buildah", "toolbox"}
     machine.needs |= {"buildah": "conmon", "toolbox": "bash"}
-    assert muster_packages.removable(ledger) == ["podman"]
+    return ledger
+
+
+def test_what_somebody_has_built_on_stays(built_on: Path) -> None:
+    assert muster_packages.removable(built_on) == ["podman"]
 
 
 @pytest.mark.parametrize("printed", ["conmon:i386", " |Depends: conmon", "  Depends: <runtime>\n    conmon:amd64"])
-def test_what_one_of_several_would_do_for_stays(machine: Machine, tmp_path: Path, printed: str) -> None:
+def test_what_one_of_several_would_do_for_stays(machine: Machine, built_on: Path, printed: str) -> None:
     """Lines as apt 2.6 prints them."""
-    ledger = tmp_path / "packages.json"
-    muster_packages.note_begin(ledger)
-    machine.names |= {"podman", "conmon"}
-    muster_packages.note_end(ledger)
-    machine.names.add("buildah")
-    machine.needs["buildah"] = "conmon"
     machine.depends = lambda name: f"buildah\n{printed}\n"  # type: ignore[method-assign]
-    assert muster_packages.removable(ledger) == ["podman"]
+    assert muster_packages.removable(built_on) == ["podman"]
 
 
-def test_nothing_is_removed_where_apt_removes_more_than_it_says(machine: Machine, tmp_path: Path) -> None:
-    ledger = tmp_path / "packages.json"
-    muster_packages.note_begin(ledger)
-    machine.names |= {"podman", "conmon"}
-    muster_packages.note_end(ledger)
-    machine.names.add("buildah")
-    machine.needs["buildah"] = "conmon"
+def test_nothing_is_removed_where_apt_removes_more_than_it_says(machine: Machine, built_on: Path) -> None:
     machine.depends = lambda name: f"{name}\n"  # type: ignore[method-assign]
-    assert muster_packages.removable(ledger) == []
+    assert muster_packages.removable(built_on) == []
 
 
 def test_what_is_gone_already_is_not_removed(machine: Machine, tmp_path: Path) -> None:
